@@ -1,0 +1,39 @@
+"""Holdfast evaluates language models and agents, and never loses ground.
+
+The public names, imported on first use so that `holdfast --version` stays fast:
+
+`evaluate`  run an eval from Python and get the finished `Run`
+`Reply`     what a Python target may return instead of plain text
+`Verdict`   what a Python grader may return instead of a bool or a number
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.api import Run as Run
+    from holdfast.api import evaluate as evaluate
+    from holdfast.errors import HoldfastError as HoldfastError
+    from holdfast.graders.types import Verdict as Verdict
+    from holdfast.targets.types import Reply as Reply
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "HoldfastError": "holdfast.errors",
+    "Reply": "holdfast.targets.types",
+    "Run": "holdfast.api",
+    "Verdict": "holdfast.graders.types",
+    "evaluate": "holdfast.api",
+}
+
+__all__ = ["HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,166 @@
+"""Evals from Python: the same names as in an eval file, and functions where the file names them."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.display.text import Quiet
+from holdfast.engine.options import Options
+from holdfast.engine.run import Outcome, run_eval
+from holdfast.errors import UsageError
+from holdfast.spec.document import Document
+from holdfast.spec.load import build_eval, load_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from holdfast.display.types import Display
+    from holdfast.spec.load import Eval
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is on disk after `evaluate`."""
+
+    path: Path
+    finished: bool
+    metrics: dict[str, Any] | None
+    """what `metrics.json` holds; None when the run is not finished"""
+    exit_code: int
+    """what the command would have returned: 0 finished, 1 gate not met, 3 not finished"""
+    reason: str | None
+    """why it is not finished"""
+
+    @property
+    def score(self) -> float | None:
+        """The weighted mean over all graders."""
+        return None if self.metrics is None else self.metrics["score"]
+
+    def results(self) -> list[dict[str, Any]]:
+        """One entry per trial, in the dataset's order, from `results.json`."""
+        entries: list[dict[str, Any]] = msgspec.json.decode((self.path / "results.json").read_bytes())["trials"]
+        return entries
+
+    def outputs(self) -> Iterator[dict[str, Any]]:
+        """The transcripts, in the order in which they finished."""
+        for path in [self.path / "outputs.jsonl", *sorted(self.path.glob("workers/*/outputs.jsonl"))]:
+            if path.exists():
+                with path.open("rb") as file:
+                    yield from map(msgspec.json.decode, file)
+
+
+def evaluate(
+    eval_file: str | Path | None = None,
+    *,
+    target: Mapping[str, Any] | Callable[..., Any] | str | None = None,
+    graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+    runs_dir: str | Path = "runs",
+    fresh: bool = False,
+    retry_failed: bool = False,
+    accept_errors: bool = False,
+    skip_graders: bool = False,
+    display: Display | None = None,
+    **fields: Any,
+) -> Run:
+    """Run an eval, or go on with it, and return the run.
+
+    Give an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
+    or both, the arguments laid over the file. `target` may be a function, or a model's name; `graders` may hold
+    functions. They need a source file, since their code is part of the keys. Interrupt it as you like: the same
+    call goes on.
+    """
+    options = Options(
+        runs_dir=Path(runs_dir),
+        fresh=fresh,
+        retry_failed=retry_failed,
+        accept_errors=accept_errors,
+        skip_graders=skip_graders,
+    )
+    spec = _spec(eval_file, target, graders, fields)
+    outcome = _in_own_thread(spec, options, display or Quiet())
+    return Run(
+        path=outcome.rundir.path,
+        finished=outcome.metrics is not None,
+        metrics=outcome.metrics,
+        exit_code=outcome.exit_code,
+        reason=None if outcome.reason is None else str(outcome.reason),
+    )
+
+
+def _spec(
+    eval_file: str | Path | None,
+    target: Mapping[str, Any] | Callable[..., Any] | str | None,
+    graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
+    fields: dict[str, Any],
+) -> Eval:
+    functions: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    folder, path = Path.cwd(), None
+    if eval_file is not None:
+        path = Path(eval_file)
+        folder = path.resolve().parent
+        data.update(load_eval(path, [((key,), value) for key, value in fields.items()]).document.data)
+    data.update(fields)
+    if isinstance(data.get("dataset"), str | Path):
+        data["dataset"] = {"path": str(data["dataset"])}
+    if isinstance(target, str):
+        data["target"] = {"model": target}
+    elif callable(target):
+        data["target"] = {"python": _reference(target, functions)}
+    elif target is not None:
+        data["target"] = dict(target)
+    if graders is not None:
+        data["graders"] = [
+            {"type": "python", "name": grader.__name__, "function": _reference(grader, functions)}
+            if callable(grader)
+            else dict(grader)
+            for grader in graders
+        ]
+    return build_eval(Document(data, path), folder, functions)
+
+
+def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
+    """A function by its file and name, as an eval file would give it."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        file = inspect.getsourcefile(type(function))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if file is None or not Path(file).exists():
+        raise UsageError(
+            f"{name} has no source file, so a change of it could not be noticed",
+            remedy="Put the function into a .py file.",
+        )
+    reference = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
+    functions[reference] = function
+    return reference
+
+
+def _in_own_thread(spec: Eval, options: Options, display: Display) -> Outcome:
+    """Where an event loop is running already, as in a notebook, ours runs in a thread of its own."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_eval(spec, options, display)
+    result: list[Outcome | BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(run_eval(spec, options, display))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work, name="holdfast-evaluate")
+    thread.start()
+    thread.join()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]

@@ -1,0 +1,76 @@
+"""`holdfast`: finds the verb, runs it, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final
+
+import click
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError
+
+_VERBS: Final = {
+    "eval": "Run an eval, or go on with it.",
+    "init": "Write a small working eval to start from.",
+    "repair": "Verify a run directory and repair it.",
+}
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module only when it is used, so that starting stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = import_module(f"holdfast.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], list(_VERBS), n=1)
+            if close:
+                raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from error
+            raise
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="holdfast %(version)s")
+def holdfast() -> None:
+    """Evaluate language models and agents, and never lose ground.
+
+    A run that is interrupted, in whatever way, goes on with the same command.
+    """
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        code = holdfast.main(standalone_mode=False)
+    except HoldfastError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = 130
+    except BrokenPipeError:
+        code = 141
+        sys.stderr.close()
+    sys.exit(code)

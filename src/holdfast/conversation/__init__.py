@@ -1,0 +1,1 @@
+"""The loop of turns between a user and a target."""

@@ -1,0 +1,88 @@
+"""One conversation: the user's messages go in, one turn after the other; what was said comes out.
+
+How a turn is asked (time-outs, retries, records) is the engine's; it hands in `ask`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.errors import AttemptError
+from holdfast.spec.template import Template, TemplateError
+from holdfast.store.records import Usage
+from holdfast.targets.types import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from holdfast.data.dataset import Sample
+    from holdfast.spec.load import Eval
+    from holdfast.targets.types import Message, Reply
+
+
+class Said(NamedTuple):
+    """A whole conversation."""
+
+    messages: list[Message]
+    output: str
+    turns: int
+    stop: str
+    usage: Usage
+    first_token: float | None
+    state: Any
+
+
+class Script:
+    """What the user's side says."""
+
+    def __init__(self, spec: Eval) -> None:
+        self._system = None if spec.system is None else Template(spec.system)
+        self._prompt = Template(spec.prompt)
+
+    @staticmethod
+    def identity(spec: Eval) -> dict[str, Any]:
+        """What of the conversation is in every generation key."""
+        return {"system": spec.system, "prompt": spec.prompt}
+
+    def opening(self, sample: Sample) -> list[Message]:
+        """What stands before the first user message."""
+        return [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
+
+    def prompts(self, sample: Sample) -> Iterator[str]:
+        """The user's messages in order."""
+        yield _render(self._prompt, sample)
+
+
+def _render(template: Template, sample: Sample) -> str:
+    try:
+        return template.render(sample.fields)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise AttemptError("bad_request", f"{sample.where}: cannot render the prompt: {error}", retry=False) from error
+
+
+async def converse(script: Script, sample: Sample, trial: int, ask: Callable[[Turn], Awaitable[Reply]]) -> Said:
+    """Have the conversation of one trial."""
+    seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
+    messages = script.opening(sample)
+    reply: Reply | None = None
+    usage: Usage | None = None
+    number = 0
+    for number, prompt in enumerate(script.prompts(sample), 1):
+        messages.append({"role": "user", "content": prompt})
+        reply = await ask(Turn(prompt, messages, sample, trial, number, seed))
+        messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
+        usage = reply.usage if usage is None else add_usage(usage, reply.usage)
+    assert reply is not None and usage is not None
+    return Said(messages, reply.text, number, reply.stop, usage, reply.first_token, reply.state)
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    """The sum; unknown plus anything is unknown."""
+    return Usage(
+        None if one.input_tokens is None or other.input_tokens is None else one.input_tokens + other.input_tokens,
+        None if one.output_tokens is None or other.output_tokens is None else one.output_tokens + other.output_tokens,
+        one.requests + other.requests,
+        None if one.cost is None or other.cost is None else one.cost + other.cost,
+    )

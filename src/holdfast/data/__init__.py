@@ -1,0 +1,5 @@
+"""Datasets: rows from files, turned into samples one at a time.
+
+`readers`  one generator per file format
+`dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
+"""

@@ -1,0 +1,208 @@
+"""The samples of an eval: selected, named, digested; streamed as often as they are needed."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from holdfast.canonical import digest_bytes
+from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
+from holdfast.errors import ConfigError, DataError, Fault, Problem
+from holdfast.spec.template import Template, TemplateError, expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Sample(NamedTuple):
+    """One row of the dataset."""
+
+    id: str
+    fields: Row
+    digest: str
+    where: str
+    """file and line, for messages"""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one reading of the whole dataset tells."""
+
+    count: int
+    digest: str
+    """of the selected samples in their order"""
+    digests: bytes
+    """16 bytes per sample, to notice a row that changes under a running eval"""
+
+    def of(self, position: int) -> bytes:
+        """The digest of the sample at a position, as bytes."""
+        return self.digests[position * 16 : position * 16 + 16]
+
+
+class Dataset:
+    """The samples of an eval. Iterating streams them from the files again."""
+
+    def __init__(self, spec: Eval) -> None:
+        self._eval = spec
+        self._block = spec.dataset
+        self._where = expression(self._block.where) if self._block and self._block.where else None
+
+    @cached_property
+    def revision(self) -> str | None:
+        """The commit of a Hugging Face dataset, else None."""
+        path = self._hub_path()
+        return hub_commit(path, self._block.revision) if path and self._block else None
+
+    @property
+    def source(self) -> list[str]:
+        """Where the rows come from, for the manifest."""
+        return list(self._block.path) if self._block else ["samples"]
+
+    def __iter__(self) -> Iterator[Sample]:
+        rows = self._selected()
+        if self._block is None:
+            return map(self._sample, rows)
+        if self._block.shuffle is not None:
+            rows = self._shuffled(rows, self._block.shuffle)
+        stop = None if self._block.limit is None else self._block.offset + self._block.limit
+        return map(self._sample, islice(rows, self._block.offset, stop))
+
+    def survey(self) -> Survey:
+        """Read everything once: count it, digest it, and refuse what cannot be evaluated."""
+        whole, digests, ids = sha256(), bytearray(), array("Q")
+        checks = _TemplateChecks(self._eval)
+        count = 0
+        for sample in self:
+            raw = bytes.fromhex(sample.digest[7:])
+            digests += raw
+            whole.update(raw)
+            ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
+            checks.look(sample)
+            count += 1
+        if count == 0:
+            raise DataError(", ".join(self.source), "no samples: the dataset is empty, or nothing is selected")
+        checks.conclude()
+        if len(set(ids)) < count:
+            self._name_duplicate()
+        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests))
+
+    def _name_duplicate(self) -> None:
+        seen: dict[str, str] = {}
+        for sample in self:
+            if sample.id in seen:
+                raise DataError(
+                    sample.where,
+                    f"sample id {sample.id!r} is already used at {seen[sample.id]}",
+                    remedy="Ids name samples: make them unique, or set dataset.id to a field that is.",
+                )
+            seen[sample.id] = sample.where
+
+    def _hub_path(self) -> str | None:
+        path = self._block.path[0] if self._block else ""
+        return path.removeprefix("hf://") if path.startswith("hf://") else None
+
+    def _rows(self) -> Iterator[tuple[str, Row]]:
+        if self._block is None:
+            document = self._eval.document
+            for number, row in enumerate(self._eval.samples or []):
+                yield document.where(("samples", number)), row
+        elif (name := self._hub_path()) is not None:
+            yield from read_hub(name, self._block.split, self._block.subset, self.revision or "main")
+        else:
+            for path in find_files(self._block.path, self._eval.folder):
+                yield from read_rows(path, self._block.format)
+
+    def _selected(self) -> Iterator[tuple[str, Row]]:
+        if self._where is None:
+            yield from self._rows()
+            return
+        for where, row in self._rows():
+            try:
+                chosen = self._where(row)
+            except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise DataError(where, f"dataset.where cannot be evaluated for this row: {error}") from error
+            if chosen:
+                yield where, row
+
+    def _shuffled(self, rows: Iterator[tuple[str, Row]], seed: int) -> Iterator[tuple[str, Row]]:
+        """By a digest of seed and row: adding a row never reorders the others. Holds what is kept in memory."""
+        assert self._block is not None
+        salt = b"%d:" % seed
+        keyed = ((sha256(salt + _encode(found[1])).digest(), place, found) for place, found in enumerate(rows))
+        if self._block.limit is None:
+            ordered = sorted(keyed, key=lambda item: item[:2])
+        else:
+            keep = self._block.offset + self._block.limit
+            ordered = heapq.nsmallest(keep, keyed, key=lambda item: item[:2])
+        return (found for _, _, found in ordered)
+
+    def _sample(self, found: tuple[str, Row]) -> Sample:
+        where, row = found
+        content = digest_bytes(_encode(row))
+        name = self._block.id if self._block else None
+        if name is not None and row.get(name) is None:
+            raise DataError(where, f"has no field {name!r}, which dataset.id names")
+        given = row.get(name or "id")
+        return Sample(content[7:19] if given is None else str(given), row, content, where)
+
+
+class _TemplateChecks:
+    """Templates against rows: a variable that no row has, or that this row lacks, is said before anything runs."""
+
+    def __init__(self, spec: Eval) -> None:
+        self._document = spec.document
+        self._fields: set[str] = set()
+        given = {"output", "messages", "prompt"}
+        self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
+        self._templates: list[tuple[Location, Template, frozenset[str]]] = []
+        for location, source in spec.templates():
+            compiled = Template(source)
+            needed = compiled.names - given if location[0] == "graders" else compiled.names
+            if needed:
+                self._templates.append((location, compiled, needed))
+
+    def look(self, sample: Sample) -> None:
+        fields = sample.fields.keys()
+        self._fields |= fields
+        for location, compiled, needed in self._templates:
+            if needed <= fields:
+                continue
+            try:
+                compiled.render({**sample.fields, **dict.fromkeys(compiled.names - needed, "")})
+            except TemplateError as error:
+                self._missing.setdefault(location, (sample.where, str(error), needed - fields))
+
+    def conclude(self) -> None:
+        problems = []
+        for location, (where, message, names) in self._missing.items():
+            nowhere = sorted(names - self._fields)
+            if nowhere:
+                known = ", ".join(sorted(self._fields))
+                said = f"no sample has a field {', '.join(map(repr, nowhere))}; they have: {known}"
+            else:
+                said = f"{where}: {message}"
+            problems.append(Problem(self._document.where(location), said))
+        if problems:
+            raise ConfigError(problems)
+
+
+def changed_under_us(where: str) -> Fault:
+    """The dataset is no longer what the survey saw."""
+    return Fault(
+        "dataset_changed",
+        f"the dataset changed while the eval was running ({where})",
+        remedy="What is done is kept. Run the same command again: it plans anew from the changed data.",
+    )

@@ -1,0 +1,231 @@
+"""Rows out of files, as a stream: a million rows never sit in memory (a `.json` file, being one value, does).
+
+Every reader yields `(where, row)`, `where` being `file:line` for messages.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from holdfast.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Row = dict[str, Any]
+Rows = "Iterator[tuple[str, Row]]"
+
+_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+
+csv.field_size_limit(1 << 30)
+
+
+def find_files(patterns: list[str], folder: Path) -> list[Path]:
+    """The files that the paths and globs of a dataset name, globs in sorted order."""
+    files: list[Path] = []
+    for pattern in patterns:
+        path = folder / Path(pattern).expanduser()
+        if any(mark in pattern for mark in "*?["):
+            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            if not matches:
+                raise DataError(str(path), "matches no file")
+            files.extend(match for match in matches if match.is_file())
+        else:
+            files.append(path)
+    return files
+
+
+def read_rows(path: Path, declared: str | None) -> Iterator[tuple[str, Row]]:
+    """The rows of one file, by its ending or the declared format."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    kind = declared or _FORMATS.get(suffixes[-1] if suffixes else "")
+    if kind is None:
+        raise DataError(
+            str(path),
+            "cannot tell the format from the name",
+            remedy="Set dataset.format to jsonl, json, csv or parquet.",
+        )
+    try:
+        yield from _READERS[kind](path)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(str(path), "no such file") from None
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise DataError(str(path), f"cannot be read: {error}") from error
+    except Exception as error:  # zlib, lzma, zstandard and pyarrow each raise a root class of their own
+        if type(error).__module__.partition(".")[0] in ("zlib", "lzma", "zstandard", "_lzma", "pyarrow"):
+            raise DataError(str(path), f"cannot be read: {error}") from error
+        raise
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        import gzip
+
+        file = cast("IO[bytes]", gzip.open(path, "rb"))
+    elif suffix == ".bz2":
+        import bz2
+
+        file = cast("IO[bytes]", bz2.open(path, "rb"))
+    elif suffix == ".xz":
+        import lzma
+
+        file = cast("IO[bytes]", lzma.open(path, "rb"))
+    elif suffix == ".zst":
+        import zstandard
+
+        file = cast("IO[bytes]", zstandard.open(path, "rb"))
+    else:
+        file = path.open("rb", buffering=1 << 18)
+    with file:
+        yield file
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    if path.suffix.lower() == ".zst":
+        yield from io.BufferedReader(cast("io.RawIOBase", file), 1 << 18)
+    else:
+        yield from file
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+    decode = msgspec.json.Decoder().decode
+    with _open(path) as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.isspace():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = decode(line)
+            except msgspec.DecodeError as error:
+                raise DataError(where, f"not valid JSON: {error}") from error
+            except UnicodeDecodeError as error:
+                raise DataError(where, f"not UTF-8: {error}") from error
+            yield where, _checked(row, where)
+
+
+def _json(path: Path) -> Iterator[tuple[str, Row]]:
+    with _open(path) as file:
+        try:
+            rows = msgspec.json.decode(file.read().removeprefix(b"\xef\xbb\xbf"))
+        except msgspec.DecodeError as error:
+            raise DataError(str(path), f"not valid JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise DataError(
+            str(path),
+            "holds one value, not a list of objects",
+            remedy="If it has one object per line, name it .jsonl or set dataset.format: jsonl.",
+        )
+    for number, row in enumerate(rows):
+        where = f"{path}[{number}]"
+        yield where, _checked(row, where)
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Row]]:
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row:
+                raise DataError(where, f"has more values than the header's {len(reader.fieldnames or [])} columns")
+            if None in row.values():
+                raise DataError(where, f"has fewer values than the header's {len(reader.fieldnames or [])} columns")
+            yield where, cast("Row", row)
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            str(path),
+            "reading Parquet needs pyarrow",
+            remedy="Install it with: pip install 'holdfast[parquet]'",
+        ) from None
+    number = 0
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                yield f"{path}[{number}]", _plain(row)
+                number += 1
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them: dates and decimals as text."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _checked(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(where, f"a row is an object with named fields, not {type(row).__name__}")
+    return row
+
+
+def read_hub(name: str, split: str, subset: str | None, revision: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a Hugging Face dataset at a fixed commit, streamed."""
+    datasets = _hub_library()
+    try:
+        stream = datasets.load_dataset(name, subset, split=split, revision=revision, streaming=True)
+        for number, row in enumerate(stream):
+            yield f"hf://{name}[{number}]", _plain(row)
+    except (OSError, ValueError) as error:
+        raise DataError(f"hf://{name}", f"cannot be read: {error}") from error
+
+
+def hub_commit(name: str, revision: str | None) -> str:
+    """The commit that a branch or tag of a Hugging Face dataset stands for now."""
+    _hub_library()
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return str(HfApi().dataset_info(name, revision=revision).sha)
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise DataError(f"hf://{name}", f"cannot be found: {error}") from error
+
+
+def _hub_library() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            "hf://", "Hugging Face datasets need the `datasets` package", remedy="pip install 'holdfast[hf]'"
+        ) from None
+    return datasets
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
+    "jsonl": _jsonl,
+    "json": _json,
+    "csv": _csv,
+    "parquet": _parquet,
+}

@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.plan.plan import Plan
+    from holdfast.store.index import Spent
+
+
+def duration(seconds: float | None) -> str:
+    """`1h 02m`, `3m 20s`, `12s`, or `?`."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    if whole >= 60:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+
+
+def share(value: float | None) -> str:
+    """A score with three digits, or a dash."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def dollars(cost: float) -> str:
+    """Small sums with more digits."""
+    return f"${cost:.2f}" if cost >= 1 or cost == 0 else f"${cost:.4f}"
+
+
+def money(spent: Spent) -> str:
+    """What a run has cost; an unknown price is said, not counted as nothing."""
+    if not spent.unpriced:
+        return dollars(spent.cost)
+    return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"
+
+
+def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:
+    """The two lines before a run starts."""
+    return f"{name} · {target} · {path}\n{plan}"

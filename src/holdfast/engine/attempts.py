@@ -1,0 +1,164 @@
+"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.store.records import ErrorRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.engine.brake import Brake
+    from holdfast.engine.keeper import Keeper
+    from holdfast.engine.progress import Progress
+    from holdfast.engine.window import Window
+    from holdfast.plan.plan import Job
+    from holdfast.spec.fields import Limits
+
+T = TypeVar("T")
+
+_FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "agent": 0.25}
+_LONGEST_DELAY: Final = 30.0
+_ALIKE: Final = 20
+"""so many refusals before the first success mean that all will be refused"""
+
+_jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
+
+
+def delay_before(retry: int, error: AttemptError) -> float:
+    """Seconds before the nth retry: what the server asked for, else exponential; jittered so that clients part."""
+    if error.retry_after is not None:
+        return error.retry_after * (1 + _jitter.random() / 4)
+    longest = min(_LONGEST_DELAY, _FIRST_DELAY.get(error.kind, 0.5) * 2.0 ** (retry - 1))
+    return longest * (0.5 + _jitter.random() / 2)
+
+
+class Streak:
+    """Failures in a row. Enough of them, with not one success between, and the rest would fail too."""
+
+    def __init__(self) -> None:
+        self._given_up = 0
+        self._refused = 0
+        self._ever = False
+
+    def success(self) -> None:
+        """Something worked."""
+        self._given_up = self._refused = 0
+        self._ever = True
+
+    def failure(self, error: AttemptError, final: bool, limit: int) -> Fault | None:
+        """Count a failed attempt; a Fault when it is time to stop."""
+        self._given_up += final
+        self._refused += error.kind in ("bad_request", "agent")
+        if not self._ever and self._refused >= _ALIKE:
+            return Fault(
+                "rejected",
+                f"all of the first {self._refused} attempts failed: {error.message}",
+                remedy="Mend the target or its parameters, then run the same command again.",
+            )
+        if self._given_up >= max(16, limit):
+            return Fault(
+                "rejected",
+                f"{self._given_up} trials in a row failed after all their retries: {error.message}",
+                remedy="When the target works again, run the same command: it goes on from here.",
+            )
+        return None
+
+
+class Attempts:
+    """Calls things that may fail, until they do not or it is time to give up."""
+
+    def __init__(self, limits: Limits, brake: Brake, window: Window, keeper: Keeper, progress: Progress) -> None:
+        self._limits = limits
+        self._brake = brake
+        self._window = window
+        self._keeper = keeper
+        self._progress = progress
+        self._streak = Streak()
+
+    async def target(self, call: Callable[[], Awaitable[T]], job: Job, deadline: float) -> T:
+        """Ask the target; its failures steer the window and can stop the run."""
+        return await self._until_it_works(call, job, "target", deadline)
+
+    async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str) -> T:
+        """Ask a grader that waits for something; its failures are its own."""
+        deadline = time.monotonic() + self._limits.trial_timeout
+        return await self._until_it_works(call, job, name, deadline)
+
+    async def _until_it_works(self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: float) -> T:
+        seconds, retry = self._limits.turn_timeout, 0
+        while True:
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout_at(min(begun + seconds, deadline)):
+                    result = await call()
+            except TimeoutError:
+                error: AttemptError | Fault = _too_late(seconds, begun, deadline)
+            except (AttemptError, Fault) as raised:
+                error = raised
+            else:
+                if where == "target":
+                    self._streak.success()
+                    self._window.succeeded()
+                return result
+            retry += 1
+            delay = self._delay(error, retry, deadline)
+            if where == "target" and self._alarmed(error, delay is None):
+                delay = None
+            await self._back_off(error, job, where, begun, delay)
+
+    def _alarmed(self, error: AttemptError | Fault, final: bool) -> bool:
+        """Steer by a failure of the target; True when it is one too many."""
+        if error.kind == "rate_limit":
+            self._window.overloaded()
+        else:
+            self._window.strained()
+        fault = None if isinstance(error, Fault) else self._streak.failure(error, final, self._window.limit)
+        if fault is not None:
+            self._brake.pull(fault)
+        return fault is not None
+
+    def _delay(self, error: AttemptError | Fault, retry: int, deadline: float) -> float | None:
+        """How long to wait before the next try; None when there is none."""
+        if isinstance(error, Fault) or not error.retry or retry > self._limits.retries or self._brake.pulled:
+            return None
+        delay = delay_before(retry, error)
+        return None if time.monotonic() + delay > deadline else delay
+
+    async def _back_off(
+        self, error: AttemptError | Fault, job: Job, where: str, begun: float, delay: float | None
+    ) -> None:
+        """Record the failure and wait for the next try, or raise it when there is none."""
+        self._keeper.error(
+            ErrorRecord(
+                key=job.key,
+                sample=job.sample.id,
+                trial=job.trial,
+                attempt=self._keeper.failed_attempts(job.key) + (where == "target"),
+                where=where,
+                kind=error.kind,
+                message=error.message,
+                status=getattr(error, "status", None),
+                time=round(time.time(), 3),
+                seconds=round(time.monotonic() - begun, 6),
+                final=delay is None,
+            )
+        )
+        if delay is None:
+            raise error
+        self._progress.backing_off += 1
+        try:
+            if await self._brake.sleep(delay):
+                raise error
+        finally:
+            self._progress.backing_off -= 1
+
+
+def _too_late(seconds: float, begun: float, deadline: float) -> AttemptError:
+    which = "turn_timeout" if begun + seconds <= deadline else "trial_timeout"
+    return AttemptError("timeout", f"no answer within {time.monotonic() - begun:.0f} s ({which})")

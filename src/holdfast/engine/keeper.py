@@ -1,0 +1,82 @@
+"""Keeping records: on disk first, and only then in the index, in the progress and on the display."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.store.index import OutputRef, VerdictRef
+from holdfast.store.records import to_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.display.types import Display
+    from holdfast.engine.progress import Progress
+    from holdfast.store.index import Index
+    from holdfast.store.journal import Journal
+    from holdfast.store.records import ErrorRecord, Grade, Output
+
+
+class Keeper:
+    """The one place where outputs, grades and errors of a run are recorded."""
+
+    def __init__(
+        self, journal: Journal, index: Index, progress: Progress, display: Display, *, nothing_to_grade: bool
+    ) -> None:
+        self._journal = journal
+        self._index = index
+        self._progress = progress
+        self._display = display
+        self._nothing_to_grade = nothing_to_grade
+        self._owed: dict[str, int] = {}
+        """how many verdicts a trial in hand still lacks"""
+
+    def failed_attempts(self, key: str) -> int:
+        """How often a trial has failed so far, in all processes."""
+        return self._index.attempts.get(key, 0)
+
+    async def output(self, record: Output) -> None:
+        """Keep a finished trial; returns when it is on the medium."""
+        line = to_line(record)
+        place = await self._journal.write("outputs", line)
+        timing = record.timing
+        self._index.outputs[record.key] = OutputRef(
+            place.path, place.offset, len(line) - 1, record.digest, record.usage, timing.seconds
+        )
+        self._index.spent.add(record.usage)
+        self._index.spent.add_time(timing.started, timing.started + timing.seconds)
+        self._progress.outputs += 1
+        self._progress.graded += self._nothing_to_grade
+        self._display.output(record)
+
+    def owes(self, key: str, graders: Sequence[int]) -> None:
+        """A trial is about to be graded."""
+        self._owed[key] = len(graders)
+
+    def grade(self, record: Grade) -> None:
+        """Keep a verdict, without waiting."""
+        self._journal.post("grades", to_line(record), lambda: self._graded(record))
+
+    def _graded(self, record: Grade) -> None:
+        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage)
+        if record.usage is not None:
+            self._index.spent.add(record.usage)
+        self._display.grade(record)
+        if record.status == "error":
+            self._progress.errors["grader"] += 1
+            return
+        if record.score is not None:
+            self._progress.score_sum += record.score
+            self._progress.score_count += 1
+        self._owed[record.key] -= 1
+        if self._owed[record.key] == 0:
+            del self._owed[record.key]
+            self._progress.graded += 1
+
+    def error(self, record: ErrorRecord) -> None:
+        """Keep a failed attempt, without waiting."""
+        if record.where == "target":
+            self._index.attempts[record.key] = self._index.attempts.get(record.key, 0) + 1
+        self._progress.errors[record.kind] += 1
+        self._journal.post("errors", to_line(record))
+        self._display.error(record)

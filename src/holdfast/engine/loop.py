@@ -1,0 +1,208 @@
+"""The window of trials: as many as allowed are in flight; each generates, is kept, is graded, is kept.
+
+There are no batches and no barrier: a worker takes the next trial when its own is on disk. Its place in the window
+is held until the output is synced, so that a kill repeats at most the requests that were in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.canonical import digest_bytes
+from holdfast.conversation.talk import Script, converse
+from holdfast.engine.attempts import Attempts
+from holdfast.engine.brake import Brake, BudgetReached
+from holdfast.engine.grading import Grading
+from holdfast.engine.keeper import Keeper
+from holdfast.engine.progress import Progress
+from holdfast.engine.window import Window
+from holdfast.errors import AttemptError, DataError, Fault, Interrupted
+from holdfast.graders.build import build_graders
+from holdfast.graders.types import Case
+from holdfast.plan.plan import jobs
+from holdfast.spec.fields import ModelTarget
+from holdfast.store.index import read_output
+from holdfast.store.journal import Journal
+from holdfast.store.records import Output, Timing
+from holdfast.targets.build import build_target
+from holdfast.targets.embedded import PARALLEL, is_embedded
+
+if TYPE_CHECKING:
+    from holdfast.display.types import Display
+    from holdfast.engine.options import Options
+    from holdfast.engine.setup import Opened
+    from holdfast.plan.plan import Job
+    from holdfast.targets.types import Reply, Target, Turn
+
+DEFAULT_CONCURRENCY: Final = 64
+_LOOK_SECONDS: Final = 0.25
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Loop:
+    """One process's work on one run."""
+
+    def __init__(self, opened: Opened, options: Options, display: Display) -> None:
+        found, plan = opened.identified, opened.plan
+        self._opened = opened
+        self._options = options
+        self._display = display
+        self._spec = found.spec
+        self._spent = opened.index.spent
+        self._spent_before = self._spent.seconds
+        self._script = Script(found.spec)
+        self._window = Window(self._concurrency())
+        self._jobs = jobs(found.dataset, found.survey, found.work, opened.index)
+        self._workers: set[asyncio.Task[None]] = set()
+        self.brake = Brake()
+        self.progress = Progress(plan, self._spent, outputs=plan.finished + plan.to_grade, graded=plan.finished)
+        self._crash: BaseException | None = None
+        self.faults: list[Fault] = []
+        """what put graders out of action"""
+
+    def _concurrency(self) -> int | None:
+        wanted, target = self._spec.limits.concurrency, self._spec.target
+        if wanted is None:
+            embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
+            return PARALLEL if embedded else DEFAULT_CONCURRENCY
+        return None if wanted == "auto" else wanted
+
+    async def run(self) -> None:
+        """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
+        async with AsyncExitStack() as stack:
+            journal = Journal(self._opened.rundir.path, notice=self._display.notice)
+            stack.push_async_callback(journal.close)
+            self._target: Target = await stack.enter_async_context(build_target(self._spec))
+            graders = [] if self._options.skip_graders else build_graders(self._spec)
+            for grader in graders:
+                await stack.enter_async_context(grader)
+            self._keeper = Keeper(
+                journal,
+                self._opened.index,
+                self.progress,
+                self._display,
+                nothing_to_grade=not self._spec.graders,
+            )
+            self._attempts = Attempts(self._spec.limits, self.brake, self._window, self._keeper, self.progress)
+            self._grading = Grading(graders, self._attempts, self._keeper, self._window.limit, self._display.notice)
+            stack.push_async_callback(self._grading.close)
+            ticker = asyncio.create_task(self._tick())
+            stack.callback(ticker.cancel)
+            self._admit()
+            while self._workers:
+                await asyncio.wait(self._workers)
+            await self._grading.finish()
+            self.faults = list(self._grading.down.values())
+        self._display.tick(self.progress)
+        if self._crash is not None:
+            raise self._crash
+
+    def interrupt(self, reason: Interrupted | Fault) -> None:
+        """Stop admitting and cancel what is in flight; what finished is safe already."""
+        self.brake.pull(reason)
+        for worker in self._workers:
+            worker.cancel()
+        self._grading.drop()
+
+    def _admit(self) -> None:
+        """Start workers up to the window's limit."""
+        while len(self._workers) < self._window.limit and (job := self._next()) is not None:
+            worker = asyncio.create_task(self._work(job))
+            self._workers.add(worker)
+            worker.add_done_callback(self._left)
+
+    def _left(self, worker: asyncio.Task[None]) -> None:
+        """A worker has ended. One that ended by a bug of ours takes the run with it instead of hiding it."""
+        self._workers.discard(worker)
+        if not worker.cancelled() and (crash := worker.exception()) is not None:
+            self._crash = crash
+            self.interrupt(Fault("rejected", f"internal error: {crash!r}"))
+
+    async def _work(self, job: Job | None) -> None:
+        while job is not None:
+            self.progress.in_flight += 1
+            try:
+                await self._trial(job)
+            except Fault as fault:
+                self.brake.pull(fault)
+            except AttemptError:
+                self.progress.given_up += 1  # it is recorded, and the trial stays pending
+            finally:
+                self.progress.in_flight -= 1
+            if len(self._workers) > self._window.limit:
+                return
+            job = self._next()
+            if self._window.auto:
+                self._admit()
+
+    def _next(self) -> Job | None:
+        """The next unfinished trial, unless it is time to stop."""
+        self._check_budget()
+        if self.brake.pulled:
+            return None
+        try:
+            return next(self._jobs, None)
+        except Fault as fault:
+            self.brake.pull(fault)
+        except DataError as error:
+            self.brake.pull(Fault("dataset_changed", error.message, remedy=error.remedy))
+        return None
+
+    async def _trial(self, job: Job) -> None:
+        output = await self._generate(job) if job.output is None else read_output(job.output)
+        await self._grading.grade(Case(job.sample, output), job)
+
+    async def _generate(self, job: Job) -> Output:
+        started, clock = time.time(), time.monotonic()
+        deadline = clock + self._spec.limits.trial_timeout
+
+        async def ask(turn: Turn) -> Reply:
+            return await self._attempts.target(lambda: self._target.reply(turn), job, deadline)
+
+        said = await converse(self._script, job.sample, job.trial, ask)
+        record = Output(
+            key=job.key,
+            sample=job.sample.id,
+            trial=job.trial,
+            attempt=1 + self._keeper.failed_attempts(job.key),
+            messages=said.messages,
+            output=said.output,
+            turns=said.turns,
+            stop=said.stop,
+            usage=said.usage,
+            timing=Timing(round(started, 3), round(time.monotonic() - clock, 6), said.first_token),
+            digest=digest_bytes(_encode(said.messages)),
+            state=said.state,
+        )
+        await self._keeper.output(record)
+        return record
+
+    def _check_budget(self) -> None:
+        limits, spent = self._spec.limits, self._spent
+        if limits.max_cost is not None and spent.cost >= limits.max_cost:
+            self._budget("max-cost", f"${spent.cost:.4f} of ${limits.max_cost:g} spent")
+        if limits.max_tokens is not None and spent.tokens >= limits.max_tokens:
+            self._budget("max-tokens", f"{spent.tokens:,} of {limits.max_tokens:,} tokens used")
+        if limits.max_time is not None:
+            seconds = self._spent_before + time.monotonic() - self.progress.started
+            if seconds >= limits.max_time:
+                self._budget("max-time", f"{seconds:.0f} of {limits.max_time:.0f} s used")
+
+    def _budget(self, name: str, said: str) -> None:
+        self.brake.pull(BudgetReached(f"budget reached: {said}", f"Raise --{name} to go on from here."))
+
+    async def _tick(self) -> None:
+        while True:
+            self.progress.limit = self._window.limit
+            self.progress.mark()
+            self._display.tick(self.progress)
+            self._check_budget()
+            if self._opened.lost and not self.brake.pulled:
+                self.interrupt(Fault("lease_lost", "another process has taken over this run"))
+            await asyncio.sleep(_LOOK_SECONDS)

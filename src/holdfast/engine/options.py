@@ -1,0 +1,22 @@
+"""What belongs to this attempt at a run, and not to the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to go about it. None of this is in any key."""
+
+    runs_dir: Path = Path("runs")
+    fresh: bool = False
+    """set an earlier run of the same aside and start anew"""
+    retry_failed: bool = False
+    """take up a run that was finished with errors accepted"""
+    accept_errors: bool = False
+    """finish although some trials have errors; they are left out of the scores and named in the coverage"""
+    skip_graders: bool = False
+    wait: float = 0
+    """seconds to wait for another process that holds the run"""

@@ -1,0 +1,210 @@
+"""One call that runs an eval, or goes on with it, and says how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.engine.loop import Loop
+from holdfast.engine.setup import identify, open_run
+from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.plan.plan import Plan
+from holdfast.report.metrics import grading_rules, write_report
+from holdfast.spec.fields import ModelTarget, PromptGrader
+from holdfast.spec.load import target_name
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from holdfast.display.types import Display
+    from holdfast.engine.brake import BudgetReached
+    from holdfast.engine.options import Options
+    from holdfast.engine.setup import Identified, Opened
+    from holdfast.spec.load import Eval
+    from holdfast.store.index import Spent
+    from holdfast.store.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or stopped."""
+
+    rundir: RunDir
+    plan: Plan
+    """what is left"""
+    metrics: dict[str, Any] | None
+    """None when the run is not finished"""
+    spent: Spent | None
+    reason: Fault | BudgetReached | Interrupted | None = None
+    """why it stopped before all was done"""
+    already: bool = False
+    """it was finished before we came"""
+    skipped_graders: bool = False
+    missed_gates: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
+        if isinstance(self.reason, Interrupted):
+            return self.reason.exit_code
+        if self.metrics is None:
+            ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
+            return 0 if ungraded_on_purpose else 3
+        return 1 if self.missed_gates else 0
+
+
+def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
+    """Run an eval to its end, or as far as it goes."""
+    _check_prices(spec)
+    found = identify(spec)
+    rundir = found.directory(options.runs_dir)
+    if not options.fresh and (metrics := _finished(found, rundir, options)) is not None:
+        plan = Plan(found.survey.count, spec.trials, found.survey.count * spec.trials, 0, 0)
+        return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(spec, metrics))
+    opened = open_run(found, options, display.notice)
+    try:
+        return _go_on(opened, options, display)
+    finally:
+        opened.lease.release()
+
+
+def _go_on(opened: Opened, options: Options, display: Display) -> Outcome:
+    found, rundir = opened.identified, opened.rundir
+    if rundir.finished:
+        rundir.reopen()
+    log = _RunLog(rundir)
+    reason: Fault | BudgetReached | Interrupted | None = None
+    left = opened.plan
+    work = opened.plan.to_run or (opened.plan.to_grade and not options.skip_graders)
+    if work:
+        display.begin(found.spec.name, target_name(found.spec.target), str(rundir.path), opened.plan)
+        log.write(f"begin pid={os.getpid()} {opened.plan}")
+        loop = None
+        try:
+            loop, reason = _run_loop(opened, options, display)
+            left = loop.progress.left
+        finally:
+            display.end()
+            log.write(f"end {reason or 'nothing left to start'}")
+        reason = reason or next(iter(loop.faults), None)
+    spent = opened.index.spent
+    finished = left.complete or (options.accept_errors and reason is None)
+    if not finished or (options.skip_graders and found.spec.graders and left.to_grade):
+        return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
+    try:
+        metrics = write_report(found, rundir, opened.index)
+    except OSError as error:
+        fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
+        return Outcome(rundir, left, None, spent, fault)
+    log.write(f"finished score={metrics['score']} coverage={metrics['coverage']}")
+    return Outcome(rundir, left, metrics, spent, missed_gates=_gates(found.spec, metrics))
+
+
+def _run_loop(
+    opened: Opened, options: Options, display: Display
+) -> tuple[Loop, Fault | BudgetReached | Interrupted | None]:
+    async def main() -> Loop:
+        loop = Loop(opened, options, display)
+        with _Signals(loop):
+            await loop.run()
+        return loop
+
+    import uvloop
+
+    thresholds = gc.get_threshold()
+    # A run makes few cycles and keeps much: looking for garbage as often as by default costs a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    try:
+        loop = uvloop.run(main())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    return loop, loop.brake.reason
+
+
+class _Signals:
+    """The first Ctrl-C or SIGTERM stops the run in good order, the second leaves at once."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._asked = False
+        self._numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                asyncio.get_running_loop().add_signal_handler(number, self._handle, number)
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _handle(self, number: int) -> None:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
+        self._loop.interrupt(Interrupted(number))
+
+
+class _RunLog:
+    """What happened, with times. Losing a line of it loses nothing that counts, so it is not synced."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        self._path = rundir.log
+
+    def write(self, message: str) -> None:
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            file.write(f"{stamp} {' '.join(message.split())}\n")
+
+
+def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, Any] | None:
+    """The numbers of a run that is finished and wants nothing more."""
+    try:
+        metrics: dict[str, Any] = msgspec.json.decode(rundir.metrics.read_bytes())
+        rules = {
+            name: {key: values[key] for key in ("threshold", "weight")} for name, values in metrics["metrics"].items()
+        }
+        incomplete = metrics["coverage"] < 1
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return None  # not ours or damaged: it is rebuilt from the journals
+    if (options.retry_failed and incomplete) or rules != grading_rules(found.spec):
+        return None
+    return metrics
+
+
+def _gates(spec: Eval, metrics: dict[str, Any]) -> tuple[str, ...]:
+    """The gates that are not met, in words."""
+    missed = []
+    for name, least in spec.gate.items():
+        value = metrics[name] if name in ("score", "passed") else metrics["metrics"][name]["score"]
+        if value is None or value < least:
+            missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {least:g}")
+    return tuple(missed)
+
+
+def _check_prices(spec: Eval) -> None:
+    """A budget in dollars can only be kept where prices are known."""
+    if spec.limits.max_cost is None:
+        return
+    models = [spec.target.model] if isinstance(spec.target, ModelTarget) else []
+    models += [block.model for block in spec.graders if isinstance(block, PromptGrader) and block.model]
+    for model in models:
+        if not Prices(model, spec.prices).known:
+            raise UsageError(
+                f"max_cost cannot be kept: the price of {model} is not known",
+                remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
+                "(dollars per million tokens), or use --max-tokens.",
+            )

@@ -1,0 +1,155 @@
+"""From an eval to an open run directory: who it is, what is there already, what is left to do."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast import __version__
+from holdfast.canonical import digest
+from holdfast.conversation.talk import Script
+from holdfast.data.dataset import Dataset, Survey
+from holdfast.errors import Fault
+from holdfast.graders.build import grader_identity
+from holdfast.plan.keys import run_id, work_digest
+from holdfast.plan.plan import Plan, Work, make_plan
+from holdfast.spec.fields import HttpTarget, ModelTarget
+from holdfast.spec.load import target_name
+from holdfast.store.files import make_directory
+from holdfast.store.index import Index
+from holdfast.store.lease import RunLease
+from holdfast.store.rundir import Manifest, RunDir
+from holdfast.targets.build import target_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holdfast.engine.options import Options
+    from holdfast.spec.load import Eval
+
+
+@dataclass(frozen=True)
+class Identified:
+    """An eval with its data read once: everything that its keys are made of."""
+
+    spec: Eval
+    dataset: Dataset
+    survey: Survey
+    work: Work
+    parts: dict[str, Any]
+    id: str
+
+    def directory(self, runs_dir: Path) -> RunDir:
+        """Where this run lives."""
+        return RunDir(runs_dir / _slug(self.spec.name) / f"{_slug(target_name(self.spec.target))}-{self.id}")
+
+
+@dataclass
+class Opened:
+    """A run directory that this process may write."""
+
+    identified: Identified
+    rundir: RunDir
+    lease: RunLease
+    index: Index
+    plan: Plan
+    lost: bool = False
+
+
+def identify(spec: Eval) -> Identified:
+    """Read the dataset once and derive who this run is."""
+    dataset = Dataset(spec)
+    graders = {block.name: digest(grader_identity(block, spec)) for block in spec.graders}
+    conversation, target = Script.identity(spec), target_identity(spec)
+    survey = dataset.survey()
+    work = Work(work_digest(conversation, target), spec.trials, tuple(graders.values()))
+    parts = {
+        "dataset": survey.digest,
+        "conversation": digest(conversation),
+        "target": digest(target),
+        "graders": graders,
+        "trials": spec.trials,
+    }
+    return Identified(spec, dataset, survey, work, parts, run_id(spec.name, parts))
+
+
+def open_run(found: Identified, options: Options, notice: Callable[[str], None]) -> Opened:
+    """Take the lease, read what is there, say what is left. The caller releases the lease."""
+    rundir = found.directory(options.runs_dir)
+    opened = Opened(found, rundir, None, Index(), Plan(0, 0, 0, 0, 0))  # type: ignore[arg-type]  # filled below
+
+    def lost() -> None:
+        opened.lost = True
+
+    try:
+        make_directory(rundir.path.parent)
+        opened.lease = RunLease(rundir.lease, lost=lost)
+        opened.lease.acquire(options.wait)
+        try:
+            _fill(opened, options, notice)
+        except BaseException:
+            opened.lease.release()
+            raise
+    except OSError as error:
+        raise Fault(
+            "disk",
+            f"cannot use {rundir.path}: {error.strerror or error}",
+            remedy="Make room, or choose another place with --runs-dir, then run the same command again.",
+        ) from error
+    return opened
+
+
+def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> None:
+    found, rundir = opened.identified, opened.rundir
+    if options.fresh and (place := rundir.set_aside()):
+        notice(f"the earlier run is kept in {place}")
+    if rundir.read_manifest() is None:
+        rundir.write_manifest(_manifest(found))
+    opened.index = rundir.load(mend=True)
+    for damage in opened.index.damage:
+        notice(str(damage))
+    opened.plan = make_plan(found.survey, found.work, opened.index)
+
+
+def _manifest(found: Identified) -> Manifest:
+    spec = found.spec
+    return Manifest(
+        id=found.id,
+        name=spec.name,
+        target=target_name(spec.target),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        holdfast=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(terse=True),
+        fingerprints={**found.parts, "work": found.work.digest},
+        dataset={
+            "source": found.dataset.source,
+            "digest": found.survey.digest,
+            "count": found.survey.count,
+            "revision": found.dataset.revision,
+        },
+        trials=spec.trials,
+        eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
+        eval=_without_secrets(spec),
+    )
+
+
+def _without_secrets(spec: Eval) -> dict[str, Any]:
+    """The resolved eval. Keys are only ever named by their environment variable; what is left to hide is hidden."""
+    data = dict(spec.document.data)
+    match spec.target:
+        case HttpTarget() as block if block.headers:
+            hidden = {name: value if "${" in value else "(hidden)" for name, value in block.headers.items()}
+            data["target"] = {**data["target"], "headers": hidden}
+        case ModelTarget() as block if block.base_url:
+            data["target"] = {**data["target"], "base_url": re.sub(r"//[^/@]+@", "//", block.base_url)}
+    return data
+
+
+def _slug(text: str) -> str:
+    """A name that is safe as a folder's."""
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"

@@ -1,0 +1,113 @@
+"""Every error Holdfast raises, one tree.
+
+HoldfastError
+├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
+│   ├── ConfigError       something in the eval file, with its line
+│   └── DataError         something in the dataset, with file and line
+├── RunHeld               exit 4: another process holds this run
+├── Interrupted           exit 130 or 143: told to stop
+├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
+└── AttemptError          one attempt at a turn or a grade failed; retried by class, never a score
+
+A message says what is wrong and where; `remedy` says what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", "dataset_changed", "lease_lost"]
+AttemptKind = Literal["connection", "rate_limit", "server", "timeout", "bad_reply", "bad_request", "agent", "grader"]
+
+
+class HoldfastError(Exception):
+    """The root of all of them."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.message if self.remedy is None else f"{self.message}\n  {self.remedy}"
+
+
+class UsageError(HoldfastError):
+    """The command line asks for something that cannot be done."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a file: where it is and what it is."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class ConfigError(UsageError):
+    """The eval file is wrong. Carries every problem found, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem], *, remedy: str | None = None) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)), remedy=remedy)
+
+
+class DataError(UsageError):
+    """A dataset, or one of its rows, is wrong."""
+
+    def __init__(self, where: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"{where}: {message}", remedy=remedy)
+
+
+class RunHeld(HoldfastError):
+    """Another process is writing this run."""
+
+    exit_code = 4
+
+
+class Interrupted(HoldfastError):
+    """A signal told the run to stop; everything that finished is on disk."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted")
+        self.exit_code = 128 + signal_number
+
+
+class Fault(HoldfastError):
+    """Every further trial would fail the same way, so none is started."""
+
+    exit_code = 3
+
+    def __init__(self, kind: FaultKind, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.kind = kind
+
+
+class AttemptError(HoldfastError):
+    """One attempt failed through no fault of the answer. The trial stays pending."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        kind: AttemptKind,
+        message: str,
+        *,
+        status: int | None = None,
+        retry: bool = True,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.status = status
+        self.retry = retry
+        self.retry_after = retry_after

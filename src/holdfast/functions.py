@@ -1,0 +1,122 @@
+"""Users' Python functions, for targets and graders: found, called with what their parameters name, never trusted.
+
+A synchronous function runs in a daemon thread, so that a function that never returns can be given up on and
+does not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import inspect
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
+    """`agent.py:reply` as a file and a name in it."""
+    file, _, name = reference.rpartition(":")
+    return folder / Path(file).expanduser(), name
+
+
+def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any]:
+    """Import the file and take the function; `where` is the place in the eval file, for messages."""
+    path, name = split_reference(reference, folder)
+    try:
+        found: Any = _module(path.resolve())
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ConfigError([Problem(where, f"{path} has no function {name!r}")]) from None
+    except Exception as error:  # the file is the user's: whatever it raises is theirs to see
+        raise ConfigError([Problem(where, f"{path} cannot be imported: {type(error).__name__}: {error}")]) from error
+    if not callable(found):
+        raise ConfigError([Problem(where, f"{name!r} in {path} is not a function")])
+    return found  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _module(path: Path) -> Any:
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    if path.stem not in sys.modules:
+        sys.modules[path.stem] = module  # so that dataclasses and pickles inside it work
+    spec.loader.exec_module(module)
+    return module
+
+
+class Function:
+    """A user's function and the parameters it asks for."""
+
+    def __init__(self, function: Callable[..., Any], offered: tuple[str, ...], where: str) -> None:
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self.names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        required = [
+            parameter.name
+            for parameter in parameters
+            if parameter.name in self.names and parameter.default is parameter.empty
+        ]
+        strange = [name for name in required if name not in offered]
+        if strange:
+            said = f"the function asks for {', '.join(strange)}; it can have {', '.join(offered)}"
+            raise ConfigError([Problem(where, said)])
+        call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+    async def __call__(self, offered: Mapping[str, Any]) -> Any:
+        """Call it with those of the offered values it names."""
+        arguments = (
+            dict(offered) if self._takes_all else {name: offered[name] for name in self.names if name in offered}
+        )
+        if self._is_async:
+            return await self._function(**arguments)
+        result = await _in_thread(functools.partial(self._function, **arguments))
+        return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return  # given up on
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, StopIteration):
+            future.set_exception(RuntimeError("the function raised StopIteration"))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="holdfast-function", daemon=True).start()
+    return await future

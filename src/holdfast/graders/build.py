@@ -1,0 +1,104 @@
+"""From what the eval file says to graders, and to what of them belongs into a grade's key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.canonical import digest
+from holdfast.errors import ConfigError, Problem
+from holdfast.functions import load_function, split_reference
+from holdfast.graders.checks import Choice, Exact, Number, Text
+from holdfast.spec.fields import (
+    ChoiceGrader,
+    ExactGrader,
+    GraderBlock,
+    JsonSchemaGrader,
+    NumberGrader,
+    PromptGrader,
+    PythonGrader,
+    TextGrader,
+)
+from holdfast.spec.source import source_fingerprint
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import InstantGrader, WaitingGrader
+    from holdfast.spec.load import Eval
+
+
+def grader_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
+    """What of a grader can change its verdict."""
+    match block:
+        case PythonGrader():
+            path, name = split_reference(block.function, spec.folder)
+            own = {"function": name, "source": source_fingerprint(path, spec.folder)}
+            return {**block.identity(), **own}
+        case PromptGrader():
+            identity = block.identity()
+            return {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env")}
+        case JsonSchemaGrader():
+            return {**block.identity(), "schema_file": None, "json_schema": _schema(block, spec)}
+        case _:
+            return block.identity()
+
+
+def threshold(block: GraderBlock) -> float:
+    """The score from which an output passes: all of it for checks, half for scores that people or models give."""
+    if block.threshold is not None:
+        return block.threshold
+    return 0.5 if isinstance(block, PythonGrader | PromptGrader) else 1.0
+
+
+def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
+    """All graders of an eval, ready to be opened."""
+    return [_build(block, spec, number) for number, block in enumerate(spec.graders)]
+
+
+def _build(block: GraderBlock, spec: Eval, number: int) -> InstantGrader | WaitingGrader:
+    fingerprint = digest(grader_identity(block, spec))
+    where = spec.document.where(("graders", number))
+    match block:
+        case ExactGrader():
+            return Exact(block, fingerprint)
+        case TextGrader():
+            return Text(block, fingerprint)
+        case ChoiceGrader():
+            return Choice(block, fingerprint)
+        case NumberGrader():
+            return Number(block, fingerprint)
+        case JsonSchemaGrader():
+            from holdfast.graders.schema import JsonSchema
+
+            try:
+                return JsonSchema(block, _schema(block, spec), fingerprint)
+            except ValueError as error:
+                raise ConfigError([Problem(where, f"not a JSON Schema: {error}")]) from error
+        case PythonGrader():
+            from holdfast.graders.python import PythonCheck
+
+            function = spec.functions.get(block.function) or load_function(block.function, spec.folder, where)
+            return PythonCheck(block, function, fingerprint, where)
+        case PromptGrader():
+            from holdfast.graders.prompt import Judge
+
+            return Judge(block, fingerprint, Prices(block.model or "", spec.prices))
+        case _:
+            raise AssertionError(f"no grader for {block.type}")
+
+
+def _schema(block: JsonSchemaGrader, spec: Eval) -> dict[str, Any]:
+    if block.json_schema is not None:
+        return block.json_schema
+    assert block.schema_file is not None
+    path = (spec.folder / block.schema_file).resolve()
+    if not path.is_relative_to(spec.folder.resolve()):
+        raise ConfigError([Problem(str(path), "schema_file stays inside the eval file's folder")])
+    try:
+        schema = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError([Problem(str(path), f"not a JSON Schema: {error}")]) from error
+    if not isinstance(schema, dict):
+        raise ConfigError([Problem(str(path), "not a JSON Schema: it is not an object")])
+    return schema

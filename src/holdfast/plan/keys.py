@@ -1,0 +1,45 @@
+"""Keys: what can change a result is in its key, and nothing else is.
+
+generation key   the sample's content, the conversation, the target, the trial number
+grade key        the generation key, the digest of what was said, the grader
+run id           all of a run's parts, so that the same command finds the same directory
+
+In none of them: concurrency, time-outs, retries, budgets, API keys, the base URL of a model, paths.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.canonical import digest, digest_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    """What all trials of a run have in common."""
+    return digest({"conversation": conversation, "target": target})
+
+
+def generation_key(sample: str, trial: int, work: str) -> str:
+    """The key of one trial, from the sample's digest and the run's work digest."""
+    return digest_bytes(b'{"sample":"%b","trial":%d,"work":"%b"}' % (sample.encode(), trial, work.encode()))
+
+
+def grade_key(generation: str, output: str, grader: str, turn: int | None = None) -> str:
+    """The key of one grade, from the output's digest and the grader's fingerprint."""
+    return digest_bytes(
+        b'{"generation":"%b","grader":"%b","output":"%b","turn":%b}'
+        % (
+            generation.encode(),
+            grader.encode(),
+            output.encode(),
+            b"null" if turn is None else b"%d" % turn,
+        )
+    )
+
+
+def run_id(name: str, parts: Mapping[str, Any]) -> str:
+    """Eight hex digits that stand for all that defines a run."""
+    return digest({"name": name, "parts": parts}).removeprefix("sha256:")[:8]

@@ -1,0 +1,73 @@
+"""Intervals and pass@k. Pure functions, checked against scipy in the tests."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Z95: Final = 1.959963984540054
+"""the normal quantile of a two-sided 95 % interval"""
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % interval, None where there is too little to say."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    stderr: float | None
+    method: str
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Wilson's interval for a proportion. `count` may be an effective number, less than was counted."""
+    square = Z95 * Z95
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    half = Z95 / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    # At the ends rounding may leave the interval a hair short of the proportion itself.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) -> Estimate:
+    """The mean score and its interval, from each sample's sum of scores and number of graded trials.
+
+    Trials of one sample are not independent, so the standard error is clustered by sample. A proportion gets Wilson's
+    interval at the effective number of trials (which for one trial per sample is their number); other scores
+    get a normal interval, cut to 0..1.
+    """
+    total = sum(counts)
+    mean = math.fsum(sums) / total
+    clusters = sum(1 for count in counts if count)
+    stderr = None
+    if clusters > 1:
+        spread = math.fsum((part - count * mean) ** 2 for part, count in zip(sums, counts, strict=True))
+        stderr = math.sqrt(spread * clusters / (clusters - 1)) / total
+    if proportion:
+        effective = float(total)
+        if total > clusters:
+            effective = float(clusters)
+            if stderr and 0 < mean < 1:
+                effective = min(float(total), max(1.0, mean * (1 - mean) / stderr**2))
+        return Estimate(mean, *wilson(mean, effective), stderr, "wilson" if total == clusters else "wilson-clustered")
+    if stderr is None:
+        return Estimate(mean, None, None, None, "none")
+    low, high = max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)
+    return Estimate(mean, low, high, stderr, "normal" if total == clusters else "normal-clustered")
+
+
+def pass_at_k(trials: int, passes: int, k: int) -> float:
+    """The chance that at least one of k trials passes, estimated without bias from `passes` of `trials`."""
+    if trials - passes < k:
+        return 1.0
+    return 1.0 - math.comb(trials - passes, k) / math.comb(trials, k)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """A quantile of sorted values, interpolated."""
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,0 +1,115 @@
+"""What a person sees at the end of a command."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.display.format import dollars, duration, share
+from holdfast.engine.brake import BudgetReached
+from holdfast.errors import Fault, Interrupted
+
+if TYPE_CHECKING:
+    from holdfast.engine.run import Outcome
+    from holdfast.engine.setup import Identified
+    from holdfast.plan.plan import Plan
+    from holdfast.store.rundir import RunDir
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 120)
+
+
+def print_outcome(outcome: Outcome, command: str) -> None:
+    """The numbers of a finished run; of an unfinished one, what is left and how to go on."""
+    console = _console()
+    if outcome.metrics is not None:
+        if outcome.already:
+            console.print("This run is already finished; nothing was run. Start anew with --fresh.")
+        _print_metrics(console, outcome.metrics)
+        for missed in outcome.missed_gates:
+            console.print(Text(f"gate not met: {missed}", style="bold red"))
+    else:
+        _print_unfinished(console, outcome, command)
+    console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
+
+
+def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
+    title = f"{metrics['eval']} · {metrics['target']}"
+    if metrics["metrics"]:
+        table = Table(title=title, title_justify="left", title_style="bold")
+        ks = [k for k in range(1, metrics["trials"] + 1) if metrics["trials"] > 1]
+        for column in ("grader", "score", "95 % interval", "passed", "graded", *(f"pass@{k}" for k in ks)):
+            table.add_column(column, justify="left" if column == "grader" else "right")
+        rows = dict(metrics["metrics"])
+        if len(rows) > 1:
+            rows["overall"] = metrics["overall"]
+        for name, values in rows.items():
+            known = values["low"] is not None
+            table.add_row(
+                name,
+                share(values["score"]),
+                f"{values['low']:.3f} – {values['high']:.3f}" if known else "–",
+                f"{values['passed']:,}",
+                f"{values['n']:,}",
+                *(share(values.get(f"pass@{k}")) for k in ks),
+            )
+        console.print(table)
+    else:
+        console.print(Text(title, style="bold"))
+    usage, judges = metrics["usage"], metrics["judge_usage"]
+    costs = [part["cost"] for part in (usage, judges) if part["requests"]]
+    cost = "cost unknown" if None in costs else dollars(sum(costs))
+    tokens = sum((part[key] or 0) for part in (usage, judges) for key in ("input_tokens", "output_tokens"))
+    facts = [
+        f"coverage {metrics['coverage']:.1%} of {metrics['total']:,} trials",
+        f"{tokens:,} tokens",
+        cost,
+        duration(metrics["timing"]["seconds"]),
+    ]
+    console.print(" · ".join(facts))
+
+
+def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
+    left, reason = outcome.plan, outcome.reason
+    if isinstance(reason, Fault):
+        console.print(Text(f"stopped: {reason}", style="bold red"))
+    elif isinstance(reason, BudgetReached):
+        console.print(Text(f"{reason.message}. {reason.remedy}", style="bold yellow"))
+    elif isinstance(reason, Interrupted):
+        console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    done = left.total - left.to_run
+    ungraded = f", {left.to_grade:,} of them not graded" if left.to_grade else ""
+    console.print(f"{done:,} of {left.total:,} trials have an output{ungraded}")
+    if outcome.skipped_graders and left.to_run == 0:
+        console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
+        return
+    if reason is None:
+        errors = outcome.rundir.path / "errors.jsonl"
+        console.print(
+            f"{left.to_run + left.to_grade:,} trials have errors and stay pending; why: {errors}",
+            soft_wrap=True,
+        )
+        console.print("Go on (only they are tried again), or add --accept-errors to finish without them:")
+    else:
+        console.print("Go on with:")
+    console.print(f"  {command}", soft_wrap=True)
+
+
+def print_compiled(found: Identified, rundir: RunDir, plan: Plan) -> None:
+    """The eval as it was understood, and what a run would do."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    yaml, text = YAML(), StringIO()
+    yaml.dump(found.spec.document.data, text)
+    console = _console()
+    console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
+    console.print()
+    console.print(f"run: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
+    console.print(str(plan))

@@ -1,0 +1,96 @@
+"""What is counted on the way through a run, in the dataset's order, so that the sums do not depend on luck."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from holdfast.report.stats import estimate, pass_at_k
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.store.records import GradeStatus, Usage
+
+
+class Tally:
+    """The verdicts of one grader, or of all together."""
+
+    def __init__(self, trials: int) -> None:
+        self._trials = trials
+        self._sums, self._counts = array("d"), array("L")
+        self._proportion = True
+        self._pass_at = [0.0] * trials
+        self._pass_samples = [0] * trials
+        self.statuses: Counter[GradeStatus] = Counter()
+
+    def add(self, verdicts: Sequence[tuple[GradeStatus, float | None]]) -> None:
+        """The verdicts on all trials of one sample."""
+        scores = [score for _, score in verdicts if score is not None]
+        self.statuses.update(status for status, _ in verdicts)
+        self._sums.append(math.fsum(scores))
+        self._counts.append(len(scores))
+        self._proportion = self._proportion and all(score in (0.0, 1.0) for score in scores)
+        passes = sum(status == "passed" for status, _ in verdicts)
+        for k in range(1, len(scores) + 1):
+            self._pass_at[k - 1] += pass_at_k(len(scores), passes, k)
+            self._pass_samples[k - 1] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """The block of `metrics.json` for this grader."""
+        counts = {
+            "n": sum(self._counts),
+            "passed": self.statuses["passed"],
+            "failed": self.statuses["failed"],
+            "skipped": self.statuses["skipped"],
+            "errors": self.statuses["error"],
+        }
+        if counts["n"] == 0:
+            return {"score": None, "low": None, "high": None, "stderr": None, "interval": "none", **counts}
+        mean, low, high, stderr, method = estimate(self._sums, self._counts, proportion=self._proportion)
+        passes = {
+            f"pass@{k}": self._pass_at[k - 1] / self._pass_samples[k - 1]
+            for k in range(1, self._trials + 1)
+            if self._pass_samples[k - 1]
+        }
+        return {
+            "score": mean,
+            "low": low,
+            "high": high,
+            "stderr": stderr,
+            "interval": method,
+            **counts,
+            **passes,
+        }
+
+
+class UsageTally:
+    """Tokens and costs; one unknown makes the sum unknown."""
+
+    def __init__(self) -> None:
+        self._input = self._output = self._requests = 0
+        self._costs = array("d")
+        self._tokens_known = self._cost_known = True
+
+    def add(self, usage: Usage) -> None:
+        """What one trial or grade used."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self._tokens_known = False
+        self._input += usage.input_tokens or 0
+        self._output += usage.output_tokens or 0
+        self._requests += usage.requests
+        if usage.cost is None:
+            self._cost_known = False
+        else:
+            self._costs.append(usage.cost)
+
+    def summary(self) -> dict[str, Any]:
+        """The block of `metrics.json`."""
+        return {
+            "input_tokens": self._input if self._tokens_known else None,
+            "output_tokens": self._output if self._tokens_known else None,
+            "requests": self._requests,
+            "cost": math.fsum(self._costs) if self._cost_known else None,
+        }

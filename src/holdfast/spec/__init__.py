@@ -1,0 +1,9 @@
+"""The eval file: read, checked as a whole, and turned into an `Eval`.
+
+`document`   YAML with positions
+`fields`     what users may write, one model per block
+`overrides`  `a.b=value` from the command line
+`load`       all of it, with every problem named by file and line
+`template`   sandboxed Jinja2
+`source`     fingerprints of Python code, from reading it
+"""

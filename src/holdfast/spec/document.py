@@ -1,0 +1,92 @@
+"""YAML 1.2 with positions, so that a problem can be named by file and line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Location = tuple[str | int, ...]
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """A location as users write it: `graders[0].type`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+@dataclass(frozen=True)
+class Document:
+    """A mapping read from a file (or given from Python), and where each of its keys stands."""
+
+    data: dict[str, Any]
+    path: Path | None = None
+    lines: dict[Location, int] | None = None
+
+    def where(self, location: Location) -> str:
+        """`file:line: key`, with the nearest line that is known."""
+        name = dotted(location)
+        if self.path is None:
+            return name
+        nearest = location
+        while nearest and (self.lines is None or nearest not in self.lines):
+            nearest = nearest[:-1]
+        line = self.lines.get(nearest) if self.lines else None
+        place = f"{self.path}:{line}" if line else str(self.path)
+        return f"{place}: {name}" if name else place
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file whose top is a mapping."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            [Problem(str(path), "no such file")], remedy="`holdfast init` writes an eval to start from."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+    try:
+        tree = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = " ".join(str(error.problem or error.context or "not valid YAML").split())
+        raise ConfigError([Problem(place, f"not valid YAML: {problem}")]) from error
+    except YAMLError as error:
+        raise ConfigError([Problem(str(path), f"not valid YAML: {error}")]) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            [Problem(str(path), "an eval file is a mapping of keys such as name, dataset, target, prompt")]
+        )
+    lines: dict[Location, int] = {}
+    return Document(_plain(tree, (), lines), path, lines)
+
+
+def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
+    """Plain Python values out of ruamel's, noting the line of every key and item."""
+    positions: Any = getattr(node, "lc", None)
+    if isinstance(node, dict):
+        for key in node:
+            lines[(*location, str(key))] = positions.key(key)[0] + 1 if key in (positions.data or {}) else 0
+        return {str(key): _plain(value, (*location, str(key)), lines) for key, value in node.items()}
+    if isinstance(node, list):
+        for number in range(len(node)):
+            lines[(*location, number)] = positions.item(number)[0] + 1
+        return [_plain(value, (*location, number), lines) for number, value in enumerate(node)]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    if node is None:
+        return None
+    return str(node)  # a date or another tagged scalar: as it was written

@@ -1,0 +1,328 @@
+"""What users may write in an eval file, one model per block. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = "1.0"
+"""Version of the eval file, MAJOR.MINOR."""
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from `90`, `90s`, `5m`, `2h` or `1h30m`."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError("a duration such as 90, 90s, 5m or 1h30m")
+    hours, minutes, seconds = (float(group or 0) for group in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Strings = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class Block(BaseModel):
+    """A block of the eval file: fixed keys, values that do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DatasetBlock(Block):
+    """Where the samples come from."""
+
+    path: Strings
+    """file, glob or `hf://owner/name`; relative to the eval file"""
+    format: Literal["jsonl", "json", "csv", "parquet"] | None = None
+    """when the name does not tell"""
+    id: str | None = None
+    """the field that names a sample; default `id`, else a digest of the row"""
+    limit: int | None = Field(default=None, ge=1)
+    offset: int = Field(default=0, ge=0)
+    shuffle: int | None = None
+    """a seed; the order then depends on it and on the rows alone"""
+    where: str | None = None
+    """an expression over the row's fields: rows for which it is false are left out"""
+    split: str = "test"
+    """Hugging Face only"""
+    subset: str | None = None
+    """Hugging Face only: the configuration's name"""
+    revision: str | None = None
+    """Hugging Face only; the commit it stands for is kept in the manifest"""
+
+
+class ModelTarget(Block):
+    """A model behind an OpenAI-compatible API, or the embedded one."""
+
+    model: str = Field(min_length=1)
+    base_url: str | None = None
+    """default: $OPENAI_BASE_URL"""
+    api_key_env: str = "OPENAI_API_KEY"
+    """the environment variable that holds the key"""
+    api: Literal["chat", "completions"] = "chat"
+    params: dict[str, Any] = {}
+    """sent with each request: temperature, max_tokens, stop, seed …"""
+    stream: bool = False
+    """read the reply as it comes, and note when its first token came"""
+    identity: Literal["name", "url"] = "name"
+    """`url`: the same model name behind another base_url is another model"""
+    version: str | None = None
+    """change it when the same name answers differently from now on"""
+
+
+class PythonTarget(Block):
+    """A Python function, `file.py:function`, relative to the eval file."""
+
+    python: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    params: dict[str, Any] = {}
+    """handed to the function as `context.params`"""
+    version: str | None = None
+
+
+class HttpTarget(Block):
+    """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
+
+    http: str = Field(pattern=r"^https?://")
+    request: dict[str, Any]
+    """the body; texts in it are templates with `prompt`, `messages` and the row's fields"""
+    response: str = "@"
+    """a JMESPath to the answer in the reply, or in each event of a stream"""
+    headers: dict[str, str] = {}
+    """values may name environment variables as ${NAME}"""
+    version: str | None = None
+
+
+class CommandTarget(Block):
+    """A program; its standard output is the answer."""
+
+    command: list[str] = Field(min_length=1)
+    """the arguments; each is a template with `prompt` and the row's fields"""
+    stdin: str | None = None
+    """a template for what the program reads"""
+    version: str | None = None
+
+
+TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget
+
+TARGETS: dict[str, type[Block]] = {
+    "model": ModelTarget,
+    "python": PythonTarget,
+    "http": HttpTarget,
+    "command": CommandTarget,
+}
+
+
+class Limits(Block):
+    """How fast, how long, how much. Never part of a key."""
+
+    concurrency: int | Literal["auto"] | None = None
+    """requests in flight; default 64 (4 for the embedded model)"""
+    turn_timeout: Seconds = 120
+    """for one reply of the target"""
+    trial_timeout: Seconds = 600
+    """for a whole trial, its retries included"""
+    retries: int = Field(default=5, ge=0)
+    """how often a failed attempt is repeated in one process"""
+    max_cost: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_time: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _positive(self) -> Limits:
+        if isinstance(self.concurrency, int) and self.concurrency < 1:
+            raise ValueError("concurrency is at least 1, or auto")
+        return self
+
+
+class Price(Block):
+    """US dollars per million tokens."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+
+
+class GraderBlock(Block):
+    """What every grader has."""
+
+    type: str
+    name: str = ""
+    weight: float = Field(default=1.0, ge=0)
+    """of this grader in a trial's overall score"""
+    threshold: float | None = Field(default=None, ge=0, le=1)
+    """the score from which it passes"""
+
+    checks: ClassVar[tuple[str, ...]] = ()
+    """of these fields at least one must be set, or the grader would check nothing"""
+    templates: ClassVar[tuple[str, ...]] = ("expected",)
+    """fields that are templates over the row"""
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> GraderBlock:
+        if self.checks and not any(getattr(self, field) for field in self.checks):
+            raise ValueError(f"checks nothing: give at least one of {', '.join(self.checks)}")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What is in the grade's key: all but the name, the weight and the threshold."""
+        return self.model_dump(exclude={"name", "weight", "threshold"}, exclude_defaults=False)
+
+
+class ExactGrader(GraderBlock):
+    """The whole answer equals the expected one."""
+
+    type: Literal["exact"]
+    expected: str | int | float | bool = "{{ expected }}"
+    ignore_case: bool = False
+    strip: bool = True
+
+
+class TextGrader(GraderBlock):
+    """The answer contains, or matches, what it should. Ignores case unless the key ends in `_cs`."""
+
+    type: Literal["text"]
+    contains: Strings = []
+    contains_cs: Strings = []
+    contains_any: Strings = []
+    contains_any_cs: Strings = []
+    not_contains: Strings = []
+    not_contains_cs: Strings = []
+    regex_match: Strings = []
+    regex_not_match: Strings = []
+
+    checks: ClassVar[tuple[str, ...]] = (
+        "contains",
+        "contains_cs",
+        "contains_any",
+        "contains_any_cs",
+        "not_contains",
+        "not_contains_cs",
+        "regex_match",
+        "regex_not_match",
+    )
+    templates: ClassVar[tuple[str, ...]] = checks[:6]
+
+    @model_validator(mode="after")
+    def _regexes_compile(self) -> TextGrader:
+        for pattern in [*self.regex_match, *self.regex_not_match]:
+            compile_regex(pattern)
+        return self
+
+
+class ChoiceGrader(GraderBlock):
+    """The letter of a multiple-choice answer."""
+
+    type: Literal["choice"]
+    expected: str | int = "{{ expected }}"
+    """a letter, or the position of the right choice counted from 0"""
+    choices: str = "ABCDEFGHIJ"
+    """the letters that count"""
+
+
+class NumberGrader(GraderBlock):
+    """A number in the answer: the last one, or the one after a pattern."""
+
+    type: Literal["number"]
+    expected: str | int | float = "{{ expected }}"
+    after: str | None = None
+    """a regular expression; the first number after its last match counts"""
+    tolerance: float = Field(default=0.0, ge=0)
+    relative: bool = False
+    """the tolerance is a share of the expected number"""
+
+    @model_validator(mode="after")
+    def _regex_compiles(self) -> NumberGrader:
+        if self.after is not None:
+            compile_regex(self.after)
+        return self
+
+
+class JsonSchemaGrader(GraderBlock):
+    """The answer is JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_file: str | None = None
+    extract: bool = False
+    """look for the JSON in a ```json block or between the first and last brace"""
+
+    checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
+    templates: ClassVar[tuple[str, ...]] = ()
+
+
+class PythonGrader(GraderBlock):
+    """A Python function, `file.py:function`, given what its parameters name."""
+
+    type: Literal["python"]
+    function: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    expected: str | int | float | bool | None = None
+    """default: the row's `expected`, else its `answer`"""
+    params: dict[str, Any] = {}
+    """further keyword arguments"""
+    version: str | None = None
+
+
+class PromptGrader(GraderBlock):
+    """A judge model with a rubric."""
+
+    type: Literal["prompt"]
+    rubric: str = Field(min_length=1)
+    """what to judge by; a template over the row, with `output` and `messages`"""
+    model: str | None = None
+    """the judge; default: the target's model and endpoint"""
+    base_url: str | None = None
+    api_key_env: str | None = None
+    params: dict[str, Any] = {"temperature": 0}
+    transcript: Literal["last", "all"] = "last"
+    """what the judge sees: the last reply, or the whole conversation"""
+
+    templates: ClassVar[tuple[str, ...]] = ("rubric",)
+
+
+GRADERS: dict[str, type[GraderBlock]] = {
+    "exact": ExactGrader,
+    "text": TextGrader,
+    "choice": ChoiceGrader,
+    "number": NumberGrader,
+    "json_schema": JsonSchemaGrader,
+    "python": PythonGrader,
+    "prompt": PromptGrader,
+}
+
+
+def compile_regex(pattern: str) -> re.Pattern[str]:
+    """A pattern as graders use it, or a ValueError that names it."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
+
+
+class EvalFields(Block):
+    """The top of an eval file; target and graders are read by their own models."""
+
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    name: str = Field(min_length=1, max_length=120)
+    dataset: DatasetBlock | None = None
+    samples: list[dict[str, Any]] | None = None
+    target: dict[str, Any]
+    system: str | None = None
+    prompt: str = Field(min_length=1)
+    trials: int = Field(default=1, ge=1)
+    graders: list[dict[str, Any]] = []
+    limits: Limits = Limits()
+    gate: dict[str, float] = {}
+    prices: dict[str, Price] = {}
+    """dollars per million tokens, for models the built-in table lacks"""

@@ -1,0 +1,259 @@
+"""From an eval file to an `Eval`, or to a list of everything that is wrong with it."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import Document, Location, read_document
+from holdfast.spec.fields import (
+    GRADERS,
+    SCHEMA_VERSION,
+    TARGETS,
+    Block,
+    DatasetBlock,
+    EvalFields,
+    GraderBlock,
+    Limits,
+    ModelTarget,
+    Price,
+    PromptGrader,
+    TargetBlock,
+)
+from holdfast.spec.overrides import apply_override
+from holdfast.spec.template import Template, TemplateSyntaxError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Eval:
+    """What to measure, checked as far as that is possible without the data."""
+
+    name: str
+    folder: Path
+    """what relative paths are relative to"""
+    document: Document
+    dataset: DatasetBlock | None
+    samples: list[dict[str, Any]] | None
+    target: TargetBlock
+    system: str | None
+    prompt: str
+    trials: int
+    graders: tuple[GraderBlock, ...]
+    limits: Limits
+    gate: dict[str, float]
+    prices: dict[str, Price]
+    functions: Mapping[str, Any]
+    """callables given from Python, by the reference that stands for them"""
+
+    def templates(self) -> Iterator[tuple[Location, str]]:
+        """Every template over the row, with where it stands."""
+        if self.system is not None:
+            yield ("system",), self.system
+        yield ("prompt",), self.prompt
+        for number, grader in enumerate(self.graders):
+            for name in grader.templates:
+                value = getattr(grader, name, None)
+                for text in value if isinstance(value, list) else [value]:
+                    if isinstance(text, str):
+                        yield ("graders", number, name), text
+
+
+def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
+    """Read and check an eval file, with values from the command line laid over it."""
+    document = read_document(path)
+    data = copy.deepcopy(document.data)
+    for key, value in overrides:
+        apply_override(data, key, value)
+    return build_eval(Document(data, document.path, document.lines), path.resolve().parent)
+
+
+def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | None = None) -> Eval:
+    """Check a document as a whole; raises ConfigError with every problem found."""
+    problems: list[Problem] = []
+    _check_version(document)
+    top = cast("EvalFields | None", _validate(EvalFields, document.data, (), document, problems))
+    target = _target(document.data.get("target"), document, problems)
+    graders = _graders(document.data.get("graders") or [], document, problems)
+    if top is None:
+        raise ConfigError(problems)
+    if (top.dataset is None) == (top.samples is None):
+        both = top.dataset is not None
+        where = document.where(("samples",) if both else ())
+        problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
+    names = {grader.name for grader in graders} | {"score", "passed"}
+    problems.extend(
+        Problem(document.where(("gate", name)), f"no grader of this name{_suggest(name, names)}")
+        for name in top.gate
+        if name not in names
+    )
+    if problems:
+        raise ConfigError(problems)
+    assert target is not None
+    built = Eval(
+        name=top.name,
+        folder=folder,
+        document=document,
+        dataset=top.dataset,
+        samples=top.samples,
+        target=target,
+        system=top.system,
+        prompt=top.prompt,
+        trials=top.trials,
+        graders=tuple(graders),
+        limits=top.limits,
+        gate=top.gate,
+        prices=top.prices,
+        functions=functions or {},
+    )
+    for location, source in built.templates():
+        try:
+            Template(source)
+        except TemplateSyntaxError as error:
+            problems.append(Problem(document.where(location), f"not a valid template: {error.message}"))
+    if problems:
+        raise ConfigError(problems)
+    return built
+
+
+def _check_version(document: Document) -> None:
+    version = str(document.data.get("schemaVersion", SCHEMA_VERSION))
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise ConfigError(
+            [
+                Problem(
+                    document.where(("schemaVersion",)),
+                    f"this Holdfast reads version {SCHEMA_VERSION}, not {version}",
+                )
+            ]
+        )
+    document.data["schemaVersion"] = version
+
+
+def _target(data: Any, document: Document, problems: list[Problem]) -> TargetBlock | None:
+    if not isinstance(data, dict):
+        return None  # the top model has said so
+    kinds = [kind for kind in TARGETS if kind in data]
+    if len(kinds) != 1:
+        said = f"has {' and '.join(kinds)}" if kinds else "names none"
+        message = f"{said}; a target is exactly one of {', '.join(TARGETS)}"
+        problems.append(Problem(document.where(("target",)), message))
+        return None
+    return cast("TargetBlock | None", _validate(TARGETS[kinds[0]], data, ("target",), document, problems))
+
+
+def _graders(data: Any, document: Document, problems: list[Problem]) -> list[GraderBlock]:
+    graders: list[GraderBlock] = []
+    seen: dict[str, int] = {}
+    for number, raw in enumerate(data if isinstance(data, list) else []):
+        location: Location = ("graders", number)
+        if not isinstance(raw, dict):
+            continue  # the top model has said so
+        fields = {**raw, **(raw.get("config") or {})}
+        fields.pop("config", None)
+        kind = fields.get("type")
+        if kind not in GRADERS:
+            known = f"one of {', '.join(GRADERS)}"
+            what = (
+                f"unknown grader type {kind!r}{_suggest(str(kind), GRADERS)}; {known}"
+                if kind
+                else f"needs a type: {known}"
+            )
+            problems.append(Problem(document.where((*location, "type")), what))
+            continue
+        fields["name"] = str(fields.get("name") or kind)
+        grader = cast("GraderBlock | None", _validate(GRADERS[str(kind)], fields, location, document, problems))
+        if fields["name"] in seen:
+            hint = "give each grader a name of its own"
+            problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
+        seen[fields["name"]] = number
+        if isinstance(grader, PromptGrader):
+            grader = _with_judge(grader, document, location, problems)
+        if grader is not None:
+            graders.append(grader)
+    return graders
+
+
+def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
+    """A judge without a model is the target's own model, which only a model target has."""
+    target = document.data.get("target")
+    target = target if isinstance(target, dict) else {}
+    if grader.model is None and "model" not in target:
+        problems.append(Problem(document.where(location), "needs a `model` to judge with"))
+        return grader
+    same = grader.model is None or grader.model == target.get("model")
+    inherited = {
+        "model": grader.model or target["model"],
+        "base_url": grader.base_url or (target.get("base_url") if same else None),
+        "api_key_env": grader.api_key_env or (target.get("api_key_env") if same else None) or "OPENAI_API_KEY",
+    }
+    return grader.model_copy(update=inherited)
+
+
+def _validate(
+    model: type[Block], data: Any, location: Location, document: Document, problems: list[Problem]
+) -> Block | None:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            path = (*location, *item["loc"])
+            owner = _model_at(model, item["loc"][:-1])
+            problems.append(Problem(document.where(path), _explain(dict(item), owner)))
+        return None
+
+
+def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None:
+    """The block in which a key stands, to suggest the keys it has."""
+    current: type[Block] | None = model
+    for part in location:
+        field = current.model_fields.get(part) if current is not None else None
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)
+    return current
+
+
+def _explain(item: dict[str, Any], owner: type[Block] | None) -> str:
+    kind, key = item["type"], str(item["loc"][-1]) if item["loc"] else ""
+    if kind == "extra_forbidden":
+        if key in ("api_key", "key", "token"):
+            return "keys are not written into files: name the environment variable with api_key_env"
+        names = list(_written_names(owner)) if owner else []
+        return f"unknown key{_suggest(key, names)}" + (f"; known here: {', '.join(names)}" if names else "")
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(item["msg"]).removeprefix("Value error, ")
+    got = item.get("input")
+    message = str(item["msg"]).removeprefix("Input ")
+    shown = "" if isinstance(got, dict | list) else f", not {got!r}"
+    return message + shown
+
+
+def _written_names(model: type[Block]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield field.alias or name
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def target_name(target: TargetBlock) -> str:
+    """The target in a word, as people read it."""
+    match target:
+        case ModelTarget(model=model):
+            return model
+        case _:
+            kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
+            value = getattr(target, kind)
+            return Path(value[0]).name if isinstance(value, list) else str(value)

@@ -1,0 +1,54 @@
+"""`a.b=value` from the command line, laid over what the file says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import UsageError
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """`limits.retries=2` as a path and a value; the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path or not all(path.split(".")):
+        raise UsageError(
+            f"{text!r} is not an override",
+            remedy="Write overrides as key=value, for example limits.concurrency=8 or dataset.limit=100.",
+        )
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return tuple(path.split(".")), YAML(typ="safe", pure=True).load(value) if value else None
+    except YAMLError as error:
+        raise UsageError(f"{text!r}: the value is not valid YAML") from error
+
+
+def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set one value in place, creating mappings on the way. Lists take a number, graders also their name."""
+    node: Any = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            position = _position(node, part, path[: depth + 1])
+            if last:
+                node[position] = value
+            else:
+                node = node[position]
+        elif isinstance(node, dict):
+            if last:
+                node[part] = value
+            elif not isinstance(node.get(part), dict | list):
+                node[part] = {}
+                node = node[part]
+            else:
+                node = node[part]
+
+
+def _position(node: list[Any], part: str, path: tuple[str, ...]) -> int:
+    if part.isdigit() and int(part) < len(node):
+        return int(part)
+    for position, inner in enumerate(node):
+        if isinstance(inner, dict) and part in (inner.get("name"), inner.get("type")):
+            return position
+    raise UsageError(f"{'.'.join(path)}: there is no such entry (the list has {len(node)})")

@@ -1,0 +1,137 @@
+"""Fingerprints of Python code, taken by reading files and never by importing them.
+
+A function's fingerprint covers its file and every local module that file imports, directly or not. Comments and
+layout do not count: what is digested is the file's tokens, so that a new comment reruns nothing, while a changed
+docstring, which a program can read, does. Installed packages are not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from typing import TYPE_CHECKING
+
+from holdfast.canonical import digest_bytes
+from holdfast.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
+
+
+def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
+    """Digests of `entry` and the local modules it imports, by their names relative to where they are found.
+
+    `folder` is the eval file's: modules are looked for there and beside the entry file.
+    """
+    found: dict[str, str] = {}
+    roots = list(dict.fromkeys([entry.parent.resolve(), _package_root(entry.resolve()), folder.resolve()]))
+    waiting, seen = [entry.resolve()], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        text = _read(path)
+        name = path.name if path == entry.resolve() else _relative(path, roots)
+        found[name] = digest_bytes(_tokens(text))
+        waiting.extend(_imported(ast.parse(text), path, roots))
+    return dict(sorted(found.items()))
+
+
+def _read(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:
+            text = file.read()
+        ast.parse(text)
+    except FileNotFoundError:
+        raise ConfigError([Problem(str(path), "no such file")]) from None
+    except SyntaxError as error:
+        raise ConfigError([Problem(f"{path}:{error.lineno or 1}", f"not valid Python: {error.msg}")]) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+    return text
+
+
+def _tokens(text: str) -> bytes:
+    lines = text.splitlines(keepends=True)
+    parts: list[str] = []
+    opened: tuple[int, int] | None = None
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        # Python 3.12 splits f-strings into several tokens, 3.11 does not: take them whole, so both agree.
+        if kind.endswith("STRING_START"):
+            opened = opened if depth else token.start
+            depth += 1
+        elif kind.endswith("STRING_END"):
+            depth -= 1
+            if depth == 0 and opened is not None:
+                parts.append("STRING " + _between(lines, opened, token.end))
+        elif depth == 0 and token.type not in _LAYOUT:
+            text_of = "" if kind in ("INDENT", "DEDENT", "NEWLINE") else token.string
+            parts.append(f"{kind} {text_of}")
+    return "\n".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    if start[0] == end[0]:
+        return lines[start[0] - 1][start[1] : end[1]]
+    first, last = lines[start[0] - 1][start[1] :], lines[end[0] - 1][: end[1]]
+    return first + "".join(lines[start[0] : end[0] - 1]) + last
+
+
+def _package_root(path: Path) -> Path:
+    """The folder from which a file's package is imported: above the topmost `__init__.py`."""
+    folder = path.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder
+
+
+def _relative(path: Path, roots: list[Path]) -> str:
+    for root in roots:
+        if path.is_relative_to(root):
+            return path.relative_to(root).as_posix()
+    return path.name
+
+
+def _imported(tree: ast.AST, path: Path, roots: list[Path]) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _modules(alias.name.split("."), roots)
+        elif isinstance(node, ast.ImportFrom):
+            bases = roots
+            if node.level:
+                folder = path.parent
+                for _ in range(node.level - 1):
+                    folder = folder.parent
+                bases = [folder]
+            parts = node.module.split(".") if node.module else []
+            yield from _modules(parts, bases)
+            for alias in node.names:
+                yield from _modules([*parts, alias.name], bases)
+
+
+def _modules(parts: list[str], roots: list[Path]) -> Iterator[Path]:
+    """The files that importing `a.b.c` would run, where they are local; a folder without `__init__.py` is passed."""
+    for root in roots:
+        folder, files = root, []
+        if not parts and (root / "__init__.py").is_file():
+            files.append(root / "__init__.py")
+        for part in parts:
+            if (folder / part / "__init__.py").is_file():
+                files.append(folder / part / "__init__.py")
+            elif (folder / f"{part}.py").is_file():
+                files.append(folder / f"{part}.py")
+                break
+            elif not (folder / part).is_dir():
+                break
+            folder = folder / part
+        if files:
+            yield from (file.resolve() for file in files)
+            return

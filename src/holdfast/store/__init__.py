@@ -1,0 +1,12 @@
+"""The run directory: journals that survive anything, and the files made from them.
+
+`lines`    how a line is sealed and checked
+`records`  what a line holds
+`journal`  the one thread that appends and syncs
+`files`    durable small writes: atomic replace, directory sync
+`index`    what is already there, read once when a run is opened
+`lease`    who may write
+`rundir`   the directory as a whole
+
+Nothing here imports another package of ours but `errors`.
+"""

@@ -1,0 +1,69 @@
+"""Durable small writes. A name appears only with its whole content behind it, and stays after a power cut."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+if sys.platform == "darwin":
+    import fcntl
+
+    def sync(fd: int) -> None:
+        """Put a file's bytes on the medium (macOS: `fsync` alone leaves them in the drive's cache)."""
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+    def drop_cache(fd: int) -> None:
+        """macOS has no call for it."""
+
+else:
+    sync = os.fdatasync
+
+    def drop_cache(fd: int) -> None:
+        """Forget clean cached pages, so that the next read shows what the medium holds.
+
+        After a failed sync Linux keeps pages that never reached the disk and calls them clean.
+        """
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, durably."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name; on leaving, sync it and give it its name in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

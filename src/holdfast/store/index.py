@@ -1,0 +1,253 @@
+"""What a run directory already holds, read once when it is opened and kept up as the run goes on.
+
+Transcripts stay on disk: the index knows where each output lies, what it used, and the verdicts on it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from holdfast.store.files import drop_cache, make_directory, replacing, sync
+from holdfast.store.lines import Line, scan
+from holdfast.store.records import GradeStatus, Output, Timing, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+
+class OutputRef(NamedTuple):
+    """Where a finished trial's line is, and what grading needs to know of it."""
+
+    path: Path
+    offset: int
+    length: int
+    digest: str
+    usage: Usage
+    seconds: float
+
+
+class VerdictRef(NamedTuple):
+    """What a grade said."""
+
+    status: GradeStatus
+    score: float | None
+    usage: Usage | None
+
+
+class Damage(NamedTuple):
+    """Bytes of a journal file that are no sound line."""
+
+    path: Path
+    offset: int
+    length: int
+    torn: bool
+    """an unfinished last line, as a kill in the middle of a write leaves it"""
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return "an unfinished last line" if self.torn else "a damaged line"
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; it counts as not done"
+
+
+@dataclass
+class Spent:
+    """What a run has used so far, in all its processes: outputs, judges and failed attempts alike."""
+
+    tokens: int = 0
+    requests: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    """how many of its requests have no known price"""
+    seconds: float = 0.0
+    """wall time with work in hand, the pauses between processes left out"""
+    _busy_until: float = 0.0
+
+    def add(self, usage: Usage) -> None:
+        """Count what one trial or grade used."""
+        self.tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
+        self.requests += usage.requests
+        if usage.cost is None:
+            self.unpriced += usage.requests
+        else:
+            self.cost += usage.cost
+
+    def add_time(self, started: float, ended: float) -> None:
+        """Count a stretch of work; stretches come in order of their ends and may overlap."""
+        self.seconds += max(0.0, ended - max(started, self._busy_until))
+        self._busy_until = max(self._busy_until, ended)
+
+
+@dataclass
+class Index:
+    """Everything a resumed run needs to know about its past."""
+
+    outputs: dict[str, OutputRef] = field(default_factory=dict)
+    verdicts: dict[str, VerdictRef] = field(default_factory=dict)
+    """by grade key"""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """failed attempts by generation key"""
+    spent: Spent = field(default_factory=Spent)
+    damage: list[Damage] = field(default_factory=list)
+
+
+class _OutputHead(msgspec.Struct):
+    key: str
+    digest: str
+    usage: Usage
+    timing: Timing
+
+
+class _GradeHead(msgspec.Struct):
+    grade_key: str
+    status: GradeStatus
+    score: float | None
+    usage: Usage | None = None
+
+
+class _ErrorHead(msgspec.Struct):
+    key: str
+    where: str
+    time: float
+    seconds: float
+
+
+_output_head = msgspec.json.Decoder(_OutputHead)
+_grade_head = msgspec.json.Decoder(_GradeHead)
+_error_head = msgspec.json.Decoder(_ErrorHead)
+_output = msgspec.json.Decoder(Output)
+
+
+def read_output(ref: OutputRef) -> Output:
+    """The whole record behind a reference."""
+    fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _output.decode(os.pread(fd, ref.length, ref.offset))
+    finally:
+        os.close(fd)
+
+
+class _OutputText(msgspec.Struct):
+    sample: str
+    output: str
+
+
+_output_text = msgspec.json.Decoder(_OutputText)
+
+
+class TextReader:
+    """Reads the answers of many outputs, keeping the files open."""
+
+    def __init__(self) -> None:
+        self._fds: dict[Path, int] = {}
+
+    def read(self, ref: OutputRef) -> str:
+        """The last reply's text."""
+        fd = self._fds.get(ref.path)
+        if fd is None:
+            fd = self._fds[ref.path] = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
+        return _output_text.decode(os.pread(fd, ref.length, ref.offset)).output
+
+    def close(self) -> None:
+        """Let the files go."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+
+def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> Index:
+    """Read all journals of a run.
+
+    `files` names the journal files of a kind. With `mend`, a directory, damaged bytes are moved there and cut out
+    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease.
+    """
+    index = Index()
+    for name, take in (("outputs", _take_output), ("grades", _take_grade), ("errors", _take_error)):
+        for path in files(name):
+            _read(path, index, mend is not None, take)
+    if mend is None or not index.damage:
+        return index
+    damage = index.damage
+    for path in {spot.path for spot in damage}:
+        _cut_out(path, [spot for spot in damage if spot.path == path], mend)
+    if not all(spot.torn for spot in damage):
+        index = load_index(files, mend=mend)  # lines moved, so the offsets did too
+        index.damage = [*damage, *index.damage]
+    return index
+
+
+def _take_output(index: Index, path: Path, line: Line) -> None:
+    head = _output_head.decode(line.data)
+    index.outputs[head.key] = OutputRef(path, line.offset, len(line.data), head.digest, head.usage, head.timing.seconds)
+    index.spent.add(head.usage)
+    index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
+
+
+def _take_grade(index: Index, _: Path, line: Line) -> None:
+    head = _grade_head.decode(line.data)
+    index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage)
+    if head.usage is not None:
+        index.spent.add(head.usage)
+
+
+def _take_error(index: Index, _: Path, line: Line) -> None:
+    head = _error_head.decode(line.data)
+    if head.where == "target":
+        index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+
+
+def _read(path: Path, index: Index, durable: bool, take: Callable[[Index, Path, Line], None]) -> None:
+    if durable:
+        _settle_on_medium(path)
+    for line in scan(path):
+        if line.sound:
+            with suppress(msgspec.DecodeError):
+                take(index, path, line)
+                continue
+        index.damage.append(Damage(path, line.offset, len(line.data) + line.whole, torn=not line.whole))
+
+
+def _settle_on_medium(path: Path) -> None:
+    """What a killed process left in the page cache is synced before it is believed, then read from the medium."""
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            sync(fd)
+            drop_cache(fd)
+        finally:
+            os.close(fd)
+
+
+def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:
+    make_directory(aside)
+    with path.open("r+b") as file:
+        with (aside / path.name).open("ab") as kept:
+            for spot in damage:
+                file.seek(spot.offset)
+                kept.write(file.read(spot.length).rstrip(b"\n") + b"\n")
+            kept.flush()
+            os.fsync(kept.fileno())
+        if all(spot.torn for spot in damage):
+            file.truncate(damage[0].offset)
+            os.fsync(file.fileno())
+            return
+        with replacing(path) as whole:
+            position = 0
+            for start, length in [(spot.offset, spot.length) for spot in damage] + [(path.stat().st_size, 0)]:
+                file.seek(position)
+                _copy(file.read, whole.write, start - position)
+                position = start + length
+
+
+def _copy(read: Callable[[int], bytes], write: Callable[[bytes], int], length: int) -> None:
+    while length > 0 and (chunk := read(min(length, 1 << 20))):
+        write(chunk)
+        length -= len(chunk)

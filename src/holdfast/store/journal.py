@@ -1,0 +1,232 @@
+"""The one thread that writes. A record counts once its bytes are synced, and not before.
+
+Callers hand over sealed lines; the thread takes all that have gathered, writes each file once, syncs it, and
+then tells the event loop in one call. So the loop never waits on the disk, a slow disk makes larger batches
+instead of a queue of syncs, and the cost of a line does not depend on how long the file is.
+
+What can go wrong, and what is then true:
+
+short or failed write   the file is cut back to its last synced byte, then the whole batch is tried once more
+failed sync             the kernel may have dropped the pages and called them clean, so no later sync of that
+                        file can vouch for them: the file is cut back and retired, and the batch is written again
+                        to a new file of this writer's own under `workers/`, which readers read too
+both again              the batch failed: whoever waits gets `Fault("disk")`, and nothing of it counts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from holdfast.errors import Fault
+from holdfast.store.files import make_directory, sync, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+JournalName = Literal["steps", "outputs", "errors", "grades"]
+JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grades")
+"""In the order they are written within a batch: a grade on disk means that its output is, too."""
+
+_MAX_WRITE: Final = 64 << 20
+
+
+class Place(NamedTuple):
+    """Where a line went."""
+
+    path: Path
+    offset: int
+
+
+class _Entry(NamedTuple):
+    name: JournalName
+    line: bytes
+    waiter: asyncio.Future[Place] | None
+    then: Callable[[], None] | None
+
+
+class _Done(NamedTuple):
+    """What became of a batch: where each file's part of it starts, or why it failed."""
+
+    places: dict[JournalName, Place]
+    failures: dict[JournalName, Fault]
+
+
+@dataclass
+class _Segment:
+    """An open journal file and how much of it is known to be on the medium."""
+
+    path: Path
+    fd: int
+    good: int
+
+    @classmethod
+    def open(cls, path: Path) -> _Segment:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        sync_directory(path.parent)
+        return cls(path, fd, os.fstat(fd).st_size)
+
+    def append(self, data: bytes) -> None:
+        """Write and sync, or leave the file as it was and raise."""
+        self._write(data)
+        sync(self.fd)
+        self.good += len(data)
+
+    def _write(self, data: bytes) -> None:
+        for attempt in (1, 2):
+            try:
+                view = memoryview(data)
+                for start in range(0, len(data), _MAX_WRITE):
+                    os.write(self.fd, view[start : start + _MAX_WRITE])
+                # The size is asked rather than the return values added up: it also tells of a second writer.
+                if os.fstat(self.fd).st_size == self.good + len(data):
+                    return
+                failure = OSError(28, "short write")
+            except OSError as error:
+                failure = error
+            os.ftruncate(self.fd, self.good)
+            if attempt == 2:
+                raise failure
+
+    def retire(self) -> None:
+        with suppress(OSError):
+            os.ftruncate(self.fd, self.good)
+        with suppress(OSError):
+            os.close(self.fd)
+
+
+class Journal:
+    """Appends to the journal files of one writer in a run directory."""
+
+    def __init__(self, directory: Path, *, notice: Callable[[str], None]) -> None:
+        self.directory = directory
+        self._notice = notice
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[_Entry] = []
+        self._queue: SimpleQueue[list[_Entry] | None] = SimpleQueue()
+        self._segments: dict[JournalName, _Segment] = {}
+        self._spare: Path | None = None
+        self.bytes_written = 0
+        self._thread = Thread(target=self._run, name="holdfast-journal", daemon=True)
+        self._thread.start()
+
+    async def write(self, name: JournalName, line: bytes) -> Place:
+        """Append a line; returns, with where it is, once it is on the medium."""
+        waiter: asyncio.Future[Place] = self._loop.create_future()
+        self._add(_Entry(name, line, waiter, None))
+        return await waiter
+
+    def post(self, name: JournalName, line: bytes, then: Callable[[], None] | None = None) -> None:
+        """Append a line without waiting; `then` is called on the loop once it is on the medium."""
+        self._add(_Entry(name, line, None, then))
+
+    def _add(self, entry: _Entry) -> None:
+        # Handed over once per turn of the event loop: the thread then wakes for a batch, not for each line.
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append(entry)
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            self._queue.put(self._gathered)
+            self._gathered = []
+
+    async def close(self) -> None:
+        """Write what is queued and stop the thread."""
+        self._hand_over()
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)  # let the last settled batch reach its waiters
+        for segment in self._segments.values():
+            os.close(segment.fd)
+        self._segments.clear()
+
+    # From here on: the writer thread.
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            handed = [self._queue.get()]
+            with suppress(Empty):
+                while True:
+                    handed.append(self._queue.get_nowait())
+            last = None in handed
+            entries = [entry for batch in handed if batch is not None for entry in batch]
+            if entries:
+                done = self._commit(entries)
+                self._loop.call_soon_threadsafe(self._settle, entries, done)
+
+    def _commit(self, entries: list[_Entry]) -> _Done:
+        places: dict[JournalName, Place] = {}
+        failures: dict[JournalName, Fault] = {}
+        for name in JOURNALS:
+            data = b"".join([entry.line for entry in entries if entry.name == name])
+            if not data:
+                continue
+            if "outputs" in failures and name == "grades":
+                failures[name] = failures["outputs"]  # a grade never stands without its output
+                continue
+            try:
+                places[name] = self._append(name, data)
+                self.bytes_written += len(data)
+            except OSError as error:
+                failures[name] = Fault(
+                    "disk",
+                    f"cannot write {self.directory / name}.jsonl: {error.strerror or error}",
+                    remedy="Make room or mend the disk, then run the same command again: it goes on from here.",
+                )
+        return _Done(places, failures)
+
+    def _append(self, name: JournalName, data: bytes) -> Place:
+        segment = self._segments.get(name)
+        if segment is None:
+            segment = self._segments[name] = _Segment.open((self._spare or self.directory) / f"{name}.jsonl")
+        try:
+            segment.append(data)
+        except OSError as error:
+            if os.fstat(segment.fd).st_size <= segment.good:
+                raise  # the write itself failed and was cut back: the file is sound
+            path = self._replace(name)
+            self._loop.call_soon_threadsafe(
+                self._notice,
+                f"sync of {segment.path} failed ({error.strerror}); going on in {path}",
+            )
+            segment = self._segments[name]
+            segment.append(data)
+        return Place(segment.path, segment.good - len(data))
+
+    def _replace(self, name: JournalName) -> Path:
+        """Retire a file whose sync failed and open one on fresh ground."""
+        self._segments.pop(name).retire()
+        token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        spare = self.directory / "workers" / token
+        make_directory(spare)
+        self._spare = spare
+        path = spare / f"{name}.jsonl"
+        self._segments[name] = _Segment.open(path)
+        return path
+
+    # On the event loop again.
+
+    @staticmethod
+    def _settle(entries: list[_Entry], done: _Done) -> None:
+        offsets = {name: place.offset for name, place in done.places.items()}
+        for name, line, waiter, then in entries:
+            failure = done.failures.get(name)
+            if failure is not None:
+                if waiter is not None and not waiter.done():
+                    waiter.set_exception(failure)
+                continue
+            if waiter is not None and not waiter.done():
+                waiter.set_result(Place(done.places[name].path, offsets[name]))
+            elif then is not None:
+                then()
+            offsets[name] += len(line)

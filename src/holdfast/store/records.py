@@ -1,0 +1,97 @@
+"""What the journals hold. One struct per file; the field names are the documented format."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.json import Encoder
+
+from holdfast.store.lines import seal
+
+SCHEMA_VERSION = "1.0"
+"""Version of the run directory's files, MAJOR.MINOR, written into `manifest.json`."""
+
+GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
+
+
+class Usage(Struct, frozen=True):
+    """What a trial or a grade used. `None` means unknown, which is not zero."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    requests: int = 0
+    cost: float | None = None
+
+
+class Timing(Struct, frozen=True):
+    """When a trial started (seconds since the epoch), how long it took, and when its first token came."""
+
+    started: float
+    seconds: float
+    first_token: float | None = None
+
+
+class Output(Struct, frozen=True, omit_defaults=False):
+    """A finished trial: a line of `outputs.jsonl`."""
+
+    key: str
+    sample: str
+    trial: int
+    attempt: int
+    messages: list[dict[str, Any]]
+    output: str
+    turns: int
+    stop: str
+    usage: Usage
+    timing: Timing
+    digest: str
+    """of `messages`, so that a grade is tied to what it graded"""
+    state: Any = None
+
+
+class Grade(Struct, frozen=True):
+    """A verdict: a line of `grades.jsonl`."""
+
+    key: str
+    grade_key: str
+    sample: str
+    trial: int
+    grader: str
+    type: str
+    turn: int | None
+    status: GradeStatus
+    score: float | None
+    weight: float
+    feedback: str
+    details: Any
+    seconds: float
+    usage: Usage | None = None
+
+
+class ErrorRecord(Struct, frozen=True):
+    """A failed attempt: a line of `errors.jsonl`."""
+
+    key: str
+    sample: str
+    trial: int
+    attempt: int
+    where: str
+    """`target`, or the grader's name"""
+    kind: str
+    message: str
+    status: int | None
+    time: float
+    seconds: float
+    final: bool
+    """True when no further attempt followed in that process"""
+
+
+Record = Output | Grade | ErrorRecord
+
+_encoder = Encoder()
+
+
+def to_line(record: Record) -> bytes:
+    """The record as a sealed journal line."""
+    return seal(_encoder.encode(record))

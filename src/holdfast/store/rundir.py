@@ -1,0 +1,124 @@
+"""A run directory: its files, its manifest, and setting it aside."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import UsageError
+from holdfast.store.files import make_directory, replacing, sync_directory
+from holdfast.store.index import Index, load_index
+from holdfast.store.records import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ARCHIVE: Final = "archived"
+"""Folder beside the runs of an eval where `--fresh` puts the old ones."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is. Written first, once, and never changed."""
+
+    schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
+    id: str
+    name: str
+    target: str
+    created: str
+    holdfast: str
+    python: str
+    platform: str
+    fingerprints: dict[str, Any]
+    dataset: dict[str, Any]
+    trials: int
+    eval_file: str | None
+    eval: dict[str, Any]
+
+
+class RunDir:
+    """One run on disk. Reading needs nothing; writing needs the run's lease."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "manifest.json"
+        self.results = path / "results.json"
+        self.metrics = path / "metrics.json"
+        self.log = path / "run.log"
+        self.aside = path / "set-aside"
+
+    @property
+    def lease(self) -> Path:
+        """The lease lies beside the directory, so that it stays when the directory is set aside."""
+        return self.path.with_name(f"{self.path.name}.lock")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its numbers."""
+        return self.metrics.exists()
+
+    def journals(self, name: str) -> Iterator[Path]:
+        """The files of one kind of journal, of every writer there was."""
+        yield self.path / f"{name}.jsonl"
+        yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
+
+    def load(self, *, mend: bool) -> Index:
+        """Read the journals; `mend` only while holding the lease."""
+        if mend:
+            for leftover in self.path.glob(".*.tmp"):
+                with suppress(OSError):
+                    leftover.unlink()
+        return load_index(self.journals, mend=self.aside if mend else None)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Create the directory and say what it is."""
+        make_directory(self.path)
+        with replacing(self.manifest) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+
+    def read_manifest(self) -> Manifest | None:
+        """What this run is; None where no manifest has been written."""
+        try:
+            data = self.manifest.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            version = msgspec.json.decode(data).get("schemaVersion", "")
+            if str(version).partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+                raise UsageError(
+                    f"{self.manifest}: schemaVersion {version!r}; this Holdfast reads {SCHEMA_VERSION}",
+                    remedy="Use the version of Holdfast that wrote this run, or start anew with --fresh.",
+                )
+            return msgspec.json.decode(data, type=Manifest)
+        except (msgspec.DecodeError, AttributeError) as error:
+            raise UsageError(
+                f"{self.manifest}: not a manifest ({error})",
+                remedy=f"See what is there with: holdfast repair {self.path}",
+            ) from error
+
+    def reopen(self) -> None:
+        """Take back the mark of a finished run, so that it can go on."""
+        for path in (self.metrics, self.results):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        sync_directory(self.path)
+
+    def set_aside(self) -> Path | None:
+        """Move the whole run out of the way, never delete it. Returns where it went."""
+        if not self.path.exists():
+            return None
+        archive = self.path.parent / ARCHIVE
+        make_directory(archive)
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        place = archive / f"{self.path.name}.{stamp}"
+        number = 1
+        while place.exists():
+            number += 1
+            place = archive / f"{self.path.name}.{stamp}-{number}"
+        self.path.rename(place)
+        sync_directory(archive)
+        sync_directory(self.path.parent)
+        return place

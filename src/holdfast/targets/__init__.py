@@ -1,0 +1,12 @@
+"""What is measured: one module per kind of target, all with the same single method.
+
+`types`     Turn, Reply, Target
+`model`     a model behind an OpenAI-compatible API
+`client`    the HTTP client all of them share, and what its failures mean
+`embedded`  the small model that comes with the `local` extra
+`python`    a Python function
+`http`      a workflow behind HTTP
+`command`   a program
+`prices`    dollars per token
+`build`     from what the eval file says to the target
+"""

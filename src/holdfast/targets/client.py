@@ -1,0 +1,184 @@
+"""The HTTP client, and what each of its failures means.
+
+A failure is either an `AttemptError`, worth another try or at least not the other trials' concern, or a `Fault`
+that every other request would meet too. Nothing else leaves this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import os
+import re
+import ssl
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from holdfast import __version__
+from holdfast.errors import AttemptError, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+_decode = msgspec.json.Decoder().decode
+_MAX_RETRY_AFTER = 600.0
+
+
+class Client:
+    """POSTs JSON to one URL over kept connections."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, key_hint: str = "") -> None:
+        self.url = url
+        self._url = URL(url)
+        self._key_hint = key_hint
+        self._headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"holdfast/{__version__}",
+            **headers,
+        }
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # Time-outs are the conversation's; the pool is as wide as the window of the engine.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            proxy=_proxy(self.url),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, body: Any) -> Any:
+        """The JSON that comes back."""
+        assert self._session is not None
+        try:
+            async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
+                data = await response.read()
+                if response.status >= 300:
+                    raise self._refusal(response.status, response.headers, data)
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise self._broken(error) from error
+        return self.parse(data)
+
+    async def stream(self, body: Any) -> AsyncIterator[Any]:
+        """The JSON events of a reply that may come as server-sent events, or all at once."""
+        assert self._session is not None
+        try:
+            async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
+                if response.status >= 300:
+                    raise self._refusal(response.status, response.headers, await response.read())
+                if "event-stream" not in response.headers.get("Content-Type", ""):
+                    yield self.parse(await response.read())
+                    return
+                pending = b""
+                async for chunk in response.content.iter_any():
+                    *lines, pending = (pending + chunk).split(b"\n")
+                    for line in lines:
+                        line = line.strip()
+                        if line == b"data: [DONE]" or line == b"data:[DONE]":
+                            return
+                        if line.startswith(b"data:"):
+                            yield self.parse(line[5:])
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise self._broken(error) from error
+
+    @staticmethod
+    def parse(data: bytes) -> Any:
+        """JSON, or an AttemptError that shows what came instead."""
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            shown = data[:120].decode("utf-8", "replace")
+            raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {shown!r}") from error
+
+    def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
+        code, message = _reason(data)
+        said = f"{self.url} answered {status}: {message}"
+        if status in (401, 403):
+            return Fault("auth", said, remedy=self._key_hint or "Check the credentials, then run it again.")
+        if status == 402 or code in ("insufficient_quota", "billing_hard_limit_reached", "quota_exceeded"):
+            return Fault("quota", said, remedy="Top up the account or wait for its quota, then run it again.")
+        if status == 404:
+            missing = "model" in message.lower() or "model" in code
+            return Fault(
+                "no_model",
+                said,
+                remedy="Check target.model: the server does not know it."
+                if missing
+                else "Check the URL (an OpenAI-compatible base_url usually ends in /v1) and the model's name.",
+            )
+        if status == 429:
+            return AttemptError("rate_limit", said, status=status, retry_after=_retry_after(headers))
+        if status in (408, 409, 425) or status >= 500:
+            return AttemptError("server", said, status=status, retry_after=_retry_after(headers))
+        return AttemptError("bad_request", said, status=status, retry=False)
+
+    def _broken(self, error: BaseException) -> AttemptError | Fault:
+        place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
+        if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+            return Fault("refused", f"{place}: the certificate is not trusted ({error})")
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            return Fault("refused", f"{place}: no such host", remedy="Check the URL and the network.")
+        if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+            return Fault(
+                "refused",
+                f"{place} refuses connections",
+                remedy=f"Is the server running at {self.url}? Start it, then run the same command again.",
+            )
+        if isinstance(error, aiohttp.InvalidURL):
+            return Fault("refused", f"{self.url} is not a URL that can be asked")
+        return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy the environment names for a URL; asked once, where aiohttp's `trust_env` asks for each request."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+def _reason(data: bytes) -> tuple[str, str]:
+    """The error's code and message, from the shapes that servers use."""
+    try:
+        body = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "", data[:300].decode("utf-8", "replace").strip() or "no reason given"
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail") or error
+        return str(error.get("code") or error.get("type") or ""), str(message)[:300]
+    return "", str(error)[:300]
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms."""
+    if re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after-ms", "")):
+        return min(float(headers["retry-after-ms"]) / 1000, _MAX_RETRY_AFTER)
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", value):
+        return min(float(value), _MAX_RETRY_AFTER)
+    if value:
+        try:
+            moment = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        return min(max(0.0, moment.timestamp() - time.time()), _MAX_RETRY_AFTER)
+    return None
+
+
+def bearer(api_key_env: str) -> dict[str, str]:
+    """The Authorization header from the environment; none when the variable is not set, as local servers need none."""
+    key = os.environ.get(api_key_env)
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,32 @@
+"""The process behind the embedded model: llama.cpp's server on loopback, until standard input ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Serve the weights named on the command line and print where."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = sys.argv[1]
+    params.n_parallel = int(sys.argv[2])
+    params.n_ctx = 2048 * params.n_parallel
+    threads = max(1, min(4, (os.cpu_count() or 1)))
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.n_gpu_layers = 0
+    params.use_jinja = True
+    server = xllamacpp.Server(params)
+    sys.stdout.write(f"listening {server.listening_address}\n")
+    sys.stdout.flush()
+    sys.stdin.buffer.read()
+    os._exit(0)  # llama.cpp's threads have nothing to save
+
+
+if __name__ == "__main__":
+    main()

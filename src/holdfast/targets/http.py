@@ -1,0 +1,70 @@
+"""A workflow behind HTTP as the target."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+
+from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
+from holdfast.spec.template import render_tree
+from holdfast.store.records import Usage
+from holdfast.targets.client import Client
+from holdfast.targets.types import Reply
+
+if TYPE_CHECKING:
+    from holdfast.spec.fields import HttpTarget
+    from holdfast.targets.types import Turn
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+class HttpWorkflow:
+    """Posts the rendered request and picks the answer from the reply, or from each event of a stream."""
+
+    def __init__(self, block: HttpTarget, where: str) -> None:
+        self._block = block
+        try:
+            self._pick = jmespath.compile(block.response)
+        except JMESPathError as error:
+            raise ConfigError([Problem(where, f"target.response is not a JMESPath: {error}")]) from error
+        headers = {name: _VARIABLE.sub(_from_environment, value) for name, value in block.headers.items()}
+        self._client = Client(block.http, headers, key_hint="Check target.headers.")
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__()
+
+    async def reply(self, turn: Turn) -> Reply:
+        """Ask the workflow."""
+        fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
+        started, first = time.monotonic(), None
+        parts: list[str] = []
+        async for event in self._client.stream(render_tree(self._block.request, fields)):
+            found = self._pick.search(event)
+            if found is not None:
+                first = time.monotonic() - started if first is None else first
+                parts.append(found if isinstance(found, str) else _compact(found))
+        if not parts:
+            raise AttemptError("bad_reply", f"nothing at {self._block.response!r} in the reply")
+        return Reply(text="".join(parts), usage=Usage(requests=1), first_token=first)
+
+
+def _compact(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(value).decode()
+
+
+def _from_environment(match: re.Match[str]) -> str:
+    value = os.environ.get(match[1])
+    if value is None:
+        raise UsageError(f"target.headers names ${{{match[1]}}}, which is not set in the environment")
+    return value

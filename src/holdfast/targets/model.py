@@ -1,0 +1,131 @@
+"""A model behind an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import AttemptError, UsageError
+from holdfast.targets.client import Client, bearer
+from holdfast.targets.embedded import is_embedded, serve
+from holdfast.targets.types import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from holdfast.spec.fields import ModelTarget
+    from holdfast.store.records import Usage
+    from holdfast.targets.prices import Prices
+    from holdfast.targets.types import Message, Turn
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+
+class Model:
+    """Answers with one request per turn."""
+
+    def __init__(self, block: ModelTarget, prices: Prices) -> None:
+        self._block = block
+        self._prices = prices
+        self._client: Client | None = None
+        self._server: AbstractAsyncContextManager[str] | None = None
+        if not is_embedded(block.model):
+            self._check_key(self.base_url)
+
+    @property
+    def base_url(self) -> str:
+        """Where the model is asked; not a part of any key."""
+        return (self._block.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+
+    def _check_key(self, base_url: str) -> None:
+        name = self._block.api_key_env
+        if base_url == DEFAULT_BASE_URL and not os.environ.get(name):
+            raise UsageError(
+                f"no API key: {name} is not set",
+                remedy=f"export {name}=…, or point target.base_url (or OPENAI_BASE_URL) at your server.",
+            )
+
+    async def __aenter__(self) -> Self:
+        base_url = self.base_url
+        if is_embedded(self._block.model):
+            self._server = serve(self._block.model)
+            base_url = await self._server.__aenter__()
+        path = "/chat/completions" if self._block.api == "chat" else "/completions"
+        name = self._block.api_key_env
+        hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
+        self._client = await Client(base_url + path, bearer(name), key_hint=hint).__aenter__()
+        return self
+
+    async def __aexit__(self, *details: Any) -> None:
+        if self._client is not None:
+            await self._client.__aexit__()
+        if self._server is not None:
+            await self._server.__aexit__(*details)
+
+    async def reply(self, turn: Turn) -> Reply:
+        """Ask for the next assistant message."""
+        return await self.complete(turn.messages)
+
+    async def complete(self, messages: list[Message]) -> Reply:
+        """The model's answer to a conversation."""
+        assert self._client is not None
+        body: dict[str, Any] = {"model": self._block.model, **self._block.params}
+        if self._block.api == "chat":
+            body["messages"] = messages
+        else:
+            body["prompt"] = "\n\n".join(str(message["content"]) for message in messages)
+        if self._block.stream:
+            body["stream"] = True
+            body.setdefault("stream_options", {"include_usage": True})
+            return await self._streamed(self._client.stream(body))
+        return self._whole(await self._client.post(body))
+
+    def _whole(self, data: Any) -> Reply:
+        try:
+            choice = data["choices"][0]
+            message = choice["message"] if self._block.api == "chat" else {"content": choice["text"]}
+            content = message.get("content")
+            stop = choice.get("finish_reason") or "stop"
+            usage = self._usage(data.get("usage"))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
+        if not isinstance(content, str):
+            if content is not None or not message.get("tool_calls"):
+                raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
+            content = ""
+        said: Message = {"role": "assistant", "content": content}
+        if self._block.api == "chat":
+            said |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
+        return Reply(text=content, messages=[said], usage=usage, stop=str(stop))
+
+    async def _streamed(self, events: AsyncIterator[Any]) -> Reply:
+        started, first = time.monotonic(), None
+        parts: list[str] = []
+        stop, usage = None, None
+        async for event in events:
+            try:
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or []:
+                    delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+                    if delta.get("content"):
+                        first = time.monotonic() - started if first is None else first
+                        parts.append(delta["content"])
+                    stop = choice.get("finish_reason") or stop
+            except (AttributeError, TypeError) as error:
+                raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
+        if stop is None:
+            raise AttemptError("bad_reply", "the stream ended before the answer did")
+        text = "".join(parts)
+        return Reply(
+            text=text,
+            messages=[{"role": "assistant", "content": text}],
+            usage=self._usage(usage),
+            stop=stop,
+            first_token=first,
+        )
+
+    def _usage(self, data: Any) -> Usage:
+        counts = data if isinstance(data, dict) else {}
+        return self._prices.usage(counts.get("prompt_tokens"), counts.get("completion_tokens"))

@@ -1,0 +1,160 @@
+"""Running the real command and the real server from tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+PATIENCE = 60.0
+"""How long a test waits for a condition before it calls it a failure."""
+
+
+class Server:
+    """A running test server."""
+
+    def __init__(self, base_url: str, process: subprocess.Popen[bytes]) -> None:
+        self.base_url = base_url
+        self.process = process
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            self.base_url.removesuffix("/v1") + path, None if body is None else json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+    def control(self, **settings: Any) -> None:
+        """Change what it does."""
+        self._call("/control", settings)
+
+    def reset(self) -> None:
+        """Forget the counts."""
+        self._call("/reset", {})
+
+    def stats(self) -> dict[str, Any]:
+        """What it was asked so far."""
+        return self._call("/stats")
+
+    @property
+    def requests(self) -> int:
+        """How many completions it was asked for."""
+        return self.stats()["requests"]
+
+
+@contextmanager
+def server(**settings: Any) -> Iterator[Server]:
+    """A server of one's own on loopback, stopped at the end."""
+    arguments = [
+        f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.server", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        line = process.stdout.readline().decode()
+        assert line.startswith("listening "), line
+        yield Server(line.split()[1], process)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Return the condition's value once it is true."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError(f"waited {patience} s in vain for {what}")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """An environment without anything of the user's that could matter."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "OPENAI_"))}
+    return {**kept, **more}
+
+
+def holdfast(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, check: int | None = 0) -> Any:
+    """Run the command to its end; `check` is the exit code it must have (None: any)."""
+    done = subprocess.run(
+        [*HOLDFAST, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if check is not None:
+        assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start the command and return at once."""
+    return subprocess.Popen(
+        [*HOLDFAST, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**(env or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def write_eval(folder: Path, base_url: str, *, rows: int = 20, name: str = "e", **keys: Any) -> Path:
+    """An eval of `rows` questions against a test server that echoes; the answers of even rows are right."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "data.jsonl").open("w") as file:
+        for number in range(rows):
+            expected = f"question {number}" if number % 2 == 0 else "something else"
+            file.write(json.dumps({"id": f"s{number}", "question": f"question {number}", "expected": expected}) + "\n")
+    spec: dict[str, Any] = {
+        "name": name,
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "test-model", "base_url": base_url},
+        "prompt": "{{ question }}",
+        "graders": [{"type": "exact"}],
+        **keys,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(spec))  # JSON is YAML
+    return path
+
+
+def run_dir(cwd: Path, name: str = "e") -> Path:
+    """The one run directory of an eval."""
+    runs = [path for path in (cwd / "runs" / name).iterdir() if (path / "manifest.json").exists()]
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def metrics(run: Path, *, timing: bool = False) -> dict[str, Any]:
+    """`metrics.json`, without what depends on the clock unless asked for."""
+    found = json.loads((run / "metrics.json").read_text())
+    if not timing:
+        del found["timing"]
+    return found
