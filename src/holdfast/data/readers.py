@@ -40,7 +40,7 @@ def find_files(patterns: list[str], folder: Path) -> list[Path]:
     files: list[Path] = []
     for pattern in patterns:
         path = folder / Path(pattern).expanduser()
-        if any(mark in pattern for mark in "*?["):
+        if any(mark in pattern for mark in "*?[") and not path.exists():
             matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
             if not matches:
                 raise DataError(str(path), "matches no file")
@@ -68,7 +68,7 @@ def read_rows(path: Path, declared: str | None) -> Iterator[tuple[str, Row]]:
         raise
     except FileNotFoundError:
         raise DataError(str(path), "no such file") from None
-    except (OSError, EOFError, ValueError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
         raise DataError(str(path), f"cannot be read: {error}") from error
     except Exception as error:  # zlib, lzma, zstandard and pyarrow each raise a root class of their own
         if type(error).__module__.partition(".")[0] in ("zlib", "lzma", "zstandard", "_lzma", "pyarrow"):
@@ -92,26 +92,52 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
         file = cast("IO[bytes]", lzma.open(path, "rb"))
     elif suffix == ".zst":
-        import zstandard
-
-        file = cast("IO[bytes]", zstandard.open(path, "rb"))
+        file = cast("IO[bytes]", io.BufferedReader(_Zstandard(path), 1 << 18))
     else:
         file = path.open("rb", buffering=1 << 18)
     with file:
         yield file
 
 
-def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    if path.suffix.lower() == ".zst":
-        yield from io.BufferedReader(cast("io.RawIOBase", file), 1 << 18)
-    else:
-        yield from file
+class _Zstandard(io.RawIOBase):
+    """What `zstandard.open` reads, but a file that was cut off is an error: there it looks like a shorter file."""
+
+    def __init__(self, path: Path) -> None:
+        import zstandard
+
+        self._file = path.open("rb", buffering=0)
+        self._make = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._make()
+        self._inside = False
+        self._waiting, self._ready = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._waiting or self._file.read(1 << 13)  # little, since it may unpack to very much
+            if not data:
+                if self._inside:
+                    raise EOFError("the compressed data ends in the middle")
+                return 0
+            self._ready = memoryview(self._frame.decompress(data))
+            self._inside, self._waiting = not self._frame.eof, self._frame.unused_data
+            if self._frame.eof:
+                self._frame = self._make()
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
     decode = msgspec.json.Decoder().decode
     with _open(path) as file:
-        for number, line in enumerate(_lines(file, path), 1):
+        for number, line in enumerate(file, 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():
@@ -144,9 +170,12 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Row]]:
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = "\t" if ".tsv" in map(str.lower, path.suffixes) else ","
     with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+        names = reader.fieldnames or []
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{path}:1", f"the header names a column twice: {', '.join(map(repr, twice))}")
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row:

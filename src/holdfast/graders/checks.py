@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
+_MOST_DIGITS = 10_000
+"""numbers further from 1 than this many digits are noise, and no arithmetic can hold them"""
+
 
 def rendered(value: Any, fields: dict[str, Any]) -> str:
     """A template over the row, or a plain value as text."""
@@ -95,11 +98,17 @@ class Choice(_Check):
         super().__init__(fingerprint)
         self.block = block
         letter = f"([{re.escape(block.choices)}])"
+        named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be|:)\W*)*{letter}(?![\w'])"
+        # From the plainest to the vaguest. An A or I before a small word is an article or a pronoun as a rule.
         self._patterns = [
-            re.compile(rf"(?i:answer|choice|option)\W*(?:(?i:is|would be|:)\W*)*{letter}(?![\w'])"),
-            re.compile(rf"\A\W*{letter}(?![\w'])(?!\s+[a-z])"),
+            re.compile(rf"\\boxed\{{\W*(?:text\W*)?{letter}(?!\w)"),
+            re.compile(rf"{named}(?!(?<=I)\s+[a-z])"),
+            re.compile(rf"{named}(?=\W*$)", re.IGNORECASE | re.MULTILINE),
+            re.compile(rf"(?<![\w']){letter}\s+is\s+(?:the\s+)?(?:correct|right|best)"),
+            re.compile(rf"\A\W*{letter}(?![\w'])(?!(?<=[AI])\s+[a-z])"),
             re.compile(rf"[(\[*]{letter}[)\]*]"),
-            re.compile(rf"(?<![\w']){letter}(?=\s*[.):]|\s*\Z)"),
+            re.compile(rf"(?<![\w']){letter}(?=\s*[.):!]|\s*\Z)"),
+            re.compile(named),
         ]
         self._loose = re.compile(rf"\A\W*{letter}\W*\Z", re.IGNORECASE)
 
@@ -125,8 +134,8 @@ class Choice(_Check):
 
     def _expected(self, fields: dict[str, Any]) -> str:
         text = rendered(self.block.expected, fields).strip()
-        if text.isdigit() and int(text) < len(self.block.choices):
-            return self.block.choices[int(text)]
+        if text.isdecimal() and int(text) < len(self.block.choices):
+            return self.block.choices[int(text)].upper()
         letter = text.strip("().").upper()
         if len(letter) != 1 or letter not in self.block.choices.upper():
             raise AttemptError(
@@ -171,7 +180,9 @@ def _numbers(text: str) -> list[Decimal]:
     numbers = []
     for match in _NUMBER.finditer(text):
         try:
-            numbers.append(Decimal(match[0].replace(",", "")))
+            number = Decimal(match[0].replace(",", ""))
         except InvalidOperation:  # an exponent no number needs
             continue
+        if abs(number.adjusted()) < _MOST_DIGITS:
+            numbers.append(number)
     return numbers

@@ -44,7 +44,7 @@ class Block(BaseModel):
 class DatasetBlock(Block):
     """Where the samples come from."""
 
-    path: Strings
+    path: Annotated[Strings, Field(min_length=1)]
     """file, glob or `hf://owner/name`; relative to the eval file"""
     format: Literal["jsonl", "json", "csv", "parquet"] | None = None
     """when the name does not tell"""
@@ -172,7 +172,8 @@ class GraderBlock(Block):
     @model_validator(mode="after")
     def _checks_something(self) -> GraderBlock:
         if self.checks and not any(getattr(self, field) for field in self.checks):
-            raise ValueError(f"checks nothing: give at least one of {', '.join(self.checks)}")
+            written = (type(self).model_fields[field].alias or field for field in self.checks)
+            raise ValueError(f"checks nothing: give at least one of {', '.join(written)}")
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class ChoiceGrader(GraderBlock):
     type: Literal["choice"]
     expected: str | int = "{{ expected }}"
     """a letter, or the position of the right choice counted from 0"""
-    choices: str = "ABCDEFGHIJ"
+    choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """the letters that count"""
 
 

@@ -157,7 +157,11 @@ def _graders(data: Any, document: Document, problems: list[Problem]) -> list[Gra
         location: Location = ("graders", number)
         if not isinstance(raw, dict):
             continue  # the top model has said so
-        fields = {**raw, **(raw.get("config") or {})}
+        config = raw.get("config") or {}
+        if not isinstance(config, dict):
+            problems.append(Problem(document.where((*location, "config")), "is a mapping of the grader's parameters"))
+            continue
+        fields = {**raw, **config}
         fields.pop("config", None)
         kind = fields.get("type")
         if kind not in GRADERS:
