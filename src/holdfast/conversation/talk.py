@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import AttemptError
-from holdfast.spec.template import Template, TemplateError
+from holdfast.spec.template import RENDER_ERRORS, Template
 from holdfast.store.records import Usage
 from holdfast.targets.types import Turn
 
@@ -58,7 +58,7 @@ class Script:
 def _render(template: Template, sample: Sample) -> str:
     try:
         return template.render(sample.fields)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+    except RENDER_ERRORS as error:
         raise AttemptError("bad_request", f"{sample.where}: cannot render the prompt: {error}", retry=False) from error
 
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.canonical import digest_bytes
 from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
-from holdfast.spec.template import Template, TemplateError, expression
+from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,13 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
-        self._where = expression(self._block.where) if self._block and self._block.where else None
+        self._where = None
+        if self._block and self._block.where:
+            try:
+                self._where = expression(self._block.where)
+            except TemplateError as error:
+                where = spec.document.where(("dataset", "where"))
+                raise ConfigError([Problem(where, f"not a valid expression: {error}")]) from error
 
     @cached_property
     def revision(self) -> str | None:
@@ -132,7 +138,7 @@ class Dataset:
         for where, row in self._rows():
             try:
                 chosen = self._where(row)
-            except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
+            except RENDER_ERRORS as error:
                 raise DataError(where, f"dataset.where cannot be evaluated for this row: {error}") from error
             if chosen:
                 yield where, row
@@ -165,13 +171,11 @@ class _TemplateChecks:
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
         self._fields: set[str] = set()
-        given = {"output", "messages", "prompt"}
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
         self._templates: list[tuple[Location, Template, frozenset[str]]] = []
-        for location, source in spec.templates():
+        for location, source, given in spec.templates():
             compiled = Template(source)
-            needed = compiled.names - given if location[0] == "graders" else compiled.names
-            if needed:
+            if needed := compiled.names - given:
                 self._templates.append((location, compiled, needed))
 
     def look(self, sample: Sample) -> None:

@@ -63,6 +63,8 @@ class Grading:
                 result: Verdict | AttemptError = grader.check(case)
             except AttemptError as error:
                 result = error
+            except Exception as error:  # what an answer does to one grader must not end the run
+                result = _raised(error)
             self._keep(case, job, number, result, time.monotonic() - started)
 
     async def finish(self) -> None:
@@ -104,6 +106,8 @@ class Grading:
                 self.down[number] = fault
                 self._notice(f"grader {name!r} is out of action, outputs go on being kept: {fault}")
             return
+        except Exception as error:  # a worker that died of it would leave the others waiting for ever
+            result = _raised(error)
         self._keep(case, job, number, result, time.monotonic() - started)
 
     def _keep(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> None:
@@ -133,6 +137,10 @@ class Grading:
                 usage=usage,
             )
         )
+
+
+def _raised(error: Exception) -> AttemptError:
+    return AttemptError("grader", f"{type(error).__name__}: {error}", retry=False)
 
 
 def _is_instant(grader: InstantGrader | WaitingGrader) -> TypeIs[InstantGrader]:

@@ -17,10 +17,12 @@ import msgspec
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import identify, open_run
 from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.graders.build import build_graders
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
 from holdfast.spec.fields import ModelTarget, PromptGrader
 from holdfast.spec.load import target_name
+from holdfast.targets.build import build_target
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if not options.fresh and (metrics := _finished(found, rundir, options)) is not None:
         plan = Plan(found.survey.count, spec.trials, found.survey.count * spec.trials, 0, 0)
         return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(spec, metrics))
+    build_target(spec)  # whatever is wrong with target or graders is said before anything is written
+    build_graders(spec)
     opened = open_run(found, options, display.notice)
     try:
         return _go_on(opened, options, display)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Verdict
 from holdfast.spec.fields import compile_regex
-from holdfast.spec.template import TemplateError, template
+from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -27,7 +27,7 @@ def rendered(value: Any, fields: dict[str, Any]) -> str:
         return str(value)
     try:
         return template(value).render(fields)
-    except (TemplateError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+    except RENDER_ERRORS as error:
         raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
 
 

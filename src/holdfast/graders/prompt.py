@@ -72,7 +72,7 @@ def _parse(text: str) -> tuple[float, str]:
             found = msgspec.json.decode(candidate)
             score = float(found["score"])
             reason = str(found.get("reason", ""))
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
             continue
         if 0 <= score <= 1:
             return score, reason

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from holdfast.errors import AttemptError
 from holdfast.functions import Function
 from holdfast.graders.checks import rendered
@@ -55,7 +57,12 @@ class PythonCheck:
             raise
         except Exception as error:  # the user's own: an error grade, never a score
             raise AttemptError("grader", f"{type(error).__name__}: {error}", retry=False) from error
-        return as_verdict(returned)
+        verdict = as_verdict(returned)
+        try:
+            msgspec.json.encode(verdict)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _wrong(f"what the function returned cannot be kept as JSON: {error}") from error
+        return verdict
 
 
 def as_verdict(returned: Any) -> Verdict:
@@ -63,7 +70,7 @@ def as_verdict(returned: Any) -> Verdict:
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
-        return Verdict(_score(returned.score), returned.feedback, returned.details, returned.usage)
+        return Verdict(_score(returned.score), str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
         known = {"score", "passed", "feedback", "reason", "details"}
         rest = {key: value for key, value in returned.items() if key not in known}

@@ -36,7 +36,7 @@ class JsonSchema:
         text = case.output.output
         try:
             value = msgspec.json.decode(_extracted(text) if self.block.extract else text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return Verdict(0.0, f"not JSON: {error}")
         misfit = next(iter(self._validator.iter_errors(value)), None)
         return Verdict(1.0) if misfit is None else Verdict(0.0, misfit.message[:500])

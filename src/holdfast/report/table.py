@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 120)
+    # Names and paths are the users': square brackets and colons in them mean themselves.
+    return Console(
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=not sys.stdout.isatty(),
+        width=None if sys.stdout.isatty() else 120,
+    )
 
 
 def print_outcome(outcome: Outcome, command: str) -> None:

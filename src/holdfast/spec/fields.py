@@ -40,6 +40,9 @@ class Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+    templates: ClassVar[tuple[str, ...]] = ()
+    """fields that hold templates over the row"""
+
 
 class DatasetBlock(Block):
     """Where the samples come from."""
@@ -104,6 +107,8 @@ class HttpTarget(Block):
     """values may name environment variables as ${NAME}"""
     version: str | None = None
 
+    templates: ClassVar[tuple[str, ...]] = ("request",)
+
 
 class CommandTarget(Block):
     """A program; its standard output is the answer."""
@@ -113,6 +118,8 @@ class CommandTarget(Block):
     stdin: str | None = None
     """a template for what the program reads"""
     version: str | None = None
+
+    templates: ClassVar[tuple[str, ...]] = ("command", "stdin")
 
 
 TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget
@@ -167,7 +174,6 @@ class GraderBlock(Block):
     checks: ClassVar[tuple[str, ...]] = ()
     """of these fields at least one must be set, or the grader would check nothing"""
     templates: ClassVar[tuple[str, ...]] = ("expected",)
-    """fields that are templates over the row"""
 
     @model_validator(mode="after")
     def _checks_something(self) -> GraderBlock:

@@ -27,7 +27,7 @@ from holdfast.spec.fields import (
     TargetBlock,
 )
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.template import Template, TemplateSyntaxError
+from holdfast.spec.template import Template, TemplateSyntaxError, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,17 +54,19 @@ class Eval:
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
 
-    def templates(self) -> Iterator[tuple[Location, str]]:
-        """Every template over the row, with where it stands."""
+    def templates(self) -> Iterator[tuple[Location, str, frozenset[str]]]:
+        """Every template over the row, with where it stands and the variables it has beside the row's fields."""
         if self.system is not None:
-            yield ("system",), self.system
-        yield ("prompt",), self.prompt
+            yield ("system",), self.system, frozenset()
+        yield ("prompt",), self.prompt, frozenset()
+        for name in self.target.templates:
+            for text in texts(getattr(self.target, name)):
+                yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
         for number, grader in enumerate(self.graders):
+            given = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
             for name in grader.templates:
-                value = getattr(grader, name, None)
-                for text in value if isinstance(value, list) else [value]:
-                    if isinstance(text, str):
-                        yield ("graders", number, name), text
+                for text in texts(getattr(grader, name, None)):
+                    yield ("graders", number, name), text, given
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
@@ -114,7 +116,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         prices=top.prices,
         functions=functions or {},
     )
-    for location, source in built.templates():
+    for location, source, _ in built.templates():
         try:
             Template(source)
         except TemplateSyntaxError as error:
@@ -260,4 +262,6 @@ def target_name(target: TargetBlock) -> str:
         case _:
             kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
             value = getattr(target, kind)
-            return Path(value[0]).name if isinstance(value, list) else str(value)
+            if kind == "http":
+                return str(value)
+            return Path(value[0] if isinstance(value, list) else value).name  # how its path is spelt is no matter

@@ -9,11 +9,14 @@ from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import jinja2
 
-__all__ = ["Template", "TemplateError", "TemplateSyntaxError", "expression", "render_tree"]
+__all__ = ["RENDER_ERRORS", "Template", "TemplateError", "TemplateSyntaxError", "expression", "render_tree", "texts"]
+
+RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""What rendering over a user's row may raise."""
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 _globals = dict(_environment.globals)
@@ -54,6 +57,15 @@ def render_tree(value: Any, fields: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [render_tree(inner, fields) for inner in value]
     return value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text inside a JSON-like value, as `render_tree` renders them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner)
 
 
 def expression(source: str) -> Callable[[Mapping[str, Any]], Any]:

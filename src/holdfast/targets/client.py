@@ -42,6 +42,7 @@ class Client:
             "User-Agent": f"holdfast/{__version__}",
             **headers,
         }
+        self._secrets = [word for value in headers.values() for word in value.split() if len(word) > 7]
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -98,13 +99,13 @@ class Client:
         """JSON, or an AttemptError that shows what came instead."""
         try:
             return _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             shown = data[:120].decode("utf-8", "replace")
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {shown!r}") from error
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
         code, message = _reason(data)
-        said = f"{self.url} answered {status}: {message}"
+        said = self._without_secrets(f"{self.url} answered {status}: {message}")
         if status in (401, 403):
             return Fault("auth", said, remedy=self._key_hint or "Check the credentials, then run it again.")
         if status == 402 or code in ("insufficient_quota", "billing_hard_limit_reached", "quota_exceeded"):
@@ -123,6 +124,12 @@ class Client:
         if status in (408, 409, 425) or status >= 500:
             return AttemptError("server", said, status=status, retry_after=_retry_after(headers))
         return AttemptError("bad_request", said, status=status, retry=False)
+
+    def _without_secrets(self, text: str) -> str:
+        """Some servers repeat the key they refuse; it must not come into a log by them."""
+        for value in self._secrets:
+            text = text.replace(value, "(hidden)")
+        return text
 
     def _broken(self, error: BaseException) -> AttemptError | Fault:
         place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
@@ -153,7 +160,7 @@ def _reason(data: bytes) -> tuple[str, str]:
     """The error's code and message, from the shapes that servers use."""
     try:
         body = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "", data[:300].decode("utf-8", "replace").strip() or "no reason given"
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, dict):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.template import template
+from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -49,8 +49,11 @@ class Command:
     async def reply(self, turn: Turn) -> Reply:
         """Run it to its end."""
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
-        arguments = [template(argument).render(fields) for argument in self._block.command]
-        given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
+        try:
+            arguments = [template(argument).render(fields) for argument in self._block.command]
+            given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
+        except RENDER_ERRORS as error:
+            raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
         try:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
@@ -67,7 +70,7 @@ class Command:
                 f"{arguments[0]} cannot be run: {error.strerror}",
                 remedy=f"target.command is run from {self._folder}; check the path and that it is executable.",
             ) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the prompt
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
         try:
             out, err = await process.communicate(None if given is None else given.encode())

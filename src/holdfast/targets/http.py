@@ -11,7 +11,7 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
-from holdfast.spec.template import render_tree
+from holdfast.spec.template import RENDER_ERRORS, render_tree
 from holdfast.store.records import Usage
 from holdfast.targets.client import Client
 from holdfast.targets.types import Reply
@@ -47,8 +47,15 @@ class HttpWorkflow:
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
         started, first = time.monotonic(), None
         parts: list[str] = []
-        async for event in self._client.stream(render_tree(self._block.request, fields)):
-            found = self._pick.search(event)
+        try:
+            body = render_tree(self._block.request, fields)
+        except RENDER_ERRORS as error:
+            raise AttemptError("bad_request", f"cannot render target.request: {error}", retry=False) from error
+        async for event in self._client.stream(body):
+            try:
+                found = self._pick.search(event)
+            except JMESPathError as error:
+                raise AttemptError("bad_reply", f"{self._block.response!r} does not fit the reply: {error}") from error
             if found is not None:
                 first = time.monotonic() - started if first is None else first
                 parts.append(found if isinstance(found, str) else _compact(found))

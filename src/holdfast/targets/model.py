@@ -128,4 +128,5 @@ class Model:
 
     def _usage(self, data: Any) -> Usage:
         counts = data if isinstance(data, dict) else {}
-        return self._prices.usage(counts.get("prompt_tokens"), counts.get("completion_tokens"))
+        given, made = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        return self._prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)

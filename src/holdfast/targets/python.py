@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from holdfast.errors import AttemptError, Fault
 from holdfast.functions import Function
 from holdfast.store.records import Usage
@@ -58,7 +60,15 @@ class PythonFunction:
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
             raise AttemptError("agent", f"{type(error).__name__}: {error}") from error
-        return _as_reply(returned)
+        return _settled(_as_reply(returned))
+
+
+def _settled(reply: Reply) -> Reply:
+    """The reply as the journal will give it back; what JSON cannot hold is the agent's fault, not the run's."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AttemptError("agent", f"the function's reply cannot be kept as JSON: {error}", retry=False) from error
 
 
 def _as_reply(returned: Any) -> Reply:
