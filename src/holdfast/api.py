@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,8 @@ from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import UsageError
-from holdfast.spec.document import Document
-from holdfast.spec.load import build_eval, load_eval
+from holdfast.spec.document import Document, read_document
+from holdfast.spec.load import build_eval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +62,7 @@ def evaluate(
     *,
     target: Mapping[str, Any] | Callable[..., Any] | str | None = None,
     graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
-    runs_dir: str | Path = "runs",
+    runs_dir: str | Path | None = None,
     fresh: bool = False,
     retry_failed: bool = False,
     accept_errors: bool = False,
@@ -73,10 +75,10 @@ def evaluate(
     Give an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
     or both, the arguments laid over the file. `target` may be a function, or a model's name; `graders` may hold
     functions. They need a source file, since their code is part of the keys. Interrupt it as you like: the same
-    call goes on.
+    call goes on. Runs are kept in `runs_dir`, else in $HOLDFAST_RUNS_DIR, else in ./runs.
     """
     options = Options(
-        runs_dir=Path(runs_dir),
+        runs_dir=Path(runs_dir or os.environ.get("HOLDFAST_RUNS_DIR") or "runs"),
         fresh=fresh,
         retry_failed=retry_failed,
         accept_errors=accept_errors,
@@ -100,33 +102,40 @@ def _spec(
     fields: dict[str, Any],
 ) -> Eval:
     functions: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    folder, path = Path.cwd(), None
+    document, folder = Document({}), Path.cwd()
     if eval_file is not None:
-        path = Path(eval_file)
-        folder = path.resolve().parent
-        data.update(load_eval(path, [((key,), value) for key, value in fields.items()]).document.data)
-    data.update(fields)
+        document, folder = read_document(Path(eval_file)), Path(eval_file).resolve().parent
+    data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}
     if isinstance(target, str):
-        data["target"] = {"model": target}
+        data["target"] = {**(data.get("target") or {}), "model": target}
     elif callable(target):
         data["target"] = {"python": _reference(target, functions)}
     elif target is not None:
         data["target"] = dict(target)
     if graders is not None:
         data["graders"] = [
-            {"type": "python", "name": grader.__name__, "function": _reference(grader, functions)}
+            {"type": "python", "name": _name(grader), "function": _reference(grader, functions)}
             if callable(grader)
             else dict(grader)
             for grader in graders
         ]
-    return build_eval(Document(data, path), folder, functions)
+    return build_eval(Document(data, document.path, document.lines), folder, functions)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """A function's name, or that of a callable object's class."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
     """A function by its file and name, as an eval file would give it."""
+    if isinstance(function, functools.partial):
+        raise UsageError(
+            "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
+            remedy="Write a function that calls it.",
+        )
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:
@@ -137,8 +146,11 @@ def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
             f"{name} has no source file, so a change of it could not be noticed",
             remedy="Put the function into a .py file.",
         )
-    reference = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
-    functions[reference] = function
+    reference = plain = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
+    number = 1
+    while functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
+        number += 1
+        reference = f"{plain}_{number}"
     return reference
 
 
