@@ -15,7 +15,7 @@ from holdfast.store.records import Usage
 from holdfast.targets.types import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
@@ -34,8 +34,16 @@ class Said(NamedTuple):
     state: Any
 
 
+class Lines(NamedTuple):
+    """What the user's side says about one sample."""
+
+    opening: list[Message]
+    """what stands before the first user message"""
+    prompts: list[str]
+
+
 class Script:
-    """What the user's side says."""
+    """The templates of the user's side."""
 
     def __init__(self, spec: Eval) -> None:
         self._system = None if spec.system is None else Template(spec.system)
@@ -46,13 +54,10 @@ class Script:
         """What of the conversation is in every generation key."""
         return {"system": spec.system, "prompt": spec.prompt}
 
-    def opening(self, sample: Sample) -> list[Message]:
-        """What stands before the first user message."""
-        return [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
-
-    def prompts(self, sample: Sample) -> Iterator[str]:
-        """The user's messages in order."""
-        yield _render(self._prompt, sample)
+    def lines(self, sample: Sample) -> Lines:
+        """What is said in the conversation about one sample, as far as it is known before it starts."""
+        opening = [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
+        return Lines(opening, [_render(self._prompt, sample)])
 
 
 def _render(template: Template, sample: Sample) -> str:
@@ -62,14 +67,14 @@ def _render(template: Template, sample: Sample) -> str:
         raise AttemptError("bad_request", f"{sample.where}: cannot render the prompt: {error}", retry=False) from error
 
 
-async def converse(script: Script, sample: Sample, trial: int, ask: Callable[[Turn], Awaitable[Reply]]) -> Said:
+async def converse(lines: Lines, sample: Sample, trial: int, ask: Callable[[Turn], Awaitable[Reply]]) -> Said:
     """Have the conversation of one trial."""
     seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
-    messages = script.opening(sample)
+    messages = [*lines.opening]
     reply: Reply | None = None
     usage: Usage | None = None
     number = 0
-    for number, prompt in enumerate(script.prompts(sample), 1):
+    for number, prompt in enumerate(lines.prompts, 1):
         messages.append({"role": "user", "content": prompt})
         reply = await ask(Turn(prompt, messages, sample, trial, number, seed))
         messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])

@@ -31,6 +31,13 @@ def dollars(cost: float) -> str:
     return f"${cost:.2f}" if cost >= 1 or cost == 0 else f"${cost:.4f}"
 
 
+def tokens(spent: Spent) -> str:
+    """How many tokens a run has taken, where that is known."""
+    if not spent.unmetered:
+        return f"{spent.tokens:,} tokens"
+    return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
+
+
 def money(spent: Spent) -> str:
     """What a run has cost; an unknown price is said, not counted as nothing."""
     if not spent.unpriced:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.display.format import duration, money, plan_lines, share
+from holdfast.display.format import duration, money, plan_lines, share, tokens
 from holdfast.display.types import Display
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Plain(Quiet):
             f"{progress.rate:.1f}/s",
             f"left {duration(progress.eta)}",
             f"score {share(progress.score)}",
-            f"{spent.tokens:,} tokens",
+            tokens(spent),
             money(spent),
         ]
         if progress.errors:

@@ -110,7 +110,10 @@ class Attempts:
             delay = self._delay(error, retry, deadline)
             if where == "target" and self._alarmed(error, delay is None):
                 delay = None
-            await self._back_off(error, job, where, begun, delay)
+            self.failed(error, job, where, begun, final=delay is None)
+            if delay is None:
+                raise error
+            await self._back_off(error, delay)
 
     def _alarmed(self, error: AttemptError | Fault, final: bool) -> bool:
         """Steer by a failure of the target; True when it is one too many."""
@@ -130,10 +133,8 @@ class Attempts:
         delay = delay_before(retry, error)
         return None if time.monotonic() + delay > deadline else delay
 
-    async def _back_off(
-        self, error: AttemptError | Fault, job: Job, where: str, begun: float, delay: float | None
-    ) -> None:
-        """Record the failure and wait for the next try, or raise it when there is none."""
+    def failed(self, error: AttemptError | Fault, job: Job, where: str, begun: float, *, final: bool) -> None:
+        """Record a failed attempt."""
         self._keeper.error(
             ErrorRecord(
                 key=job.key,
@@ -146,11 +147,12 @@ class Attempts:
                 status=getattr(error, "status", None),
                 time=round(time.time(), 3),
                 seconds=round(time.monotonic() - begun, 6),
-                final=delay is None,
+                final=final,
             )
         )
-        if delay is None:
-            raise error
+
+    async def _back_off(self, error: AttemptError | Fault, delay: float) -> None:
+        """Wait for the next try; where the brake is pulled meanwhile, there is none."""
         self._progress.backing_off += 1
         try:
             if await self._brake.sleep(delay):

@@ -65,22 +65,25 @@ class Grading:
                 result = error
             except Exception as error:  # what an answer does to one grader must not end the run
                 result = _raised(error)
+            if isinstance(result, AttemptError):
+                self._attempts.failed(result, job, grader.block.name, started, final=True)
             self._keep(case, job, number, result, time.monotonic() - started)
 
     async def finish(self) -> None:
         """Return when all that was asked for is graded, or cannot be."""
         await self._queue.join()
 
-    def drop(self) -> None:
-        """Forget what is queued: it is graded another time."""
+    def abandon(self) -> None:
+        """Stop at once: what is queued or under way is graded another time."""
+        for worker in self._workers:
+            worker.cancel()
         while not self._queue.empty():
             self._queue.get_nowait()
             self._queue.task_done()
 
     async def close(self) -> None:
         """Stop the workers."""
-        for worker in self._workers:
-            worker.cancel()
+        self.abandon()
         await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _work(self) -> None:

@@ -63,7 +63,6 @@ class Keeper:
             self._index.spent.add(record.usage)
         self._display.grade(record)
         if record.status == "error":
-            self._progress.errors["grader"] += 1
             return
         if record.score is not None:
             self._progress.score_sum += record.score

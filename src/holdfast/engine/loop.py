@@ -22,22 +22,20 @@ from holdfast.engine.keeper import Keeper
 from holdfast.engine.progress import Progress
 from holdfast.engine.window import Window
 from holdfast.errors import AttemptError, DataError, Fault, Interrupted
-from holdfast.graders.build import build_graders
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
 from holdfast.spec.fields import ModelTarget
 from holdfast.store.index import read_output
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
-from holdfast.targets.build import build_target
 from holdfast.targets.embedded import PARALLEL, is_embedded
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Opened
+    from holdfast.engine.setup import Opened, Parts
     from holdfast.plan.plan import Job
-    from holdfast.targets.types import Reply, Target, Turn
+    from holdfast.targets.types import Reply, Turn
 
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
@@ -48,10 +46,11 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 class Loop:
     """One process's work on one run."""
 
-    def __init__(self, opened: Opened, options: Options, display: Display) -> None:
+    def __init__(self, opened: Opened, parts: Parts, options: Options, display: Display) -> None:
         found, plan = opened.identified, opened.plan
         self._opened = opened
-        self._options = options
+        self._target = parts.target
+        self._graders = [] if options.skip_graders else parts.graders
         self._display = display
         self._spec = found.spec
         self._spent = opened.index.spent
@@ -63,6 +62,8 @@ class Loop:
         self.brake = Brake()
         self.progress = Progress(plan, self._spent, outputs=plan.finished + plan.to_grade, graded=plan.finished)
         self._crash: BaseException | None = None
+        self._warned = False
+        self._opening: asyncio.Task[None] | None = None
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -78,10 +79,8 @@ class Loop:
         async with AsyncExitStack() as stack:
             journal = Journal(self._opened.rundir.path, notice=self._display.notice)
             stack.push_async_callback(journal.close)
-            self._target: Target = await stack.enter_async_context(build_target(self._spec))
-            graders = [] if self._options.skip_graders else build_graders(self._spec)
-            for grader in graders:
-                await stack.enter_async_context(grader)
+            if not await self._open(stack):
+                return
             self._keeper = Keeper(
                 journal,
                 self._opened.index,
@@ -90,7 +89,9 @@ class Loop:
                 nothing_to_grade=not self._spec.graders,
             )
             self._attempts = Attempts(self._spec.limits, self.brake, self._window, self._keeper, self.progress)
-            self._grading = Grading(graders, self._attempts, self._keeper, self._window.limit, self._display.notice)
+            self._grading = Grading(
+                self._graders, self._attempts, self._keeper, self._window.limit, self._display.notice
+            )
             stack.push_async_callback(self._grading.close)
             ticker = asyncio.create_task(self._tick())
             stack.callback(ticker.cancel)
@@ -103,12 +104,27 @@ class Loop:
         if self._crash is not None:
             raise self._crash
 
+    async def _open(self, stack: AsyncExitStack) -> bool:
+        """Open target and graders, which may start servers; False when told to stop meanwhile."""
+        self._opening = asyncio.current_task()
+        try:
+            for part in (self._target, *self._graders):
+                await stack.enter_async_context(part)
+        except asyncio.CancelledError:
+            if not self.brake.pulled:
+                raise
+        self._opening = None
+        return not self.brake.pulled
+
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admitting and cancel what is in flight; what finished is safe already."""
         self.brake.pull(reason)
+        if self._opening is not None:
+            self._opening.cancel()
+            return
         for worker in self._workers:
             worker.cancel()
-        self._grading.drop()
+        self._grading.abandon()
 
     def _admit(self) -> None:
         """Start workers up to the window's limit."""
@@ -161,11 +177,16 @@ class Loop:
     async def _generate(self, job: Job) -> Output:
         started, clock = time.time(), time.monotonic()
         deadline = clock + self._spec.limits.trial_timeout
+        try:
+            lines = self._script.lines(job.sample)
+        except AttemptError as error:
+            self._attempts.failed(error, job, "target", clock, final=True)
+            raise
 
         async def ask(turn: Turn) -> Reply:
             return await self._attempts.target(lambda: self._target.reply(turn), job, deadline)
 
-        said = await converse(self._script, job.sample, job.trial, ask)
+        said = await converse(lines, job.sample, job.trial, ask)
         record = Output(
             key=job.key,
             sample=job.sample.id,
@@ -187,6 +208,9 @@ class Loop:
         limits, spent = self._spec.limits, self._spent
         if limits.max_cost is not None and spent.cost >= limits.max_cost:
             self._budget("max-cost", f"${spent.cost:.4f} of ${limits.max_cost:g} spent")
+        if limits.max_tokens is not None and spent.unmetered and not self._warned:
+            self._warned = True
+            self._display.notice("the target does not say how many tokens it uses: max_tokens cannot be kept")
         if limits.max_tokens is not None and spent.tokens >= limits.max_tokens:
             self._budget("max-tokens", f"{spent.tokens:,} of {limits.max_tokens:,} tokens used")
         if limits.max_time is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import threading
 import time
@@ -15,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.engine.loop import Loop
-from holdfast.engine.setup import identify, open_run
+from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import Fault, Interrupted, UsageError
-from holdfast.graders.build import build_graders
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
 from holdfast.spec.fields import ModelTarget, PromptGrader
 from holdfast.spec.load import target_name
-from holdfast.targets.build import build_target
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -71,16 +70,15 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if not options.fresh and (metrics := _finished(found, rundir, options)) is not None:
         plan = Plan(found.survey.count, spec.trials, found.survey.count * spec.trials, 0, 0)
         return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(spec, metrics))
-    build_target(spec)  # whatever is wrong with target or graders is said before anything is written
-    build_graders(spec)
+    parts = Parts.build(spec)
     opened = open_run(found, options, display.notice)
     try:
-        return _go_on(opened, options, display)
+        return _go_on(opened, parts, options, display)
     finally:
         opened.lease.release()
 
 
-def _go_on(opened: Opened, options: Options, display: Display) -> Outcome:
+def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> Outcome:
     found, rundir = opened.identified, opened.rundir
     if rundir.finished:
         rundir.reopen()
@@ -93,7 +91,7 @@ def _go_on(opened: Opened, options: Options, display: Display) -> Outcome:
         log.write(f"begin pid={os.getpid()} {opened.plan}")
         loop = None
         try:
-            loop, reason = _run_loop(opened, options, display)
+            loop, reason = _run_loop(opened, parts, options, display)
             left = loop.progress.left
         finally:
             display.end()
@@ -113,16 +111,17 @@ def _go_on(opened: Opened, options: Options, display: Display) -> Outcome:
 
 
 def _run_loop(
-    opened: Opened, options: Options, display: Display
+    opened: Opened, parts: Parts, options: Options, display: Display
 ) -> tuple[Loop, Fault | BudgetReached | Interrupted | None]:
     async def main() -> Loop:
-        loop = Loop(opened, options, display)
+        loop = Loop(opened, parts, options, display)
         with _Signals(loop):
             await loop.run()
         return loop
 
     import uvloop
 
+    _allow_many_connections()
     thresholds = gc.get_threshold()
     # A run makes few cycles and keeps much: looking for garbage as often as by default costs a tenth of the time.
     gc.freeze()
@@ -133,6 +132,15 @@ def _run_loop(
         gc.set_threshold(*thresholds)
         gc.unfreeze()
     return loop, loop.brake.reason
+
+
+def _allow_many_connections() -> None:
+    """Each request in flight is a file descriptor, and the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Signals:

@@ -13,7 +13,7 @@ from holdfast.canonical import digest
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.errors import Fault
-from holdfast.graders.build import grader_identity
+from holdfast.graders.build import build_graders, grader_identity
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Work, make_plan
 from holdfast.spec.fields import HttpTarget, ModelTarget
@@ -22,14 +22,16 @@ from holdfast.store.files import make_directory
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
 from holdfast.store.rundir import Manifest, RunDir
-from holdfast.targets.build import target_identity
+from holdfast.targets.build import build_target, target_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from holdfast.engine.options import Options
+    from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
+    from holdfast.targets.types import Target
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ class Identified:
     def directory(self, runs_dir: Path) -> RunDir:
         """Where this run lives."""
         return RunDir(runs_dir / _slug(self.spec.name) / f"{_slug(target_name(self.spec.target))}-{self.id}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What does the work, built but not opened."""
+
+    target: Target
+    graders: list[InstantGrader | WaitingGrader]
+
+    @classmethod
+    def build(cls, spec: Eval) -> Parts:
+        """Whatever is wrong with target or graders is said here, before anything is written."""
+        return cls(build_target(spec), build_graders(spec))
 
 
 @dataclass

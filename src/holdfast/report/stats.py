@@ -54,6 +54,9 @@ def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) 
         return Estimate(mean, *wilson(mean, effective), stderr, "wilson" if total == clusters else "wilson-clustered")
     if stderr is None:
         return Estimate(mean, None, None, None, "none")
+    if stderr == 0:
+        # No spread was seen, which is not the same as certainty: a proportion would be allowed this much.
+        return Estimate(mean, *wilson(mean, clusters), stderr, "wilson")
     low, high = max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)
     return Estimate(mean, low, high, stderr, "normal" if total == clusters else "normal-clustered")
 

@@ -69,13 +69,12 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
     else:
         console.print(Text(title, style="bold"))
     usage, judges = metrics["usage"], metrics["judge_usage"]
-    costs = [part["cost"] for part in (usage, judges) if part["requests"]]
-    cost = "cost unknown" if None in costs else dollars(sum(costs))
-    tokens = sum((part[key] or 0) for part in (usage, judges) for key in ("input_tokens", "output_tokens"))
+    costs = [part["cost"] for part in (usage, judges)]
+    counts = [part[key] for part in (usage, judges) for key in ("input_tokens", "output_tokens")]
     facts = [
         f"coverage {metrics['coverage']:.1%} of {metrics['total']:,} trials",
-        f"{tokens:,} tokens",
-        cost,
+        "tokens unknown" if None in counts else f"{sum(counts):,} tokens",
+        "cost unknown" if None in costs else dollars(sum(costs)),
         duration(metrics["timing"]["seconds"]),
     ]
     console.print(" · ".join(facts))

@@ -74,7 +74,10 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
     document = read_document(path)
     data = copy.deepcopy(document.data)
     for key, value in overrides:
-        apply_override(data, key, value)
+        if key == ("dataset", "limit") and isinstance(data.get("samples"), list) and "dataset" not in data:
+            data["samples"] = data["samples"][:value]
+        else:
+            apply_override(data, key, value)
     return build_eval(Document(data, document.path, document.lines), path.resolve().parent)
 
 

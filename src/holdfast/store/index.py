@@ -66,17 +66,21 @@ class Spent:
     requests: int = 0
     cost: float = 0.0
     unpriced: int = 0
-    """how many of its requests have no known price"""
+    """how many trials and grades have no known price"""
+    unmetered: int = 0
+    """how many of them do not say how many tokens they took"""
     seconds: float = 0.0
     """wall time with work in hand, the pauses between processes left out"""
     _busy_until: float = 0.0
 
     def add(self, usage: Usage) -> None:
         """Count what one trial or grade used."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self.unmetered += 1
         self.tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
         self.requests += usage.requests
         if usage.cost is None:
-            self.unpriced += usage.requests
+            self.unpriced += 1
         else:
             self.cost += usage.cost
 

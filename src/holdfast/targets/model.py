@@ -91,10 +91,10 @@ class Model:
             usage = self._usage(data.get("usage"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
+        if content is None:
+            content = ""  # all its tokens went into thinking, or it only calls tools: that is its answer
         if not isinstance(content, str):
-            if content is not None or not message.get("tool_calls"):
-                raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
-            content = ""
+            raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
         said: Message = {"role": "assistant", "content": content}
         if self._block.api == "chat":
             said |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
