@@ -157,7 +157,10 @@ class Dataset:
 
     def _sample(self, found: tuple[str, Row]) -> Sample:
         where, row = found
-        content = digest_bytes(_encode(row))
+        try:
+            content = digest_bytes(_encode(row))
+        except (TypeError, ValueError) as error:  # from Python anything may come
+            raise DataError(where, f"cannot be kept as JSON: {error}") from error
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")

@@ -70,7 +70,10 @@ def read_document(path: Path) -> Document:
             [Problem(str(path), "an eval file is a mapping of keys such as name, dataset, target, prompt")]
         )
     lines: dict[Location, int] = {}
-    return Document(_plain(tree, (), lines), path, lines)
+    try:
+        return Document(_plain(tree, (), lines), path, lines)
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(str(path), "holds half a surrogate pair, which is no character")]) from error
 
 
 def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
@@ -78,15 +81,25 @@ def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
     positions: Any = getattr(node, "lc", None)
     if isinstance(node, dict):
         for key in node:
-            lines[(*location, str(key))] = positions.key(key)[0] + 1 if key in (positions.data or {}) else 0
-        return {str(key): _plain(value, (*location, str(key)), lines) for key, value in node.items()}
+            line = positions.key(key)[0] + 1 if key in (positions.data or {}) else 0
+            lines[(*location, _joined(str(key)))] = line
+        return {(name := _joined(str(key))): _plain(node[key], (*location, name), lines) for key in node}
     if isinstance(node, list):
         for number in range(len(node)):
             lines[(*location, number)] = positions.item(number)[0] + 1
         return [_plain(value, (*location, number), lines) for number, value in enumerate(node)]
-    for kind in (bool, int, float, str):
+    if isinstance(node, str):
+        return _joined(node)
+    for kind in (bool, int, float):
         if isinstance(node, kind):
             return kind(node)
     if node is None:
         return None
     return str(node)  # a date or another tagged scalar: as it was written
+
+
+def _joined(text: str) -> str:
+    """A text in which JSON's `\\ud83d\\ude00` is one character, as it is in JSON; YAML leaves it in two halves."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    return str(text)

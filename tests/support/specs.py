@@ -1,0 +1,110 @@
+"""Evals, graders and the command inside the test's own process: for all that needs no process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.cli.main import main
+from holdfast.data.dataset import Sample
+from holdfast.engine.setup import Identified, identify
+from holdfast.errors import AttemptError
+from holdfast.graders.build import build_graders
+from holdfast.graders.types import Case, Verdict
+from holdfast.spec.load import Eval, load_eval
+from holdfast.spec.overrides import parse_override
+from holdfast.store.records import Output, Timing, Usage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = [
+    {"id": "a", "question": "What is 1 + 1?", "expected": "2"},
+    {"id": "b", "question": "What is 2 + 2?", "expected": "4"},
+]
+EVAL: dict[str, Any] = {
+    "name": "e",
+    "samples": ROWS,
+    "target": {"model": "test-model", "base_url": "http://127.0.0.1:1/v1"},
+    "prompt": "{{ question }}",
+    "graders": [{"type": "exact"}],
+}
+
+
+def write_spec(folder: Path, **keys: Any) -> Path:
+    """An eval file; a key given as None is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = {key: value for key, value in {**EVAL, **keys}.items() if value is not None}
+    path = folder / "eval.yaml"
+    path.write_text(json.dumps(spec, indent=1))  # JSON is YAML
+    return path
+
+
+def load(folder: Path, *overrides: str, **keys: Any) -> Eval:
+    """The eval of such a file."""
+    return load_eval(write_spec(folder, **keys), [parse_override(text) for text in overrides])
+
+
+def who(folder: Path, *overrides: str, **keys: Any) -> Identified:
+    """The same with its data read and its keys made."""
+    return identify(load(folder, *overrides, **keys))
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    """A JSONL file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def output_of(text: str, **fields: Any) -> Output:
+    """A finished trial that said so."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+    plain = {
+        "key": "sha256:k",
+        "sample": "s",
+        "trial": 1,
+        "attempt": 1,
+        "messages": messages,
+        "output": text,
+        "turns": 1,
+        "stop": "stop",
+        "usage": Usage(),
+        "timing": Timing(0.0, 1.0),
+        "digest": "sha256:d",
+    }
+    return Output(**{**plain, **fields})
+
+
+def grade(folder: Path, block: dict[str, Any], answer: str, **row: Any) -> Verdict | AttemptError:
+    """What a grader says of an answer; the AttemptError where it cannot say."""
+    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block])
+    (grader,) = build_graders(spec)
+    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer))
+    try:
+        return grader.check(case) if hasattr(grader, "check") else asyncio.run(grader.judge(case))
+    except AttemptError as error:
+        return error
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
+    """The command in this process, as a user in `cwd` types it."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+    capsys.readouterr()
+    try:
+        main()
+    except SystemExit as leaving:
+        said = capsys.readouterr()
+        return Ended(leaving.code or 0, said.out, said.err)
+    raise AssertionError("main() ends the process")

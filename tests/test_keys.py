@@ -1,0 +1,427 @@
+"""Content decides what a result is stored under, and nothing else does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from hashlib import sha256
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from holdfast.canonical import canonical, digest
+from holdfast.data.dataset import Dataset
+from holdfast.plan.keys import generation_key, grade_key, run_id
+from tests.support.specs import EVAL, ROWS, load, who, write_rows
+
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | numbers | st.text(max_size=8) | st.sampled_from([0, 1, "", "1", "a"])
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+rows = st.dictionaries(st.text(min_size=1, max_size=6), leaves, min_size=1, max_size=5)
+
+
+def reordered(value, choose):
+    """The same value with the keys of its mappings in another order."""
+    if isinstance(value, dict):
+        keys = choose(st.permutations(list(value)))
+        return {key: reordered(value[key], choose) for key in keys}
+    return [reordered(inner, choose) for inner in value] if isinstance(value, list) else value
+
+
+def with_floats(value):
+    """The same value with its whole numbers as floats where a float can hold them."""
+    if isinstance(value, dict):
+        return {key: with_floats(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_floats(inner) for inner in value]
+    return float(value) if type(value) is int and int(float(value)) == value else value
+
+
+def same(one, other):
+    """Whether two values mean the same in JSON: 1 is 1.0, but not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+class TestCanonicalJson:
+    @given(st.data())
+    def test_the_order_of_keys_does_not_matter(self, data):
+        value = data.draw(values)
+        assert canonical(reordered(value, data.draw)) == canonical(value)
+
+    @given(values)
+    def test_one_and_one_point_nought_are_the_same(self, value):
+        assert canonical(with_floats(value)) == canonical(value)
+
+    @given(values, values)
+    def test_values_have_the_same_digest_exactly_when_they_are_the_same(self, one, other):
+        assert (digest(one) == digest(other)) == same(one, other)
+
+    @given(values)
+    def test_it_is_json_that_reads_back_as_the_same_value(self, value):
+        assert same(json.loads(canonical(value)), value)
+
+    def test_the_digest_is_tagged_and_can_be_made_with_any_tool(self):
+        assert (
+            digest({"b": [1.0, None], "a": "ä"})
+            == "sha256:" + sha256('{"a":"ä","b":[1,null]}'.encode()).hexdigest()[:32]
+        )
+
+    def test_numbers_that_json_cannot_write_are_not_all_alike(self):
+        assert len({digest(value) for value in (float("nan"), float("inf"), float("-inf"), None)}) == 4
+
+
+class TestKeyFunctions:
+    @given(st.tuples(rows, st.integers(1, 99), values), st.tuples(rows, st.integers(1, 99), values))
+    def test_a_generation_key_tells_rows_trials_and_work_apart(self, one, other):
+        assume(any(not same(a, b) for a, b in zip(one, other, strict=True)))
+        keys = {generation_key(digest(row), trial, digest(work)) for row, trial, work in (one, other)}
+        assert len(keys) == 2
+
+    @given(*[st.tuples(*[st.sampled_from(["x", "y"])] * 3, st.none() | st.integers(1, 2))] * 2)
+    def test_a_grade_key_tells_generation_output_grader_and_turn_apart(self, one, other):
+        assert (grade_key(*one) == grade_key(*other)) == (one == other)
+
+    @given(st.text(), values, st.text(), values)
+    def test_a_run_id_is_eight_hex_digits_of_name_and_parts(self, name, parts, other_name, other_parts):
+        run = run_id(name, {"p": parts})
+        assert len(run) == 8 and set(run) <= set("0123456789abcdef")
+        assert (run_id(other_name, {"p": other_parts}) == run) == (name == other_name and same(parts, other_parts))
+
+
+def generation_keys(found):
+    return [
+        found.work.key(sample.digest, trial) for sample in found.dataset for trial in range(1, found.work.trials + 1)
+    ]
+
+
+def graders_of(found):
+    return found.work.graders
+
+
+MODEL = EVAL["target"]
+
+
+@pytest.fixture
+def base(tmp_path):
+    return who(tmp_path / "base")
+
+
+class TestWhatAGenerationKeyReactsTo:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"prompt": "{{ question }} Think."},
+            {"system": "You are careful."},
+            {"target": {**MODEL, "model": "other-model"}},
+            {"target": {**MODEL, "params": {"temperature": 0.5}}},
+            {"target": {**MODEL, "api": "completions"}},
+            {"target": {**MODEL, "version": "2"}},
+            {"target": {**MODEL, "identity": "url"}},
+            {"samples": [{**row, "note": "new"} for row in ROWS]},
+        ],
+        ids=["prompt", "system", "model", "params", "api", "version", "identity", "row"],
+    )
+    def test_what_can_change_an_answer_changes_every_key_and_the_run(self, tmp_path, base, change):
+        changed = who(tmp_path / "changed", **change)
+        assert not set(generation_keys(changed)) & set(generation_keys(base))
+        assert changed.id != base.id
+
+    def test_a_changed_row_changes_its_own_key_alone(self, tmp_path, base):
+        changed = who(tmp_path / "changed", samples=[ROWS[0], {**ROWS[1], "expected": "five"}])
+        assert generation_keys(changed)[0] == generation_keys(base)[0]
+        assert generation_keys(changed)[1] != generation_keys(base)[1]
+
+    def test_more_rows_and_more_trials_keep_the_keys_that_were_there(self, tmp_path, base):
+        more = who(tmp_path / "more", samples=[{"id": "new", "question": "?", "expected": ""}, *ROWS], trials=3)
+        assert set(generation_keys(base)) < set(generation_keys(more))
+        assert len(set(generation_keys(more))) == 9
+        assert more.id != base.id
+
+    def test_another_base_url_is_another_model_only_where_identity_says_so(self, tmp_path):
+        by_url = [
+            who(tmp_path / name, target={"model": "m", "base_url": f"http://{name}/v1", "identity": "url"})
+            for name in ("one", "two")
+        ]
+        assert by_url[0].work.digest != by_url[1].work.digest
+
+    @settings(max_examples=20)
+    @given(rows, rows)
+    def test_rows_have_the_same_key_exactly_when_they_are_the_same(self, tmp_path_factory, one, other):
+        folder = tmp_path_factory.getbasetemp() / "rows"
+        keys = [
+            generation_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
+            for row in (one, dict(reversed(one.items())), other)
+        ]
+        assert keys[0] == keys[1]
+        assert (keys[0] == keys[2]) == (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+class TestWhatNoKeyReactsTo:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"limits": {"concurrency": 3}},
+            {"limits": {"concurrency": "auto"}},
+            {"limits": {"turn_timeout": 5, "trial_timeout": "1h"}},
+            {"limits": {"retries": 0}},
+            {"limits": {"max_cost": 1, "max_tokens": 10, "max_time": "2h"}},
+            {"target": {**MODEL, "base_url": "http://elsewhere:9/v1"}},
+            {"target": {**MODEL, "api_key_env": "OTHER_KEY"}},
+            {"target": {**MODEL, "stream": True}},
+            {"gate": {"exact": 0.9}},
+            {"prices": {"test-model": {"input": 1, "output": 2}}},
+            {"graders": [{"type": "exact", "weight": 5}]},
+            {"graders": [{"type": "exact", "threshold": 0.25}]},
+            {"graders": [{"type": "exact", "config": {"strip": True}}]},
+            {"schemaVersion": "1.0", "trials": 1},
+        ],
+        ids=lambda change: json.dumps(change)[:60],
+    )
+    def test_neither_speed_nor_place_nor_judgement_of_scores_is_in_any_key(self, tmp_path, base, change):
+        changed = who(tmp_path / "changed", **change)
+        assert generation_keys(changed) == generation_keys(base)
+        assert graders_of(changed) == graders_of(base)
+        assert changed.id == base.id
+
+    def test_the_api_key_is_in_no_key(self, tmp_path, base, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-something-else")
+        assert who(tmp_path / "changed").id == base.id
+
+    def test_the_judges_address_is_in_no_grade_key_but_its_model_and_rubric_are(self, tmp_path):
+        judge = {"type": "prompt", "rubric": "good?", "model": "judge", "base_url": "http://a/v1"}
+
+        def fingerprint(name, **change):
+            return graders_of(who(tmp_path / name, graders=[{**judge, **change}]))[0]
+
+        first = fingerprint("first")
+        assert fingerprint("url", base_url="http://b/v1", api_key_env="K") == first
+        others = [
+            fingerprint("rubric", rubric="bad?"),
+            fingerprint("model", model="other"),
+            fingerprint("params", params={"temperature": 1}),
+            fingerprint("transcript", transcript="all"),
+        ]
+        assert len({first, *others}) == 5
+
+
+class TestWhatAGradeKeyReactsTo:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"type": "exact"}, {"type": "exact", "ignore_case": True}),
+            ({"type": "exact"}, {"type": "exact", "expected": "{{ question }}"}),
+            ({"type": "text", "contains": "a"}, {"type": "text", "contains_cs": "a"}),
+            ({"type": "text", "regex_match": "a"}, {"type": "text", "regex_match": "b"}),
+            ({"type": "choice"}, {"type": "choice", "choices": "AB"}),
+            ({"type": "number"}, {"type": "number", "tolerance": 0.1}),
+            ({"type": "number"}, {"type": "exact"}),
+            (
+                {"type": "json_schema", "schema": {"type": "object"}},
+                {"type": "json_schema", "schema": {"type": "array"}},
+            ),
+        ],
+        ids=lambda block: block["type"],
+    )
+    def test_a_changed_parameter_grades_again_without_generating(self, tmp_path, one, other):
+        before, after = who(tmp_path / "1", graders=[one]), who(tmp_path / "2", graders=[other])
+        assert graders_of(before) != graders_of(after)
+        assert generation_keys(before) == generation_keys(after)
+
+    def test_a_new_name_is_a_new_run_with_the_old_grades(self, tmp_path, base):
+        renamed = who(tmp_path / "renamed", graders=[{"type": "exact", "name": "right"}])
+        assert graders_of(renamed) == graders_of(base)
+        assert renamed.id != base.id
+
+    def test_a_schema_file_counts_by_its_content(self, tmp_path):
+        prints = []
+        for schema in ({"type": "object"}, {"type": "object"}, {"type": "array"}):
+            folder = tmp_path / str(len(prints))
+            folder.mkdir()
+            (folder / "s.json").write_text(json.dumps(schema))
+            prints.append(graders_of(who(folder, graders=[{"type": "json_schema", "schema_file": "s.json"}])))
+        assert prints[0] == prints[1] != prints[2]
+
+
+AGENT = '''\
+import helper
+from tools.search import find
+
+def reply(prompt):
+    """Answer."""
+    return helper.clean(prompt)
+'''
+
+
+@pytest.fixture
+def agent(tmp_path):
+    folder = tmp_path / "agent"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "helper.py").write_text("from tools import words\n\ndef clean(text):\n    return text\n")
+    (folder / "tools" / "__init__.py").write_text("")
+    (folder / "tools" / "search.py").write_text("def find(x):\n    return x\n")
+    (folder / "tools" / "words.py").write_text("WORDS = ['a']\n")
+    (folder / "unused.py").write_text("X = 1\n")
+    return folder
+
+
+PYTHON = {"python": "agent.py:reply"}
+
+
+class TestPythonCodeInKeys:
+    def edited(self, agent, file, old, new):
+        before = who(agent, target=PYTHON)
+        path = agent / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        return before, who(agent, target=PYTHON)
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new"),
+        [
+            ("agent.py", "helper.clean(prompt)", "helper.clean(prompt) + '!'"),
+            ("agent.py", '"""Answer."""', '"""Reply."""'),
+            ("helper.py", "return text", "return text.strip()"),
+            ("tools/search.py", "return x", "return [x]"),
+            ("tools/words.py", "['a']", "['b']"),
+            ("tools/__init__.py", "", "LEVEL = 2\n"),
+        ],
+        ids=["the function", "its docstring", "an import", "a package's module", "an import of an import", "a package"],
+    )
+    def test_a_change_of_the_function_or_of_a_local_module_it_imports_runs_anew(self, agent, file, old, new):
+        before, after = self.edited(agent, file, old, new)
+        assert not set(generation_keys(before)) & set(generation_keys(after))
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new"),
+        [
+            ("agent.py", "import helper\n", "# a comment\nimport helper  # another\n\n\n"),
+            ("agent.py", "    return helper", "        # deep comment\n    return helper"),
+            ("helper.py", "return text\n", "return text  # unchanged\n"),
+            ("unused.py", "X = 1", "X = 2"),
+        ],
+        ids=["comment", "indented comment", "comment in an import", "a file nobody imports"],
+    )
+    def test_a_comment_or_a_file_that_is_not_imported_runs_nothing(self, agent, file, old, new):
+        before, after = self.edited(agent, file, old, new)
+        assert before.id == after.id
+        assert generation_keys(before) == generation_keys(after)
+
+    def test_params_version_and_the_functions_name_are_in_the_key(self, agent):
+        (agent / "agent.py").write_text(AGENT + "\n\nanswer = reply\n")
+        targets = [PYTHON, {**PYTHON, "params": {"n": 1}}, {**PYTHON, "version": "2"}, {"python": "agent.py:answer"}]
+        assert len({who(agent, target=target).work.digest for target in targets}) == 4
+
+    def test_the_code_is_read_and_never_run_to_make_a_key(self, agent):
+        (agent / "agent.py").write_text("raise SystemExit('imported')\n" + AGENT)
+        assert who(agent, target=PYTHON).id
+
+    def test_a_python_graders_source_is_in_its_grade_key_alone(self, agent):
+        graders = [{"type": "python", "function": "helper.py:clean"}, {"type": "exact"}]
+        before = who(agent, graders=graders)
+        (agent / "helper.py").write_text("def clean(output):\n    return True\n")
+        after = who(agent, graders=graders)
+        assert graders_of(before)[0] != graders_of(after)[0]
+        assert graders_of(before)[1] == graders_of(after)[1]
+        assert generation_keys(before) == generation_keys(after)
+
+
+HTTP = {"http": "http://h/run", "request": {"input": "{{ prompt }}"}, "response": "value"}
+
+
+class TestWorkflowsAndProgramsInKeys:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"http": "http://h/other"},
+            {"request": {"input": "{{ prompt }}", "k": 3}},
+            {"response": "answer"},
+            {"version": "2"},
+        ],
+        ids=["url", "request", "response", "version"],
+    )
+    def test_url_request_response_and_version_of_a_workflow_are_in_the_key(self, tmp_path, change):
+        digests = [who(tmp_path, target=target).work.digest for target in (HTTP, {**HTTP, **change})]
+        assert digests[0] != digests[1]
+
+    def test_headers_are_not(self, tmp_path):
+        other = {**HTTP, "headers": {"Authorization": "Bearer ${TOKEN}"}}
+        assert who(tmp_path, target=HTTP).id == who(tmp_path, target=other).id
+
+    def test_a_programs_arguments_input_and_version_are_in_the_key(self, tmp_path):
+        blocks = [
+            {"command": ["./agent", "{{ prompt }}"]},
+            {"command": ["./agent", "-v", "{{ prompt }}"]},
+            {"command": ["./agent", "{{ prompt }}"], "stdin": "{{ prompt }}"},
+            {"command": ["./agent", "{{ prompt }}"], "version": "2"},
+        ]
+        assert len({who(tmp_path, target=block).work.digest for block in blocks}) == 4
+
+    @pytest.mark.parametrize("edited", ["agent", "notes.txt"])
+    def test_files_of_the_folder_that_a_command_names_are_in_the_key_by_content(self, tmp_path, edited):
+        for name in ("agent", "notes.txt", "unnamed.txt"):
+            (tmp_path / name).write_text("one")
+        target = {"command": ["./agent", "notes.txt", "{{ prompt }}"]}
+        before = who(tmp_path, target=target).work.digest
+        (tmp_path / "unnamed.txt").write_text("two")
+        assert who(tmp_path, target=target).work.digest == before
+        (tmp_path / edited).write_text("two")
+        assert who(tmp_path, target=target).work.digest != before
+
+
+class TestPathsAreInNoKey:
+    def test_how_a_path_is_spelt_does_not_matter(self, agent):
+        write_rows(agent / "data.jsonl", ROWS)
+        found = [
+            who(agent, samples=None, dataset={"path": data}, target={"python": function})
+            for data, function in (
+                ("data.jsonl", "agent.py:reply"),
+                ("./data.jsonl", "./agent.py:reply"),
+                ("tools/../data.jsonl", "tools/../agent.py:reply"),
+                (str(agent / "data.jsonl"), str(agent / "agent.py:reply")),
+                ("dat*.jsonl", "agent.py:reply"),
+            )
+        ]
+        assert len({one.id for one in found}) == 1
+        assert len({str(one.directory(agent).path) for one in found}) == 1
+
+    def test_a_folder_that_moves_keeps_its_keys(self, agent, tmp_path):
+        write_rows(agent / "data.jsonl", ROWS)
+        keys = {"samples": None, "dataset": {"path": "data.jsonl"}, "target": PYTHON}
+        before = who(agent, **keys)
+        shutil.copytree(agent, tmp_path / "moved" / "elsewhere")
+        assert who(tmp_path / "moved" / "elsewhere", **keys).id == before.id
+
+    def test_the_same_rows_have_the_same_keys_in_whatever_file_they_come(self, tmp_path, base):
+        plain = write_rows(tmp_path / "rows.jsonl", ROWS)
+        (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+        (tmp_path / "list.json").write_text(json.dumps(ROWS))
+        (tmp_path / "table.csv").write_text(
+            "expected,id,question\n" + "".join(f"{row['expected']},{row['id']},{row['question']}\n" for row in ROWS)
+        )
+        for file in ("rows.jsonl", "packed.jsonl.gz", "list.json", "table.csv"):
+            assert who(tmp_path, samples=None, dataset={"path": file}).id == base.id, file
+
+    def test_the_order_of_rows_is_of_the_run_and_not_of_a_trial(self, tmp_path, base):
+        turned = who(tmp_path / "turned", samples=ROWS[::-1])
+        assert set(generation_keys(turned)) == set(generation_keys(base))
+        assert turned.id != base.id
+
+
+def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path):
+    spec = load(tmp_path)
+    survey = Dataset(spec).survey()
+    assert [survey.of(number).hex() for number in range(2)] == [s.digest.removeprefix("sha256:") for s in Dataset(spec)]
