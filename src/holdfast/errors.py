@@ -3,7 +3,8 @@
 HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
 │   ├── ConfigError       something in the eval file, with its line
-│   └── DataError         something in the dataset, with file and line
+│   ├── DataError         something in the dataset, with file and line
+│   └── ManifestError     a run directory whose manifest.json cannot be read
 ├── RunHeld               exit 4: another process holds this run
 ├── Interrupted           exit 130 or 143: told to stop
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
@@ -66,6 +67,10 @@ class DataError(UsageError):
 
     def __init__(self, where: str, message: str, *, remedy: str | None = None) -> None:
         super().__init__(f"{where}: {message}", remedy=remedy)
+
+
+class ManifestError(UsageError):
+    """`manifest.json` is damaged; `holdfast repair` sets it aside, and the next `holdfast eval` writes it again."""
 
 
 class RunHeld(HoldfastError):

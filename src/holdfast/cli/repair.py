@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.errors import UsageError
+from holdfast.errors import ManifestError, UsageError
 
 
 @click.command("repair")
@@ -24,7 +24,11 @@ def command(run: Path, dry_run: bool) -> int:
     rundir = RunDir(run)
     if not run.is_dir() or not (rundir.manifest.exists() or any(run.glob("*.jsonl"))):
         raise UsageError(f"{run} is not a run directory", remedy="Give the path that `holdfast eval` printed as run:")
-    rundir.read_manifest()
+    broken = None
+    try:
+        rundir.read_manifest()
+    except ManifestError as error:
+        broken = error.message
     if dry_run:
         index = rundir.load(mend=False)
     else:
@@ -32,17 +36,22 @@ def command(run: Path, dry_run: bool) -> int:
         lease.acquire(0)
         try:
             index = rundir.load(mend=True)
+            if broken:
+                rundir.set_manifest_aside()
             if index.damage and rundir.finished:
                 rundir.reopen()
                 click.echo("took back metrics.json: with lines missing the run is not finished")
         finally:
             lease.release()
+    if broken:
+        click.echo(broken)
     for damage in index.damage:
         click.echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
     graded = sum(verdict.status != "error" for verdict in index.verdicts.values())
     click.echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
-    if not index.damage:
+    if not index.damage and not broken:
         click.echo("nothing to repair")
-    elif not dry_run:
+        return 0
+    if not dry_run:
         click.echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
-    return 1 if index.damage and dry_run else 0
+    return 1 if dry_run else 0

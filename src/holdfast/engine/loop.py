@@ -77,7 +77,7 @@ class Loop:
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
         async with AsyncExitStack() as stack:
-            journal = Journal(self._opened.rundir.path, notice=self._display.notice)
+            journal = Journal(self._opened.rundir.path, notice=self._display.notice, failed=self.brake.pull)
             stack.push_async_callback(journal.close)
             if not await self._open(stack):
                 return

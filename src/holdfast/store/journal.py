@@ -10,7 +10,8 @@ short or failed write   the file is cut back to its last synced byte, then the w
 failed sync             the kernel may have dropped the pages and called them clean, so no later sync of that
                         file can vouch for them: the file is cut back and retired, and the batch is written again
                         to a new file of this writer's own under `workers/`, which readers read too
-both again              the batch failed: whoever waits gets `Fault("disk")`, and nothing of it counts
+both again              the batch failed: whoever waits gets `Fault("disk")`, for lines that nobody waits for `failed`
+                        is called with it, and nothing of it counts
 """
 
 from __future__ import annotations
@@ -103,12 +104,25 @@ class _Segment:
             os.close(self.fd)
 
 
+def append_lines(path: Path, data: bytes) -> int:
+    """Append sealed lines durably, before a run has its journal thread; returns the offset of the first."""
+    segment = _Segment.open(path)
+    try:
+        segment.append(data)
+        return segment.good - len(data)
+    finally:
+        os.close(segment.fd)
+
+
 class Journal:
     """Appends to the journal files of one writer in a run directory."""
 
-    def __init__(self, directory: Path, *, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, *, notice: Callable[[str], None], failed: Callable[[Fault], None] | None = None
+    ) -> None:
         self.directory = directory
         self._notice = notice
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Entry] = []
         self._queue: SimpleQueue[list[_Entry] | None] = SimpleQueue()
@@ -216,14 +230,15 @@ class Journal:
 
     # On the event loop again.
 
-    @staticmethod
-    def _settle(entries: list[_Entry], done: _Done) -> None:
+    def _settle(self, entries: list[_Entry], done: _Done) -> None:
         offsets = {name: place.offset for name, place in done.places.items()}
         for name, line, waiter, then in entries:
             failure = done.failures.get(name)
             if failure is not None:
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(failure)
+                elif waiter is None and self._failed is not None:
+                    self._failed(failure)
                 continue
             if waiter is not None and not waiter.done():
                 waiter.set_result(Place(done.places[name].path, offsets[name]))

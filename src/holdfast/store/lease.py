@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS: Final = 30.0
 """How long a silent holder on another machine keeps the run."""
+_NAMELESS_SECONDS: Final = 2.0
+"""How long a lease may name nobody, where it is only just being written."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -48,6 +50,7 @@ class RunLease:
 
     def acquire(self, wait: float) -> None:
         """Take the run, waiting up to `wait` seconds for a holder that is alive."""
+        self._spoil_if_empty()
         try:
             self._lock.acquire(timeout=wait, poll_interval=0.1)
         except Timeout:
@@ -57,25 +60,48 @@ class RunLease:
                     remedy="Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first.",
                 ) from None
         holder = Holder(os.uname().nodename, os.getpid(), time.time())
-        self._info.write_bytes(msgspec.json.encode(holder))
+        try:
+            self._info.write_bytes(msgspec.json.encode(holder))
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Let the next process have the run."""
+        """Let the next process have the run. Where the disk does not allow it, our end does: see `acquire`."""
         if self._lock.is_locked:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 self._info.unlink()
-            self._lock.release()
+            with suppress(OSError):
+                self._lock.release()
+
+    def _spoil_if_empty(self) -> None:
+        """Make an empty lease, as a power cut leaves it, one that `filelock` takes over: an empty one it never does."""
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if os.fstat(fd).st_size == 0:
+                time.sleep(_NAMELESS_SECONDS)
+                if os.fstat(fd).st_size == 0:
+                    os.write(fd, b"lost\n")
+        finally:
+            os.close(fd)
 
     def _take_over_if_silent(self) -> bool:
-        """A heartbeat that already looks overdue is watched for one lease; a live one is left alone."""
+        """A live holder is left alone; a lease that looks dead is watched for as long as it takes to be sure."""
         try:
-            silent = time.time() - self._path.stat().st_mtime
+            overdue = time.time() - self._path.stat().st_mtime >= LEASE_SECONDS / 2
         except FileNotFoundError:
-            silent = LEASE_SECONDS
-        if silent < LEASE_SECONDS / 2:
+            overdue = True
+        if self._lock.pid is None:
+            patience = 2 * _NAMELESS_SECONDS
+        elif overdue:
+            patience = LEASE_SECONDS + 2
+        else:
             return False
         with suppress(Timeout):
-            self._lock.acquire(timeout=LEASE_SECONDS + 2, poll_interval=0.5)
+            self._lock.acquire(timeout=patience, poll_interval=0.5)
             return True
         return False
 

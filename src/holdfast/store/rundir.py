@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.errors import UsageError
+from holdfast.errors import ManifestError, UsageError
 from holdfast.store.files import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
 from holdfast.store.records import SCHEMA_VERSION
@@ -33,9 +33,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     platform: str
     fingerprints: dict[str, Any]
+    identity: dict[str, Any]
+    """what the fingerprints are made of: conversation, target, graders, trials"""
+    drift: dict[str, Any] | None = None
+    """set when outputs were kept although the target's code had changed"""
     dataset: dict[str, Any]
     trials: int
     eval_file: str | None
+    folder: str
+    """what relative paths in the eval are relative to"""
     eval: dict[str, Any]
 
 
@@ -93,11 +99,18 @@ class RunDir:
                     remedy="Use the version of Holdfast that wrote this run, or start anew with --fresh.",
                 )
             return msgspec.json.decode(data, type=Manifest)
-        except (msgspec.DecodeError, AttributeError) as error:
-            raise UsageError(
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
+            raise ManifestError(
                 f"{self.manifest}: not a manifest ({error})",
-                remedy=f"See what is there with: holdfast repair {self.path}",
+                remedy=f"Set it aside with: holdfast repair {self.path}",
             ) from error
+
+    def set_manifest_aside(self) -> None:
+        """Move a damaged manifest out of the way; the eval that made the run can write it again."""
+        make_directory(self.aside)
+        self.manifest.replace(self.aside / self.manifest.name)
+        sync_directory(self.aside)
+        sync_directory(self.path)
 
     def reopen(self) -> None:
         """Take back the mark of a finished run, so that it can go on."""
