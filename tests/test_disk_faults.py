@@ -1,0 +1,404 @@
+"""A disk that fails costs at most the requests in flight, and what it damaged is found, told and done again."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.breaking import (
+    assert_each_once,
+    assert_same_numbers,
+    enlarge,
+    holdfast_with_faults,
+    journal_files,
+    kept,
+    needs_root,
+    needs_strace,
+    nothing_left,  # noqa: F401 - a fixture
+    place_of,
+    small_disk,
+)
+from tests.support.running import Server, holdfast, lines, run_dir, server, write_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 60
+CONCURRENCY = 8
+KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eval of this file, run where nothing fails."""
+    folder = tmp_path_factory.mktemp("calm")
+    with server() as running:
+        holdfast("eval", write_eval(folder, running.base_url, **KEYS), cwd=folder)
+    return run_dir(folder)
+
+
+@pytest.fixture
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+HARMLESS = {
+    "short write": "write:retval=3:when=3",
+    "ENOSPC": "write:error=ENOSPC:when=3",
+    "EIO": "write:error=EIO:when=3",
+}
+
+
+@needs_strace
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_a_write_that_fails_once_is_cut_back_and_made_again(
+    fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    run = place_of(eval_file, tmp_path)
+    file = run / f"{name}.jsonl"
+    holdfast_with_faults("eval", eval_file, file=file, faults=[HARMLESS[fault]], cwd=tmp_path, check=0)
+    assert provider.requests == ROWS
+    assert journal_files(run, name) == [file]
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+STOPPING = {
+    "no space": ("write:error=ENOSPC:when=3+", "No space left on device"),
+    "write errors": ("write:error=EIO:when=3+", "Input/output error"),
+    "short writes": ("write:retval=3:when=3+", "short write"),
+    "sync errors": ("fdatasync:error=EIO:when=3+", "Input/output error"),
+}
+
+
+@needs_strace
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+@pytest.mark.parametrize("fault", STOPPING)
+def test_a_disk_that_keeps_failing_stops_the_run_which_goes_on_later(
+    fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    provider.control(latency=0.01)  # so that the run is still under way when the disk fails
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    run = place_of(eval_file, tmp_path)
+    what, said = STOPPING[fault]
+    # A file under workers/ takes over after a failed sync, so syncs fail wherever they are made.
+    file = None if fault == "sync errors" else run / f"{name}.jsonl"
+    stopped = holdfast_with_faults("eval", eval_file, file=file, faults=[what], cwd=tmp_path, check=3)
+    assert f"stopped: cannot write {run.relative_to(tmp_path)}/" in stopped.stdout
+    assert said in stopped.stdout
+    assert "Make room or mend the disk, then run the same command again" in stopped.stdout
+    assert not (run / "metrics.json").exists()
+    asked, safe = provider.requests, len(kept(run))
+    assert asked < ROWS, "it went on asking although nothing could be kept"
+    assert asked - safe <= 2 * CONCURRENCY, "requests in flight when it failed, and those it could not keep"
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == asked + ROWS - safe
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+@needs_strace
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_after_a_failed_sync_writing_goes_on_in_a_new_file(
+    error: str, name: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    run = place_of(eval_file, tmp_path)
+    fault = f"fdatasync:error={error}:when=3"
+    seen = holdfast_with_faults(
+        "eval", eval_file, file=run / f"{name}.jsonl", faults=[fault], cwd=tmp_path, check=0
+    ).stderr
+    retired, spare = journal_files(run, name)
+    assert f"sync of {retired.relative_to(tmp_path)} failed" in seen
+    assert f"going on in {spare.relative_to(tmp_path)}" in seen
+    assert spare.parent.parent == run / "workers"
+    assert lines(retired) and lines(spare), "the good part stays in the one, the rest is in the other"
+    assert provider.requests == ROWS
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+    for finished in (run / "metrics.json", run / "results.json"):
+        finished.unlink()
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_same_numbers(run, calm)
+
+
+@needs_strace
+def test_a_kill_after_a_failed_sync_does_not_make_unsynced_lines_count_twice(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    """The file is cut back before its lines are written elsewhere; here the kill comes right before the cut."""
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    run = place_of(eval_file, tmp_path)
+    faults = ["fdatasync:error=EIO:when=3", "ftruncate:signal=SIGKILL:when=1"]
+    holdfast_with_faults("eval", eval_file, file=run / "outputs.jsonl", faults=faults, cwd=tmp_path, check=-9)
+    asked, there = provider.requests, len(kept(run))
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == asked + ROWS - there
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+@needs_root
+def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(tmp_path: Path, provider: Server, calm: Path) -> None:
+    provider.control(latency=0.01)
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    with small_disk(tmp_path / "runs", "28k"):
+        stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+        assert "outputs.jsonl: No space left on device" in stopped.stdout or "short write" in stopped.stdout
+        assert "Make room" in stopped.stdout
+        run = run_dir(tmp_path)
+        asked, safe = provider.requests, len(kept(run))
+        assert 0 < safe < asked < ROWS
+        assert asked - safe <= CONCURRENCY
+
+        again = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+        assert "Make room" in again.stdout + again.stderr
+        asked, safe = provider.requests, len(kept(run))
+
+        enlarge(tmp_path / "runs", "4m")
+        holdfast("eval", eval_file, cwd=tmp_path)
+        assert provider.requests == asked + ROWS - safe
+        assert_each_once(run, ROWS)
+        assert_same_numbers(run, calm)
+
+
+@needs_root
+def test_a_disk_too_full_for_the_report_keeps_the_run_unfinished(tmp_path: Path, provider: Server, calm: Path) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    with small_disk(tmp_path / "runs", "4m"):
+        holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
+        run = run_dir(tmp_path)
+        ballast = tmp_path / "runs" / "ballast"
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(bytes(4096))
+        os.truncate(ballast, ballast.stat().st_size - 10 * 4096)  # room for the grades, not for the report
+        stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+        assert "No space left on device" in stopped.stdout
+        assert "run the same command again" in stopped.stdout
+        assert not (run / "metrics.json").exists()
+        assert len(kept(run, "grades")) == ROWS
+        ballast.unlink()
+        holdfast("eval", eval_file, cwd=tmp_path)
+        assert provider.requests == ROWS
+        assert_each_once(run, ROWS)
+        assert_same_numbers(run, calm)
+
+
+@contextmanager
+def disk_that_loses_pages(folder: Path) -> Iterator[Path]:
+    """An ext4 whose backing file lies on a tmpfs too small for it: writes succeed, then their sync really fails."""
+    with small_disk(folder / "back", "6m"):
+        image = folder / "back" / "image"
+        mounted = folder / "runs"
+        mounted.mkdir()
+        subprocess.run(["truncate", "-s", "64M", str(image)], check=True)
+        options = ["-E", "lazy_itable_init=1,lazy_journal_init=1", "-J", "size=1", "-b", "1024"]
+        subprocess.run(["mkfs.ext4", "-q", *options, str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop,errors=continue", str(image), str(mounted)], check=True)
+        try:
+            yield folder / "back"
+        finally:
+            subprocess.run(["umount", "--lazy", str(mounted)], check=True)
+
+
+@needs_root
+def test_what_a_really_failed_sync_lost_is_never_counted(tmp_path: Path, provider: Server) -> None:
+    provider.control(latency=0.005, answer="x" * 20_000)
+    keys = {"rows": 600, "limits": {"concurrency": CONCURRENCY}}
+    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    with disk_that_loses_pages(tmp_path) as backing:
+        stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+        assert "Make room or mend the disk" in stopped.stdout
+        asked = provider.requests
+        assert asked < 600
+        enlarge(backing, "128m")
+        subprocess.run(["umount", str(tmp_path / "runs")], check=True)  # the page cache, which knows too much, is gone
+        subprocess.run(["e2fsck", "-fp", str(backing / "image")], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(["mount", "-o", "loop", str(backing / "image"), str(tmp_path / "runs")], check=True)
+        run = run_dir(tmp_path)
+        shown = int(stopped.stdout.split(" of 600 trials have an output")[0].split()[-1])
+        holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
+        assert provider.requests <= asked + 600 - shown, "what was counted was on the medium"
+        holdfast("eval", eval_file, cwd=tmp_path)
+        assert_each_once(run, 600)
+        assert all(record["output"] == "x" * 20_000 for record in kept(run))
+
+
+# What is damaged while nobody looks.
+
+
+def unfinish(run: Path) -> None:
+    """Take back the mark of a finished run."""
+    (run / "metrics.json").unlink()
+    (run / "results.json").unlink()
+
+
+def assert_all_there(run: Path) -> None:
+    """Every sample has one output and one verdict; a verdict whose output was damaged may stand there twice."""
+    assert sorted(record["sample"] for record in kept(run)) == sorted(f"s{number}" for number in range(ROWS))
+    assert len(kept(run, "grades")) >= ROWS
+    assert len({record["grade_key"] for record in kept(run, "grades")}) == ROWS
+
+
+@pytest.fixture
+def finished(tmp_path: Path, provider: Server) -> tuple[Path, Path]:
+    """An eval and its run, all there but for the report."""
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    unfinish(run)
+    provider.reset()
+    return eval_file, run
+
+
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+def test_a_torn_last_line_is_set_aside_told_and_done_again(
+    name: str, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file, run = finished
+    file = run / f"{name}.jsonl"
+    data = file.read_bytes()
+    start = data.rfind(b"\n", 0, -1) + 1
+    file.write_bytes(data[:-20])
+    seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
+    assert f"{name}.jsonl: an unfinished last line at byte {start} was set aside; it counts as not done" in seen
+    assert (run / "set-aside" / file.name).read_bytes() == data[start:-20] + b"\n"
+    assert provider.requests == (name == "outputs")
+    assert_all_there(run)
+    assert_same_numbers(run, calm)
+
+
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+def test_flipped_bits_are_found_and_only_those_lines_are_done_again(
+    name: str, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file, run = finished
+    file = run / f"{name}.jsonl"
+    records = file.read_bytes().splitlines(keepends=True)
+    chance = random.Random(1)
+    hit = {0, 7, 8, ROWS - 1}
+    for number in hit:
+        line = bytearray(records[number])
+        line[chance.randrange(len(line) - 1)] ^= 1 << chance.randrange(7)
+        records[number] = bytes(line)
+    assert sum(line.count(b"\n") for line in records) == ROWS, "a flip that makes a newline damages two lines"
+    file.write_bytes(b"".join(records))
+    damaged = file.read_bytes()
+
+    looked = holdfast("repair", run, "--dry-run", cwd=tmp_path, check=1).stdout
+    assert looked.count(f"{name}.jsonl: a damaged line at byte") == len(hit)
+    assert file.read_bytes() == damaged, "a dry run changes nothing"
+
+    seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
+    assert seen.count(f"{name}.jsonl: a damaged line at byte") == len(hit)
+    assert (run / "set-aside" / file.name).read_bytes() == b"".join(records[number] for number in sorted(hit))
+    assert provider.requests == (len(hit) if name == "outputs" else 0)
+    assert_all_there(run)
+    assert_same_numbers(run, calm)
+
+
+def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
+
+    records = (run / "outputs.jsonl").read_bytes().splitlines(keepends=True)
+    records[5] = records[5].replace(b"question", b"Question")
+    (run / "outputs.jsonl").write_bytes(b"".join(records)[:-5])
+    looked = holdfast("repair", run, "--dry-run", cwd=tmp_path, check=1).stdout
+    assert f"{ROWS - 2} outputs and {ROWS} grades are sound" in looked
+    assert (run / "metrics.json").exists()
+
+    said = holdfast("repair", run, cwd=tmp_path).stdout
+    assert "outputs.jsonl: a damaged line at byte" in said
+    assert "outputs.jsonl: an unfinished last line at byte" in said
+    assert "took back metrics.json" in said
+    assert str(run / "set-aside") in said
+    assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
+    assert provider.requests == ROWS, "repair asks nobody"
+
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS + 2
+    assert_same_numbers(run, calm)
+
+
+GARBAGE = {
+    "empty": b"",
+    "one newline": b"\n",
+    "random bytes": random.Random(2).randbytes(5000),
+    "JSON of somebody else": b'{"a": 1}\n[1, 2]\nnull\n{"key": "k", "sum": "0123456789abcdef"}\n',
+    "a page of zeros": bytes(4096),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_in_a_journal_counts_as_not_done(
+    what: str, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file, run = finished
+    for name in ("outputs", "grades", "errors"):
+        (run / f"{name}.jsonl").write_bytes(GARBAGE[what])
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_zeros_after_the_last_line_cost_nothing(
+    finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    """As some file systems leave them after a power cut."""
+    eval_file, run = finished
+    for name in ("outputs", "grades"):
+        with (run / f"{name}.jsonl").open("ab") as file:
+            file.write(bytes(3000))
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == 0
+    assert_same_numbers(run, calm)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b"[]", b'{"schemaVersion": "1.0"}'])
+def test_a_manifest_that_is_garbage_is_refused_and_can_be_repaired(
+    content: bytes, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file, run = finished
+    (run / "manifest.json").write_bytes(content)
+    refused = holdfast("eval", eval_file, cwd=tmp_path, check=2)
+    assert f"{run.relative_to(tmp_path)}/manifest.json: not a manifest" in refused.stderr
+    assert f"holdfast repair {run.relative_to(tmp_path)}" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+    assert "manifest.json" in holdfast("repair", run, "--dry-run", cwd=tmp_path, check=1).stdout
+    assert (run / "manifest.json").read_bytes() == content
+    assert "manifest.json" in holdfast("repair", run, cwd=tmp_path).stdout
+    assert (run / "set-aside" / "manifest.json").read_bytes() == content
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == 0
+    assert_same_numbers(run, calm)
+
+
+def test_a_damaged_metrics_file_is_built_again_from_the_journals(tmp_path: Path, provider: Server, calm: Path) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    (run / "metrics.json").write_bytes(b'{"schemaVersion": "1.0", "met')
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_same_numbers(run, calm)
