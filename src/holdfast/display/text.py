@@ -68,6 +68,7 @@ class Events(Display):
         """The plan."""
         numbers = {
             "finished": plan.finished,
+            "reused": plan.reused,
             "to_grade": plan.to_grade,
             "to_run": plan.to_run,
             "total": plan.total,

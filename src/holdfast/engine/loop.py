@@ -57,10 +57,13 @@ class Loop:
         self._spent_before = self._spent.seconds
         self._script = Script(found.spec)
         self._window = Window(self._concurrency())
-        self._jobs = jobs(found.dataset, found.survey, found.work, opened.index)
+        left = jobs(found.dataset, found.survey, found.work, opened.index)
+        self._jobs = (job for job in left if job.output is not None) if options.grade_only else left
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()
-        self.progress = Progress(plan, self._spent, outputs=plan.finished + plan.to_grade, graded=plan.finished)
+        self.progress = Progress(
+            plan, self._spent, outputs=plan.total - plan.to_run, graded=plan.finished + plan.reused
+        )
         self._crash: BaseException | None = None
         self._warned = False
         self._opening: asyncio.Task[None] | None = None
@@ -108,7 +111,7 @@ class Loop:
         """Open target and graders, which may start servers; False when told to stop meanwhile."""
         self._opening = asyncio.current_task()
         try:
-            for part in (self._target, *self._graders):
+            for part in (*([] if self._target is None else [self._target]), *self._graders):
                 await stack.enter_async_context(part)
         except asyncio.CancelledError:
             if not self.brake.pulled:
@@ -183,8 +186,11 @@ class Loop:
             self._attempts.failed(error, job, "target", clock, final=True)
             raise
 
+        target = self._target
+        assert target is not None
+
         async def ask(turn: Turn) -> Reply:
-            return await self._attempts.target(lambda: self._target.reply(turn), job, deadline)
+            return await self._attempts.target(lambda: target.reply(turn), job, deadline)
 
         said = await converse(lines, job.sample, job.trial, ask)
         record = Output(

@@ -18,5 +18,11 @@ class Options:
     accept_errors: bool = False
     """finish although some trials have errors; they are left out of the scores and named in the coverage"""
     skip_graders: bool = False
+    grade_only: bool = False
+    """never ask the target: grade the outputs that are there"""
+    again: bool = False
+    """grade anew what has its verdicts already"""
+    accept_drift: bool = False
+    """keep outputs although the target's code has changed"""
     wait: float = 0
     """seconds to wait for another process that holds the run"""

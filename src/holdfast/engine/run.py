@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.engine.around import accept_drift
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import Fault, Interrupted, UsageError
@@ -67,10 +68,13 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     _check_prices(spec)
     found = identify(spec)
     rundir = found.directory(options.runs_dir)
-    if not options.fresh and (metrics := _finished(found, rundir, options)) is not None:
+    if options.accept_drift:
+        found = accept_drift(found, rundir, options.runs_dir)
+        rundir = found.directory(options.runs_dir)
+    if not (options.fresh or options.again) and (metrics := _finished(found, rundir, options)) is not None:
         plan = Plan(found.survey.count, spec.trials, found.survey.count * spec.trials, 0, 0)
         return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(spec, metrics))
-    parts = Parts.build(spec)
+    parts = Parts.build(spec, options)
     opened = open_run(found, options, display.notice)
     try:
         return _go_on(opened, parts, options, display)
@@ -85,18 +89,16 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> 
     log = _RunLog(rundir)
     reason: Fault | BudgetReached | Interrupted | None = None
     left = opened.plan
-    work = opened.plan.to_run or (opened.plan.to_grade and not options.skip_graders)
-    if work:
-        display.begin(found.spec.name, target_name(found.spec.target), str(rundir.path), opened.plan)
-        log.write(f"begin pid={os.getpid()} {opened.plan}")
-        loop = None
-        try:
+    work = (opened.plan.to_run and not options.grade_only) or (opened.plan.to_grade and not options.skip_graders)
+    display.begin(found.spec.name, target_name(found.spec.target), str(rundir.path), opened.plan)
+    log.write(f"begin pid={os.getpid()} {opened.plan}")
+    try:
+        if work:
             loop, reason = _run_loop(opened, parts, options, display)
-            left = loop.progress.left
-        finally:
-            display.end()
-            log.write(f"end {reason or 'nothing left to start'}")
-        reason = reason or next(iter(loop.faults), None)
+            left, reason = loop.progress.left, reason or next(iter(loop.faults), None)
+    finally:
+        display.end()
+        log.write(f"end {reason or 'nothing left to start'}")
     spent = opened.index.spent
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.spec.graders and left.to_grade):

@@ -12,10 +12,12 @@ from holdfast import __version__
 from holdfast.canonical import digest
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
+from holdfast.engine.around import look_around, neighbours
 from holdfast.errors import Fault
 from holdfast.graders.build import build_graders, grader_identity
 from holdfast.plan.keys import run_id, work_digest
-from holdfast.plan.plan import Plan, Work, make_plan
+from holdfast.plan.plan import Plan, Work
+from holdfast.plan.reuse import adopt
 from holdfast.spec.fields import HttpTarget, ModelTarget
 from holdfast.spec.load import target_name
 from holdfast.store.files import make_directory
@@ -43,7 +45,11 @@ class Identified:
     survey: Survey
     work: Work
     parts: dict[str, Any]
+    """digests of all that defines the run"""
+    identity: dict[str, Any]
+    """what the digests are made of, to say what changed"""
     id: str
+    drift: dict[str, Any] | None = None
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Where this run lives."""
@@ -54,13 +60,14 @@ class Identified:
 class Parts:
     """What does the work, built but not opened."""
 
-    target: Target
+    target: Target | None
+    """None: nothing is generated"""
     graders: list[InstantGrader | WaitingGrader]
 
     @classmethod
-    def build(cls, spec: Eval) -> Parts:
+    def build(cls, spec: Eval, options: Options) -> Parts:
         """Whatever is wrong with target or graders is said here, before anything is written."""
-        return cls(build_target(spec), build_graders(spec))
+        return cls(None if options.grade_only else build_target(spec), build_graders(spec))
 
 
 @dataclass
@@ -78,7 +85,8 @@ class Opened:
 def identify(spec: Eval) -> Identified:
     """Read the dataset once and derive who this run is."""
     dataset = Dataset(spec)
-    graders = {block.name: digest(grader_identity(block, spec)) for block in spec.graders}
+    identities = {block.name: grader_identity(block, spec) for block in spec.graders}
+    graders = {name: digest(value) for name, value in identities.items()}
     conversation, target = Script.identity(spec), target_identity(spec)
     survey = dataset.survey()
     work = Work(work_digest(conversation, target), spec.trials, tuple(graders.values()))
@@ -89,7 +97,8 @@ def identify(spec: Eval) -> Identified:
         "graders": graders,
         "trials": spec.trials,
     }
-    return Identified(spec, dataset, survey, work, parts, run_id(spec.name, parts))
+    identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
+    return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts))
 
 
 def open_run(found: Identified, options: Options, notice: Callable[[str], None]) -> Opened:
@@ -127,7 +136,12 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
     opened.index = rundir.load(mend=True)
     for damage in opened.index.damage:
         notice(str(damage))
-    opened.plan = make_plan(found.survey, found.work, opened.index)
+    if options.again:
+        opened.index.verdicts.clear()
+    others = [] if options.fresh or options.again else neighbours(found, rundir, options.runs_dir)
+    borrowed, opened.plan = look_around(found, opened.index, options.runs_dir, others)
+    if borrowed:
+        adopt(borrowed, rundir, opened.index)
 
 
 def _manifest(found: Identified) -> Manifest:
@@ -141,6 +155,8 @@ def _manifest(found: Identified) -> Manifest:
         python=platform.python_version(),
         platform=platform.platform(terse=True),
         fingerprints={**found.parts, "work": found.work.digest},
+        identity=found.identity,
+        drift=found.drift,
         dataset={
             "source": found.dataset.source,
             "digest": found.survey.digest,
@@ -149,6 +165,7 @@ def _manifest(found: Identified) -> Manifest:
         },
         trials=spec.trials,
         eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
+        folder=str(spec.folder),
         eval=_without_secrets(spec),
     )
 

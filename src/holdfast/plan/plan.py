@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import ChainMap
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.data.dataset import changed_under_us
 from holdfast.plan.keys import generation_key, grade_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from holdfast.data.dataset import Dataset, Sample, Survey
-    from holdfast.store.index import Index, OutputRef
+    from holdfast.plan.reuse import Borrowed
+    from holdfast.store.index import Index, OutputRef, VerdictRef
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,18 @@ class Work:
         """The generation key of a trial, from its sample's digest."""
         return generation_key(sample, trial, self.digest)
 
-    def missing(self, key: str, ref: OutputRef, index: Index) -> tuple[int, ...]:
-        """Which graders have no verdict on an output yet. An error is no verdict."""
+    def keys(self, survey: Survey) -> Iterator[str]:
+        """The keys of all trials."""
+        for position in range(survey.count):
+            sample = "sha256:" + survey.of(position).hex()
+            for trial in range(1, self.trials + 1):
+                yield generation_key(sample, trial, self.digest)
+
+    def missing(self, key: str, output: str, verdicts: Mapping[str, VerdictRef]) -> tuple[int, ...]:
+        """Which graders have no verdict yet on an output, given by its digest. An error is no verdict."""
         lacking = []
         for number, grader in enumerate(self.graders):
-            verdict = index.verdicts.get(grade_key(key, ref.digest, grader))
+            verdict = verdicts.get(grade_key(key, output, grader))
             if verdict is None or verdict.status == "error":
                 lacking.append(number)
         return tuple(lacking)
@@ -53,13 +62,21 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How much there is to do, before anything is done."""
+    """How much there is to do, before anything is done, and why."""
 
     samples: int
     trials: int
     finished: int
+    """complete, with what was done here"""
     to_grade: int
+    """have an output but lack verdicts"""
     to_run: int
+    reused: int = 0
+    """complete, with what another run has done"""
+    lenders: Mapping[str, int] = field(default_factory=dict)
+    """how many outputs come from which other run"""
+    reasons: tuple[str, ...] = ()
+    """what changed against the nearest earlier run"""
 
     @property
     def total(self) -> int:
@@ -72,28 +89,41 @@ class Plan:
         return self.to_run == self.to_grade == 0
 
     def __str__(self) -> str:
-        parts = [(self.finished, "finished"), (self.to_grade, "to grade"), (self.to_run, "to run")]
+        lent = ", ".join(f"{count:,} outputs from {run}" for run, count in self.lenders.items())
+        parts = [
+            (self.finished, "finished"),
+            (self.reused, "reused"),
+            (self.to_grade, "to grade"),
+            (self.to_run, "to run"),
+        ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
-        return f"{self.total:,} trials of {self.samples:,} samples: {said}"
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.total:,} trials of {self.samples:,} samples: {said}{why}" + (f"; {lent}" if lent else "")
 
 
-def make_plan(survey: Survey, work: Work, index: Index) -> Plan:
-    """Count what is finished and what is not."""
-    finished = to_grade = 0
-    if index.outputs:
-        for position in range(survey.count):
-            sample = "sha256:" + survey.of(position).hex()
-            for trial in range(1, work.trials + 1):
-                key = work.key(sample, trial)
-                ref = index.outputs.get(key)
-                if ref is None:
-                    continue
-                if work.missing(key, ref, index):
-                    to_grade += 1
-                else:
-                    finished += 1
+def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None) -> Plan:
+    """Count what is finished here, what other runs have done, and what is not done."""
+    finished = reused = to_grade = 0
+    lent = borrowed.outputs if borrowed else {}
+    verdicts: Mapping[str, VerdictRef] = index.verdicts
+    if borrowed:
+        verdicts = ChainMap(borrowed.verdicts, index.verdicts)
+    if index.outputs or lent:
+        for key in work.keys(survey):
+            own = index.outputs.get(key)
+            ref = own or lent.get(key)
+            if ref is None:
+                continue
+            if work.missing(key, ref.digest, verdicts):
+                to_grade += 1
+            elif own is not None and not work.missing(key, ref.digest, index.verdicts):
+                finished += 1
+            else:
+                reused += 1
     total = survey.count * work.trials
-    return Plan(survey.count, work.trials, finished, to_grade, total - finished - to_grade)
+    left = total - finished - reused - to_grade
+    lenders = dict(borrowed.runs) if borrowed else {}
+    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders)
 
 
 def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index) -> Iterator[Job]:
@@ -106,7 +136,7 @@ def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index) -> Iterator
         for trial in range(1, work.trials + 1):
             key = work.key(sample.digest, trial)
             ref = index.outputs.get(key)
-            missing = everyone if ref is None else work.missing(key, ref, index)
+            missing = everyone if ref is None else work.missing(key, ref.digest, index.verdicts)
             if ref is None or missing:
                 yield Job(sample, trial, key, ref, missing)
     if position + 1 != survey.count:

@@ -103,18 +103,24 @@ class Index:
     damage: list[Damage] = field(default_factory=list)
 
 
-class _OutputHead(msgspec.Struct):
+class OutputHead(msgspec.Struct):
+    """What of an output the index is made of."""
+
     key: str
     digest: str
     usage: Usage
     timing: Timing
+    source: str | None = None
 
 
-class _GradeHead(msgspec.Struct):
+class GradeHead(msgspec.Struct):
+    """What of a grade the index is made of."""
+
     grade_key: str
     status: GradeStatus
     score: float | None
     usage: Usage | None = None
+    source: str | None = None
 
 
 class _ErrorHead(msgspec.Struct):
@@ -124,10 +130,26 @@ class _ErrorHead(msgspec.Struct):
     seconds: float
 
 
-_output_head = msgspec.json.Decoder(_OutputHead)
-_grade_head = msgspec.json.Decoder(_GradeHead)
+_output_head = msgspec.json.Decoder(OutputHead)
+_grade_head = msgspec.json.Decoder(GradeHead)
 _error_head = msgspec.json.Decoder(_ErrorHead)
 _output = msgspec.json.Decoder(Output)
+
+
+def read_output_head(line: bytes) -> OutputHead | None:
+    """An output line's head; None where the line is not an output."""
+    try:
+        return _output_head.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def read_grade_head(line: bytes) -> GradeHead | None:
+    """A grade line's head; None where the line is not a grade."""
+    try:
+        return _grade_head.decode(line)
+    except msgspec.DecodeError:
+        return None
 
 
 def read_output(ref: OutputRef) -> Output:
@@ -191,14 +213,15 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> 
 def _take_output(index: Index, path: Path, line: Line) -> None:
     head = _output_head.decode(line.data)
     index.outputs[head.key] = OutputRef(path, line.offset, len(line.data), head.digest, head.usage, head.timing.seconds)
-    index.spent.add(head.usage)
-    index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
+    if head.source is None:  # what was copied from another run was paid for there
+        index.spent.add(head.usage)
+        index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
 
 
 def _take_grade(index: Index, _: Path, line: Line) -> None:
     head = _grade_head.decode(line.data)
     index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage)
-    if head.usage is not None:
+    if head.usage is not None and head.source is None:
         index.spent.add(head.usage)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
 if TYPE_CHECKING:
@@ -24,6 +25,17 @@ def seal(body: bytes) -> bytes:
     """Turn an encoded JSON object into a journal line."""
     head = body[:-1]
     return b'%b,"sum":"%b"}\n' % (head, xxh3_64_hexdigest(head).encode())
+
+
+def with_source(line: bytes, source: str) -> bytes:
+    """A sound line (without its newline) as it is copied into another run: sealed anew, with where it came from.
+
+    A copy of a copy keeps the first source, which is where the work was done.
+    """
+    head = line[:-_TAIL]
+    if b'"source":' in head and "source" in decode(head + b"}"):
+        return line + b"\n"
+    return seal(b'%b,"source":%b}' % (head, encode(source)))
 
 
 def is_sound(line: bytes) -> bool:
@@ -45,6 +57,18 @@ class Line(NamedTuple):
 
 def scan(path: Path) -> Iterator[Line]:
     """Every line of a journal file, good or bad, in order. A missing file has none."""
+    for offset, raw in _raw(path):
+        whole = raw.endswith(b"\n")
+        data = raw[:-1] if whole else raw
+        yield Line(offset, data, whole and is_sound(data), whole)
+
+
+def scan_raw(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a journal file, unchecked, each with its offset: for those who want only a few of them."""
+    return ((offset, raw[:-1]) for offset, raw in _raw(path) if raw.endswith(b"\n"))
+
+
+def _raw(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         file = path.open("rb", buffering=1 << 20)
     except FileNotFoundError:
@@ -52,7 +76,5 @@ def scan(path: Path) -> Iterator[Line]:
     offset = 0
     with file:
         for raw in file:
-            whole = raw.endswith(b"\n")
-            data = raw[:-1] if whole else raw
-            yield Line(offset, data, whole and is_sound(data), whole)
+            yield offset, raw
             offset += len(raw)

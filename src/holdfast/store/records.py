@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Encoder
 
 from holdfast.store.lines import seal
@@ -48,6 +48,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     digest: str
     """of `messages`, so that a grade is tied to what it graded"""
     state: Any = None
+    source: str | UnsetType = UNSET
+    """the run it was copied from, where it was"""
 
 
 class Grade(Struct, frozen=True):
@@ -67,6 +69,7 @@ class Grade(Struct, frozen=True):
     details: Any
     seconds: float
     usage: Usage | None = None
+    source: str | UnsetType = UNSET
 
 
 class ErrorRecord(Struct, frozen=True):

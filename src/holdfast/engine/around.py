@@ -1,0 +1,137 @@
+"""A look around before a run: what other runs can lend it, what changed since the nearest one, and why.
+
+Only manifests are read of runs that cannot help. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.canonical import digest
+from holdfast.errors import UsageError
+from holdfast.plan.changes import RowChanges, identity_changes
+from holdfast.plan.keys import generation_key, run_id
+from holdfast.plan.plan import Work, make_plan
+from holdfast.plan.reuse import Borrowed, borrow
+from holdfast.store.catalog import sound_runs
+from holdfast.store.lines import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from holdfast.engine.setup import Identified
+    from holdfast.plan.plan import Plan
+    from holdfast.store.index import Index
+    from holdfast.store.rundir import Manifest, RunDir
+
+Neighbour = tuple["RunDir", "Manifest"]
+
+
+class _First(msgspec.Struct):
+    key: str
+    sample: str
+    trial: int
+
+
+_first = msgspec.json.Decoder(_First)
+
+
+def neighbours(found: Identified, rundir: RunDir, runs_dir: Path) -> list[Neighbour]:
+    """The other runs, those most like this one first, and the newest first among them."""
+    others = [(other, manifest) for other, manifest in sound_runs(runs_dir) if other.path != rundir.path]
+    others.sort(key=lambda neighbour: neighbour[1].created, reverse=True)
+    others.sort(key=lambda neighbour: _likeness(found, neighbour[1]), reverse=True)
+    return others
+
+
+def _likeness(found: Identified, manifest: Manifest) -> tuple[bool, int]:
+    same = sum(found.parts.get(part) == value for part, value in manifest.fingerprints.items())
+    return manifest.name == found.spec.name, same
+
+
+def look_around(found: Identified, index: Index, runs_dir: Path, others: Iterable[Neighbour]) -> tuple[Borrowed, Plan]:
+    """What can be borrowed, and the plan with its reasons."""
+    neighbourhood = list(others)
+    borrowed = borrow(
+        found.survey,
+        found.work,
+        index,
+        [
+            (label(other, runs_dir), other)
+            for other, manifest in neighbourhood
+            if manifest.fingerprints.get("work") == found.work.digest
+        ],
+    )
+    plan = make_plan(found.survey, found.work, index, borrowed)
+    if index.outputs or plan.complete:
+        return borrowed, plan
+    nearest = next((pair for pair in neighbourhood if pair[1].name == found.spec.name), None)
+    reasons = () if nearest is None else tuple(_reasons(found, *nearest))
+    return borrowed, replace(plan, reasons=reasons)
+
+
+def label(rundir: RunDir, runs_dir: Path) -> str:
+    """A run as people name it: eval and directory."""
+    path = rundir.path
+    return path.relative_to(runs_dir).as_posix() if path.is_relative_to(runs_dir) else str(path)
+
+
+def _reasons(found: Identified, rundir: RunDir, manifest: Manifest) -> list[str]:
+    said = identity_changes(manifest.identity, found.identity)
+    if manifest.fingerprints.get("dataset") != found.survey.digest:
+        said.append(_row_changes(found, rundir, manifest))
+    return said
+
+
+def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
+    """What became of the nearest run's rows. Their keys are made with its work, so a new prompt does not hide them."""
+    earlier: dict[str, str] = {}
+    for path in rundir.journals("outputs"):
+        for line in scan(path):
+            if line.sound:
+                first = _first.decode(line.data)
+                if first.trial == 1:
+                    earlier[first.sample] = first.key
+    if len(earlier) < manifest.dataset.get("count", 0):
+        return "rows changed"  # it did not finish, so what it lacks says nothing
+    work = str(manifest.fingerprints.get("work"))
+    new = changed = 0
+    for sample in found.dataset:
+        key = earlier.pop(sample.id, None)
+        if key is None:
+            new += 1
+        elif key != generation_key(sample.digest, 1, work):
+            changed += 1
+    return str(RowChanges(new, changed, len(earlier))) or "rows in another order"
+
+
+def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identified:
+    """Keep the keys of the nearest run whose target differs in its code alone. The new run says so for ever."""
+    for other, manifest in neighbours(found, rundir, runs_dir):
+        old, new = manifest.identity.get("target", {}), found.identity["target"]
+        same_target = _without_code(old) == _without_code(new)
+        same_talk = manifest.fingerprints.get("conversation") == found.parts["conversation"]
+        if manifest.name != found.spec.name or not same_target or not same_talk:
+            continue
+        if manifest.fingerprints.get("work") == found.work.digest:
+            return found  # nothing has drifted
+        drift = {"from": label(other, runs_dir), "was": _code(old), "is": _code(new)}
+        parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": digest(drift["is"])}
+        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.graders)
+        return replace(found, work=work, parts=parts, drift=drift, id=run_id(found.spec.name, parts))
+    raise UsageError(
+        "--accept-drift: there is no earlier run of this eval that differs only in the target's code",
+        remedy="Run it without --accept-drift.",
+    )
+
+
+def _without_code(target: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in target.items() if key not in ("source", "files")}
+
+
+def _code(target: dict[str, Any]) -> dict[str, Any]:
+    return {**target.get("source", {}), **target.get("files", {})}

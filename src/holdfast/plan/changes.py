@@ -1,0 +1,88 @@
+"""Why something has to be done: what differs from the nearest earlier run, in the words of the eval file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_SHOWN = 40
+"""longer values are only said to have changed"""
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """What became of an earlier run's rows, by their ids."""
+
+    new: int = 0
+    changed: int = 0
+    gone: int = 0
+
+    def __str__(self) -> str:
+        counts = [(self.new, "new"), (self.changed, "changed"), (self.gone, "gone")]
+        said = [f"{count:,} {what}" for count, what in counts if count]
+        return f"rows: {', '.join(said)}" if said else ""
+
+
+def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed between two runs' identities: conversation, target, graders, trials."""
+    said = list(_conversation(old.get("conversation") or {}, new["conversation"]))
+    said += _target(old.get("target") or {}, new["target"])
+    said += _graders(old.get("graders") or {}, new["graders"])
+    if old.get("trials") != new["trials"]:
+        said.append(f"trials {old.get('trials')} → {new['trials']}")
+    return said
+
+
+def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            if old.get(key) is None:
+                yield f"{key} added"
+            else:
+                yield f"{key} changed" if new.get(key) is not None else f"{key} removed"
+
+
+def _target(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    if old.get("kind") != new.get("kind"):
+        return [f"target {old.get('kind')} → {new.get('kind')}"]
+    files = _files(_code(old), _code(new))
+    rest = [dict(side) for side in (old, new)]
+    for side in rest:
+        side.pop("source", None)
+        side.pop("files", None)
+    return [*([f"{files} changed"] if files else []), *_differences("target", *rest)]
+
+
+def _code(target: Mapping[str, Any]) -> dict[str, str]:
+    return {**target.get("source", {}), **target.get("files", {})}
+
+
+def _files(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _graders(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if name not in old:
+            yield f"grader `{name}` added"
+        elif name not in new:
+            yield f"grader `{name}` removed"
+        elif old[name] != new[name]:
+            yield f"grader `{name}` changed"
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
+    elif old != new:
+        short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
+        yield f"{path} {_shown(old)} → {_shown(new)}" if short else f"{path} changed"
+
+
+def _shown(value: Any) -> str:
+    return "(none)" if value is None else str(value)

@@ -1,0 +1,131 @@
+"""What other runs have already done: outputs and grades whose keys are the ones wanted here.
+
+Only runs with the same conversation and target can have them, which their manifests tell; their journals are looked
+through for the wanted keys, nearest run first, until nothing is wanted any more. What is found is copied into
+the new run, with a note of where it came from, so that the other run may go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from holdfast.plan.keys import grade_key
+from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
+from holdfast.store.journal import append_lines
+from holdfast.store.lines import is_sound, scan_raw, with_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from holdfast.data.dataset import Survey
+    from holdfast.plan.plan import Work
+    from holdfast.store.index import Index
+    from holdfast.store.rundir import RunDir
+
+_KEY: Final = slice(8, 47)
+"""where a line's key stands: behind `{"key":"`"""
+_GRADE_KEY: Final = slice(62, 101)
+"""where a grade line's own key stands: behind `","grade_key":"`"""
+_CHUNK: Final = 8 << 20
+
+
+@dataclass
+class Borrowed:
+    """Finished work of other runs that fits this one."""
+
+    outputs: dict[str, OutputRef] = field(default_factory=dict)
+    verdicts: dict[str, VerdictRef] = field(default_factory=dict)
+    lenders: dict[str, str] = field(default_factory=dict)
+    """from which run each output or grade comes, by its key"""
+    grades: dict[str, tuple[Path, int, int]] = field(default_factory=dict)
+    """where the lines of the verdicts are: file, offset, length"""
+
+    @property
+    def runs(self) -> Counter[str]:
+        """How many outputs come from which run."""
+        return Counter(self.lenders[key] for key in self.outputs)
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.verdicts)
+
+
+def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]]) -> Borrowed:
+    """Look for what is missing here in other runs, given by name and in the order to ask them."""
+    found = Borrowed()
+    wanted = {key for key in work.keys(survey) if key not in index.outputs}
+    owed: set[str] = set()
+    for key, ref in index.outputs.items():
+        lacking = work.missing(key, ref.digest, index.verdicts)
+        owed.update(grade_key(key, ref.digest, work.graders[number]) for number in lacking)
+    for name, rundir in lenders:
+        if not wanted and not owed:
+            break
+        for path in rundir.journals("outputs"):
+            for offset, line in _hits(path, _KEY, wanted):
+                head = read_output_head(line)
+                if head is None:
+                    continue
+                found.outputs[head.key] = OutputRef(
+                    path, offset, len(line), head.digest, head.usage, head.timing.seconds
+                )
+                found.lenders[head.key] = name
+                wanted.discard(head.key)
+                owed.update(grade_key(head.key, head.digest, grader) for grader in work.graders)
+        for path in rundir.journals("grades"):
+            for offset, line in _hits(path, _GRADE_KEY, owed):
+                grade = read_grade_head(line)
+                if grade is None or grade.status == "error":
+                    continue
+                found.verdicts[grade.grade_key] = VerdictRef(grade.status, grade.score, grade.usage)
+                found.lenders[grade.grade_key] = name
+                found.grades[grade.grade_key] = (path, offset, len(line))
+                owed.discard(grade.grade_key)
+    return found
+
+
+def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
+    """Copy what was borrowed into a run's own journals, durably, and into its index. Needs the run's lease."""
+    outputs = rundir.path / "outputs.jsonl"
+    lines = {key: (ref.path, ref.offset, ref.length) for key, ref in borrowed.outputs.items()}
+    for key, offset, length in _copy(lines, borrowed.lenders, outputs):
+        index.outputs[key] = borrowed.outputs[key]._replace(path=outputs, offset=offset, length=length)
+    for key, _, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
+        index.verdicts[key] = borrowed.verdicts[key]
+
+
+def _hits(path: Path, place: slice, wanted: set[str]) -> Iterator[tuple[int, bytes]]:
+    """The sound lines whose key, read from its fixed place without decoding the line, is wanted."""
+    if not wanted:
+        return
+    keys = {key.encode() for key in wanted}
+    for offset, line in scan_raw(path):
+        if line[place] in keys and is_sound(line):
+            yield offset, line
+
+
+def _copy(
+    lines: Mapping[str, tuple[Path, int, int]], lenders: Mapping[str, str], path: Path
+) -> Iterator[tuple[str, int, int]]:
+    """Append lines of other files to one's own; yields each key with where its line now is, once it is durable."""
+    waiting: list[tuple[str, bytes]] = []
+    size = 0
+    with ExitStack() as stack:
+        files: dict[Path, int] = {}
+        for number, (key, (source, offset, length)) in enumerate(lines.items(), 1):
+            if source not in files:
+                files[source] = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, files[source])
+            line = with_source(os.pread(files[source], length, offset), lenders[key])
+            waiting.append((key, line))
+            size += len(line)
+            if size > _CHUNK or number == len(lines):
+                at = append_lines(path, b"".join([line for _, line in waiting]))
+                for copied, line in waiting:
+                    yield copied, at, len(line) - 1
+                    at += len(line)
+                waiting, size = [], 0
