@@ -25,7 +25,7 @@ T = TypeVar("T")
 _FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "agent": 0.25}
 _LONGEST_DELAY: Final = 30.0
 _ALIKE: Final = 20
-"""so many refusals before the first success mean that all will be refused"""
+"""so many refusals before the first success, or trials given up in a row, mean that all will fail"""
 
 _jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
 
@@ -61,7 +61,7 @@ class Streak:
                 f"all of the first {self._refused} attempts failed: {error.message}",
                 remedy="Mend the target or its parameters, then run the same command again.",
             )
-        if self._given_up >= max(16, limit):
+        if self._given_up >= max(_ALIKE, limit):
             return Fault(
                 "rejected",
                 f"{self._given_up} trials in a row failed after all their retries: {error.message}",
@@ -108,20 +108,23 @@ class Attempts:
                 return result
             retry += 1
             delay = self._delay(error, retry, deadline)
-            if where == "target" and self._alarmed(error, delay is None):
+            if where == "target" and self._alarmed(error, job, delay is None):
                 delay = None
             self.failed(error, job, where, begun, final=delay is None)
             if delay is None:
                 raise error
             await self._back_off(error, delay)
 
-    def _alarmed(self, error: AttemptError | Fault, final: bool) -> bool:
+    def _alarmed(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
         """Steer by a failure of the target; True when it is one too many."""
         if error.kind == "rate_limit":
             self._window.overloaded()
         else:
             self._window.strained()
-        fault = None if isinstance(error, Fault) else self._streak.failure(error, final, self._window.limit)
+        # Trials known to fail tell nothing of the others: with only them left, a streak would keep the run from its end.
+        if isinstance(error, Fault) or self._keeper.failed_before(job.key):
+            return False
+        fault = self._streak.failure(error, final, self._window.limit)
         if fault is not None:
             self._brake.pull(fault)
         return fault is not None

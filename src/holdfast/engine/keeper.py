@@ -28,12 +28,17 @@ class Keeper:
         self._progress = progress
         self._display = display
         self._nothing_to_grade = nothing_to_grade
+        self._failed_before = frozenset(index.attempts)
         self._owed: dict[str, int] = {}
         """how many verdicts a trial in hand still lacks"""
 
     def failed_attempts(self, key: str) -> int:
         """How often a trial has failed so far, in all processes."""
         return self._index.attempts.get(key, 0)
+
+    def failed_before(self, key: str) -> bool:
+        """Whether a trial already failed in an earlier process."""
+        return key in self._failed_before
 
     async def output(self, record: Output) -> None:
         """Keep a finished trial; returns when it is on the medium."""
