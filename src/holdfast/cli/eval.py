@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.places import runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.fields import parse_duration
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
+    from holdfast.engine.options import Options
     from holdfast.spec.load import Eval
 
 
@@ -50,13 +52,15 @@ class _Concurrency(click.ParamType["int | str"]):
 @click.option("--fresh", "--force", is_flag=True, help="Set the earlier run aside and start anew.")
 @click.option("--retry-failed", is_flag=True, help="Take up the errors of a run finished with --accept-errors.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
+@click.option("--accept-drift", is_flag=True, help="Keep outputs although the target's code changed.")
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
 @click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Stop starting trials at so many tokens.")
 @click.option("--max-time", type=_Duration(), help="Stop starting trials after e.g. 90s, 30m, 2h.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Where runs are kept [$HOLDFAST_RUNS_DIR or ./runs].")
+@runs_dir_option
 @click.option("--wait", is_flag=True, help="Wait for another process that holds this run.")
 @click.option("-d", "--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", is_flag=True, help="With --dry-run: the plan as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
     """Run the eval file CONFIG, or go on with it.
@@ -69,13 +73,13 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
     spec = load_eval(config, _overrides(overrides, given))
     options = _options(given)
     if given["dry_run"]:
-        return _dry_run(spec, options.runs_dir)
+        return _dry_run(spec, options, as_json=given["json"])
 
     from holdfast.engine.run import run_eval
     from holdfast.report.table import print_outcome
 
     outcome = run_eval(spec, options, make_display(given["display"]))
-    print_outcome(outcome, _command_line())
+    print_outcome(outcome, command_line())
     return outcome.exit_code
 
 
@@ -94,20 +98,21 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
     return [*chosen, *map(parse_override, overrides)]
 
 
-def _options(given: dict[str, Any]) -> Any:
+def _options(given: dict[str, Any]) -> Options:
     from holdfast.engine.options import Options
 
     return Options(
-        runs_dir=given["runs_dir"] or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs"),
+        runs_dir=runs_directory(given["runs_dir"]),
         fresh=given["fresh"],
         retry_failed=given["retry_failed"],
         accept_errors=given["accept_errors"],
         skip_graders=given["skip_graders"],
-        wait=_patience(given["wait"]),
+        accept_drift=given["accept_drift"],
+        wait=patience(given["wait"]),
     )
 
 
-def _patience(wait: bool) -> float:
+def patience(wait: bool) -> float:
     """Seconds to wait for a run that is held; -1 for as long as it takes."""
     text = os.environ.get("HOLDFAST_LOCK_TIMEOUT")
     if not text:
@@ -130,20 +135,25 @@ def make_display(wanted: str | None) -> Display:
     return Events() if kind == "json" else Plain() if kind == "plain" else Quiet()
 
 
-def _dry_run(spec: Eval, runs_dir: Path) -> int:
+def _dry_run(spec: Eval, options: Options, *, as_json: bool) -> int:
     """The compiled eval and the plan, with nothing written."""
+    from holdfast.engine.around import accept_drift, look_around, neighbours
     from holdfast.engine.setup import identify
-    from holdfast.plan.plan import make_plan
     from holdfast.report.table import print_compiled
+    from holdfast.store.index import Index
 
     found = identify(spec)
-    rundir = found.directory(runs_dir)
+    if options.accept_drift:
+        found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
+    rundir = found.directory(options.runs_dir)
     rundir.read_manifest()
-    plan = make_plan(found.survey, found.work, rundir.load(mend=False))
-    print_compiled(found, rundir, plan)
+    others = [] if options.fresh else neighbours(found, rundir, options.runs_dir)
+    index = Index() if options.fresh else rundir.load(mend=False)
+    _, plan = look_around(found, index, options.runs_dir, others)
+    print_compiled(found, rundir, plan, as_json=as_json)
     return 0
 
 
-def _command_line() -> str:
+def command_line() -> str:
     """This command as it can be typed again."""
     return shlex.join(["holdfast", *sys.argv[1:]])

@@ -13,6 +13,8 @@ from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or go on with it.",
+    "grade": "Grade outputs again, or with other graders, without generating.",
+    "cache": "List and remove the runs that are kept.",
     "init": "Write a small working eval to start from.",
     "repair": "Verify a run directory and repair it.",
 }

@@ -41,16 +41,15 @@ _first = msgspec.json.Decoder(_First)
 
 
 def neighbours(found: Identified, rundir: RunDir, runs_dir: Path) -> list[Neighbour]:
-    """The other runs, those most like this one first, and the newest first among them."""
+    """The other runs, nearest first."""
     others = [(other, manifest) for other, manifest in sound_runs(runs_dir) if other.path != rundir.path]
-    others.sort(key=lambda neighbour: neighbour[1].created, reverse=True)
-    others.sort(key=lambda neighbour: _likeness(found, neighbour[1]), reverse=True)
-    return others
+    return sorted(others, key=lambda neighbour: _nearness(found, neighbour[1]), reverse=True)
 
 
-def _likeness(found: Identified, manifest: Manifest) -> tuple[bool, int]:
+def _nearness(found: Identified, manifest: Manifest) -> tuple[bool, int, int, str]:
+    """Of the same eval, alike in most parts, with most rows, and the newest."""
     same = sum(found.parts.get(part) == value for part, value in manifest.fingerprints.items())
-    return manifest.name == found.spec.name, same
+    return manifest.name == found.spec.name, same, int(manifest.dataset.get("count", 0)), manifest.created
 
 
 def look_around(found: Identified, index: Index, runs_dir: Path, others: Iterable[Neighbour]) -> tuple[Borrowed, Plan]:
@@ -135,3 +134,20 @@ def _without_code(target: dict[str, Any]) -> dict[str, Any]:
 
 def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
+
+
+def with_outputs_of(manifest: Manifest, found: Identified) -> Identified:
+    """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed."""
+    if manifest.drift is not None and _without_code(manifest.identity["target"]) == _without_code(
+        found.identity["target"]
+    ):
+        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.graders)
+        parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": manifest.fingerprints["drift"]}
+        found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
+    if manifest.fingerprints.get("work") == found.work.digest:
+        return found
+    changes = "; ".join(identity_changes(manifest.identity, found.identity)) or "it is another eval"
+    raise UsageError(
+        f"the outputs of run {manifest.id} do not fit this eval: {changes}",
+        remedy="Grading never calls the target; `holdfast eval` runs what the change touches.",
+    )

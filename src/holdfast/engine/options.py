@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.store.rundir import Manifest
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Options:
     skip_graders: bool = False
     grade_only: bool = False
     """never ask the target: grade the outputs that are there"""
+    outputs_of: Manifest | None = None
+    """the run whose outputs are to be graded"""
     again: bool = False
     """grade anew what has its verdicts already"""
     accept_drift: bool = False

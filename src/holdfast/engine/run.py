@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.engine.around import accept_drift
+from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import Fault, Interrupted, UsageError
@@ -68,6 +68,9 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     _check_prices(spec)
     found = identify(spec)
     rundir = found.directory(options.runs_dir)
+    if options.outputs_of is not None:
+        found = with_outputs_of(options.outputs_of, found)
+        rundir = found.directory(options.runs_dir)
     if options.accept_drift:
         found = accept_drift(found, rundir, options.runs_dir)
         rundir = found.directory(options.runs_dir)

@@ -23,7 +23,10 @@ class RowChanges:
     def __str__(self) -> str:
         counts = [(self.new, "new"), (self.changed, "changed"), (self.gone, "gone")]
         said = [f"{count:,} {what}" for count, what in counts if count]
-        return f"rows: {', '.join(said)}" if said else ""
+        if not said:
+            return ""
+        count, what = said[0].split(" ")
+        return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *said[1:]])
 
 
 def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

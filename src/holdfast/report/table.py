@@ -106,8 +106,22 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     console.print(f"  {command}", soft_wrap=True)
 
 
-def print_compiled(found: Identified, rundir: RunDir, plan: Plan) -> None:
+def print_compiled(found: Identified, rundir: RunDir, plan: Plan, *, as_json: bool) -> None:
     """The eval as it was understood, and what a run would do."""
+    if as_json:
+        import msgspec
+
+        numbers = {name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")}
+        said = {
+            "run": str(rundir.path),
+            "already_finished": rundir.finished,
+            **numbers,
+            "lenders": dict(plan.lenders),
+            "reasons": plan.reasons,
+            "eval": found.spec.document.data,
+        }
+        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+        return
     from io import StringIO
 
     from ruamel.yaml import YAML

@@ -81,6 +81,19 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
     return build_eval(Document(data, document.path, document.lines), path.resolve().parent)
 
 
+def eval_of_run(
+    data: dict[str, Any],
+    folder: str,
+    eval_file: str | None,
+    overrides: Sequence[tuple[tuple[str, ...], Any]] = (),
+) -> Eval:
+    """The eval that a run's manifest holds."""
+    document = Document(copy.deepcopy(data), Path(eval_file) if eval_file else None)
+    for key, value in overrides:
+        apply_override(document.data, key, value)
+    return build_eval(document, Path(folder))
+
+
 def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | None = None) -> Eval:
     """Check a document as a whole; raises ConfigError with every problem found."""
     problems: list[Problem] = []

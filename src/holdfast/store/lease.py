@@ -112,3 +112,24 @@ class RunLease:
             return f"process {self._lock.pid or 'unknown'} ({self._path})"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
         return f"process {holder.pid} on {holder.host}, since {since}"
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process is writing the run, as far as can be told without taking the lease."""
+    try:
+        silent = time.time() - path.stat().st_mtime
+    except OSError:
+        return False
+    try:
+        holder = msgspec.json.decode(path.with_suffix(".holder").read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return silent < LEASE_SECONDS
+    if holder.host != os.uname().nodename:
+        return silent < LEASE_SECONDS
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

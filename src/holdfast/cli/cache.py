@@ -1,0 +1,172 @@
+"""`holdfast cache`: the runs that are kept: where, which, and away with some."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.places import runs_dir_option, runs_directory
+from holdfast.errors import RunHeld, UsageError
+from holdfast.spec.fields import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.store.listing import Listed
+
+_STATUSES = ["running", "unfinished", "finished", "damaged"]
+
+
+@click.group("cache")
+def command() -> None:
+    """List and remove the runs that are kept."""
+
+
+def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--model", help="Only runs whose target contains this."),
+        click.option("--dataset", help="Only runs whose dataset contains this."),
+        click.option("--status", type=click.Choice(_STATUSES, case_sensitive=False)),
+        click.option("--older-than", metavar="AGE", help="Only runs last written longer ago: 90s, 5m, 2h, 7d."),
+        click.option("--archived", is_flag=True, help="The runs that --fresh set aside, instead."),
+        runs_dir_option,
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("dir")
+@runs_dir_option
+def directory(runs_dir: Path | None) -> int:
+    """Print where runs are kept."""
+    click.echo(runs_directory(runs_dir).resolve())
+    return 0
+
+
+@command.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@_filters
+def listing(as_json: bool, **given: Any) -> int:
+    """List the runs: tab-separated where the output is not a terminal."""
+    runs = _chosen(given)
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(runs).decode() + "\n")
+        return 0
+    rows = [
+        (run.name, run.target, run.dataset, run.status, run.progress, run.score_text, run.size_text, run.age, run.id)
+        for run in runs
+    ]
+    head = ("name", "target", "dataset", "status", "progress", "score", "size", "age", "id")
+    if not sys.stdout.isatty():
+        for row in (head, *rows):
+            click.echo("\t".join(row))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in head:
+        table.add_column(column, justify="right" if column in ("progress", "score", "size", "age") else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, emoji=False, highlight=False).print(table if rows else "no runs")
+    return 0
+
+
+@command.command("rm")
+@click.argument("ids", nargs=-1, metavar="[ID]…")
+@click.option("--all", "everything", is_flag=True, help="All runs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@_filters
+def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> int:
+    """Remove runs by id (its beginning will do), by filters, or --all of them. Shows what will go, and asks.
+
+    A run that is being written is refused. Runs that reused another run's outputs hold copies and lose nothing.
+    """
+    narrowed = [name for name in ("model", "dataset", "status", "older_than") if given[name]]
+    if everything and (ids or narrowed):
+        raise UsageError(
+            "--all means every run, so it does not go with ids or filters",
+            remedy="Leave --all out to remove only what the filters choose.",
+        )
+    if not (everything or ids or narrowed or given["archived"]):
+        raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
+    chosen = _by_id(_chosen(given), ids)
+    if not chosen:
+        click.echo("no runs to remove")
+        return 0
+    running = [run for run in chosen if run.status == "running"]
+    if running:
+        raise RunHeld(f"being written, and so not removed: {', '.join(run.path for run in running)}")
+    for run in chosen:
+        click.echo(f"{run.id}  {run.path}  {run.status}  {run.progress}  {run.size_text}")
+    if not yes and not click.confirm(f"Remove {len(chosen)} {'run' if len(chosen) == 1 else 'runs'}?"):
+        click.echo("nothing was removed")
+        return 0
+    for run in chosen:
+        _remove(Path(run.path))
+    click.echo(f"removed {len(chosen)}")
+    return 0
+
+
+def _remove(path: Path) -> None:
+    """Under the run's lease: a process that has just started to write it keeps it."""
+    from holdfast.store.lease import RunLease
+    from holdfast.store.rundir import RunDir
+
+    lease = RunLease(RunDir(path).lease, lost=lambda: None)
+    lease.acquire(0)
+    try:
+        # Out of the way first, so that a removal cut short leaves no half of a run behind under its name.
+        doomed = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    finally:
+        lease.release()
+
+
+def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
+    if not ids:
+        return runs
+    chosen = []
+    for wanted in ids:
+        matches = [run for run in runs if run.id.startswith(wanted) or Path(run.path) == Path(wanted)]
+        if len({run.path for run in matches}) != 1:
+            said = f"fits {len(matches)} runs" if matches else "is no run"
+            raise UsageError(f"{wanted!r} {said}", remedy="`holdfast cache ls` lists them with their ids.")
+        chosen += matches
+    return chosen
+
+
+def _chosen(given: dict[str, Any]) -> list[Listed]:
+    from holdfast.store.listing import list_runs
+
+    older = None if given["older_than"] is None else _age(given["older_than"])
+    return [
+        run
+        for run in list_runs(runs_directory(given["runs_dir"]), archived=given["archived"])
+        if _contains(run.target, given["model"])
+        and _contains(run.dataset, given["dataset"])
+        and (given["status"] is None or run.status == given["status"].lower())
+        and (older is None or run.age_seconds > older)
+    ]
+
+
+def _contains(text: str, wanted: str | None) -> bool:
+    return wanted is None or wanted.casefold() in text.casefold()
+
+
+def _age(text: str) -> float:
+    try:
+        days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
+        return float(days) * 86400 if days is not None else float(parse_duration(text))
+    except ValueError:
+        raise UsageError(f"--older-than: {text!r} is not an age such as 90s, 5m, 2h or 7d") from None

@@ -1,0 +1,60 @@
+"""`holdfast grade`: grade outputs again, or with other graders, without one call to the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.eval import command_line, make_display, patience
+from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+from holdfast.spec.overrides import parse_override
+
+
+@click.command("grade")
+@click.argument("run")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option("--again", is_flag=True, help="Also grade what has its verdicts already.")
+@click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
+@click.option("--wait", is_flag=True, help="Wait for another process that holds the run.")
+@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
+@runs_dir_option
+def command(run: str, config: Path | None, overrides: tuple[str, ...], **given: Any) -> int:
+    """Grade the outputs of RUN (its path or id), with the graders of the eval file CONFIG if one is given.
+
+    Nothing is generated. With the same graders the verdicts go into RUN; with others they go, with copies of the
+    outputs, into the run that `holdfast eval CONFIG` would use.
+    """
+    from holdfast.engine.options import Options
+    from holdfast.engine.run import run_eval
+    from holdfast.report.table import print_outcome
+    from holdfast.spec.load import eval_of_run, load_eval
+    from holdfast.store.rundir import RunDir
+
+    root = runs_directory(given["runs_dir"])
+    rundir = RunDir(find_run(run, root))
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise UsageError(f"{rundir.path} has no manifest")
+    if config is not None and "=" in str(config) and not config.exists():
+        config, overrides = None, (str(config), *overrides)
+    laid_over = [parse_override(text) for text in overrides]
+    spec = (
+        load_eval(config, laid_over)
+        if config
+        else eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, laid_over)
+    )
+    options = Options(
+        runs_dir=rundir.path.parent.parent,
+        grade_only=True,
+        again=given["again"],
+        accept_errors=given["accept_errors"],
+        wait=patience(given["wait"]),
+        outputs_of=manifest,
+    )
+    outcome = run_eval(spec, options, make_display(given["display"]))
+    print_outcome(outcome, command_line())
+    return outcome.exit_code

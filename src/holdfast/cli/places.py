@@ -1,0 +1,36 @@
+"""Where runs are, and which of them a command means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from holdfast.errors import UsageError
+
+runs_dir_option = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), help="Where runs are kept [$HOLDFAST_RUNS_DIR or ./runs]."
+)
+
+
+def runs_directory(given: Path | None) -> Path:
+    """The option, else the environment's, else ./runs."""
+    return given or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
+
+
+def find_run(name: str, runs_dir: Path) -> Path:
+    """A run by its path, its id, or the beginning of its id."""
+    path = Path(name)
+    if (path / "manifest.json").exists():
+        return path
+    from holdfast.store.catalog import find_runs
+
+    matches = [run.path for run in find_runs(runs_dir) if run.path.name.rpartition("-")[2].startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(
+            f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
+        )
+    raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
