@@ -76,6 +76,13 @@ def read_document(path: Path) -> Document:
         raise ConfigError([Problem(str(path), "holds half a surrogate pair, which is no character")]) from error
 
 
+def read_value(text: str) -> Any:
+    """A value written as in a file."""
+    from ruamel.yaml import YAML
+
+    return _plain(YAML(typ="rt").load(text), (), {})
+
+
 def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
     """Plain Python values out of ruamel's, noting the line of every key and item."""
     positions: Any = getattr(node, "lc", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.errors import UsageError
+from holdfast.spec.document import read_value
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
@@ -15,12 +16,11 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
             f"{text!r} is not an override",
             remedy="Write overrides as key=value, for example limits.concurrency=8 or dataset.limit=100.",
         )
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        return tuple(path.split(".")), YAML(typ="safe", pure=True).load(value) if value else None
-    except YAMLError as error:
+        return tuple(path.split(".")), read_value(value) if value else None
+    except (YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{text!r}: the value is not valid YAML") from error
 
 

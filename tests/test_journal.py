@@ -1,0 +1,333 @@
+"""Lines, journal and index: what was written comes back in order, and what was damaged is noticed and alone is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.store.index import TextReader, load_index, read_output
+from holdfast.store.journal import JOURNALS, Journal
+from holdfast.store.lines import is_sound, scan, seal
+from holdfast.store.records import ErrorRecord, Grade, Output, Timing, Usage, to_line
+from holdfast.store.rundir import RunDir
+from tests.support.specs import output_of
+
+objects = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=20), min_size=1, max_size=4)
+bodies = objects.map(lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8"))
+tokens = st.none() | st.integers(0, 10**6)
+usages = st.builds(Usage, tokens, tokens, st.integers(0, 5), st.none() | st.floats(0, 10))
+texts = st.text(max_size=40)
+
+outputs = st.builds(
+    Output,
+    key=texts,
+    sample=texts,
+    trial=st.integers(1, 9),
+    attempt=st.integers(1, 9),
+    messages=st.lists(objects, max_size=3),
+    output=texts,
+    turns=st.integers(1, 3),
+    stop=texts,
+    usage=usages,
+    timing=st.builds(Timing, st.floats(0, 2e9), st.floats(0, 1e4), st.none() | st.floats(0, 10)),
+    digest=texts,
+    state=st.none() | objects,
+)
+grades = st.builds(
+    Grade,
+    key=texts,
+    grade_key=texts,
+    sample=texts,
+    trial=st.integers(1, 9),
+    grader=texts,
+    type=texts,
+    turn=st.none(),
+    status=st.sampled_from(["passed", "failed", "error", "skipped"]),
+    score=st.none() | st.floats(0, 1),
+    weight=st.floats(0, 9),
+    feedback=texts,
+    details=st.none() | objects,
+    seconds=st.floats(0, 9),
+    usage=st.none() | usages,
+)
+errors = st.builds(
+    ErrorRecord,
+    key=texts,
+    sample=texts,
+    trial=st.integers(1, 9),
+    attempt=st.integers(1, 9),
+    where=st.sampled_from(["target", "judge"]),
+    kind=texts,
+    message=texts,
+    status=st.none() | st.integers(400, 599),
+    time=st.floats(0, 2e9),
+    seconds=st.floats(0, 9),
+    final=st.booleans(),
+)
+entries = st.one_of(
+    *(st.tuples(st.just(n), r) for n, r in (("outputs", outputs), ("grades", grades), ("errors", errors)))
+)
+
+
+def numbered(count):
+    """Outputs that differ in their keys."""
+    return [output_of(f"answer {number}", key=f"key {number}") for number in range(count)]
+
+
+def append(folder, written):
+    """Hand (name, record) pairs to a journal, some awaited and some posted; returns the places and what was said."""
+    notices = []
+
+    async def main():
+        journal = Journal(folder, notice=notices.append)
+        places = []
+        for number, (name, record) in enumerate(written):
+            if number % 3:
+                places.append(await journal.write(name, to_line(record)))
+            else:
+                journal.post(name, to_line(record))
+        await journal.close()
+        return places, journal.bytes_written
+
+    return *asyncio.run(main()), notices
+
+
+class TestLines:
+    @given(bodies)
+    def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body):
+        line = seal(body)
+        assert line.endswith(b'"}\n') and is_sound(line[:-1])
+        found = json.loads(line)
+        assert list(found)[-1] == "sum"
+        del found["sum"]
+        assert found == {key: value for key, value in json.loads(body).items() if key != "sum"}
+
+    @given(bodies, st.data())
+    def test_any_changed_byte_is_noticed(self, body, data):
+        line = bytearray(seal(body)[:-1])
+        line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
+        assert not is_sound(bytes(line))
+
+    @given(bodies, st.data())
+    def test_any_truncation_or_addition_is_noticed(self, body, data):
+        line = seal(body)[:-1]
+        assert not is_sound(line[: data.draw(st.integers(0, len(line) - 1))])
+        assert not is_sound(line[data.draw(st.integers(1, len(line))) :])
+        assert not is_sound(line + data.draw(st.binary(min_size=1, max_size=5)))
+
+    def test_the_documented_sum_is_xxh3_of_the_bytes_before_it(self):
+        from xxhash import xxh3_64_hexdigest
+
+        assert seal(b'{"a":1}') == b'{"a":1,"sum":"%b"}\n' % xxh3_64_hexdigest(b'{"a":1').encode()
+
+    def test_a_missing_file_has_no_lines(self, tmp_path):
+        assert list(scan(tmp_path / "none.jsonl")) == []
+
+    def test_a_last_line_without_a_newline_is_neither_whole_nor_sound(self, tmp_path):
+        path = tmp_path / "x.jsonl"
+        path.write_bytes(seal(b'{"a":1}') + seal(b'{"b":2}')[:-1])
+        first, last = scan(path)
+        assert (first.sound, first.whole, first.offset) == (True, True, 0)
+        assert (last.sound, last.whole, last.offset) == (False, False, len(first.data) + 1)
+
+
+class TestJournal:
+    @settings(max_examples=40)
+    @given(st.lists(entries, max_size=12))
+    def test_any_sequence_of_records_comes_back_in_its_order(self, written):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            places, size, notices = append(folder, written)
+            for kind in JOURNALS:
+                lines = [line.data + b"\n" for line in scan(folder / f"{kind}.jsonl") if line.sound]
+                assert lines == [to_line(record) for journal, record in written if journal == kind]
+            assert size == sum(path.stat().st_size for path in folder.glob("*.jsonl"))
+            assert notices == []
+            awaited = [record for number, (_, record) in enumerate(written) if number % 3]
+            for (path, offset), record in zip(places, awaited, strict=True):
+                assert path.read_bytes()[offset:].startswith(to_line(record))
+
+    @settings(max_examples=40)
+    @given(st.lists(entries, max_size=12))
+    def test_the_index_knows_the_last_word_on_every_key(self, written):
+        with tempfile.TemporaryDirectory() as name:
+            append(Path(name), written)
+            index = RunDir(Path(name)).load(mend=False)
+            assert index.damage == []
+            last = {record.key: record for kind, record in written if kind == "outputs"}
+            assert {key: read_output(ref) for key, ref in index.outputs.items()} == last
+            said = {record.grade_key: record for kind, record in written if kind == "grades"}
+            assert {key: (ref.status, ref.score, ref.usage) for key, ref in index.verdicts.items()} == {
+                key: (record.status, record.score, record.usage) for key, record in said.items()
+            }
+            failed = [record for kind, record in written if kind == "errors" and record.where == "target"]
+            assert sum(index.attempts.values()) == len(failed)
+            used = [record.usage for kind, record in written if kind != "errors" and record.usage is not None]
+            assert index.spent.tokens == sum((u.input_tokens or 0) + (u.output_tokens or 0) for u in used)
+            assert index.spent.requests == sum(u.requests for u in used)
+            assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
+
+    def test_appending_goes_on_behind_what_is_there(self, tmp_path):
+        first, second = numbered(4)[:2], numbered(4)[2:]
+        append(tmp_path, [("outputs", record) for record in first])
+        append(tmp_path, [("outputs", record) for record in second])
+        assert (tmp_path / "outputs.jsonl").read_bytes() == b"".join(map(to_line, first + second))
+
+    def test_texts_are_read_by_their_place_in_the_file(self, tmp_path):
+        append(tmp_path, [("outputs", record) for record in numbered(3)])
+        index, reader = RunDir(tmp_path).load(mend=False), TextReader()
+        assert [reader.read(index.outputs[f"key {number}"]) for number in (2, 0, 1)] == [
+            "answer 2",
+            "answer 0",
+            "answer 1",
+        ]
+        reader.close()
+
+
+class TestDamage:
+    def lost(self, content, lines, change):
+        """The numbers of the lines that a change of one byte, or of the length, touches."""
+        at, new = change
+        if new is None:
+            return {number for number, (_, end) in enumerate(lines) if end > at}
+        touched = {number for number, (start, end) in enumerate(lines) if start <= at < end}
+        if content[at : at + 1] == b"\n":  # two lines become one
+            touched |= {number + 1 for number in touched if number + 1 < len(lines)}
+        return touched
+
+    @given(st.data())
+    def test_damage_anywhere_loses_the_lines_it_touches_and_no_other(self, data):
+        records = numbered(data.draw(st.integers(1, 6)))
+        content = b"".join(map(to_line, records))
+        starts = [0]
+        for record in records:
+            starts.append(starts[-1] + len(to_line(record)))
+        places = list(pairwise(starts))
+        at = data.draw(st.integers(0, len(content) - 1))
+        new = data.draw(st.none() | st.integers(0, 255).filter(lambda byte: byte != content[at]))
+        broken = content[:at] if new is None else content[:at] + bytes([new]) + content[at + 1 :]
+        kept = {f"key {number}" for number in range(len(records))} - {
+            f"key {number}" for number in self.lost(content, places, (at, new))
+        }
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name) / "outputs.jsonl"
+            path.write_bytes(broken)
+            rundir = RunDir(Path(name))
+            looked = rundir.load(mend=False)
+            assert looked.outputs.keys() == kept
+            assert path.read_bytes() == broken, "a reader changes nothing"
+            mended = rundir.load(mend=True)
+            assert mended.outputs.keys() == kept
+            assert {read_output(ref).key for ref in mended.outputs.values()} == kept
+            assert all(line.sound for line in scan(path))
+            assert [(d.offset, d.length, d.torn) for d in mended.damage] == [
+                (d.offset, d.length, d.torn) for d in looked.damage
+            ]
+            assert bool(mended.damage) == (new is not None or at not in starts)
+            if mended.damage:
+                aside = (rundir.aside / "outputs.jsonl").read_bytes()
+                for spot in looked.damage:
+                    assert broken[spot.offset : spot.offset + spot.length].rstrip(b"\n") in aside
+            assert rundir.load(mend=True).damage == []
+
+    @given(st.binary(max_size=300))
+    def test_a_file_of_anything_at_all_is_no_crash(self, noise):
+        with tempfile.TemporaryDirectory() as name:
+            for kind in JOURNALS:
+                (Path(name) / f"{kind}.jsonl").write_bytes(noise)
+            index = RunDir(Path(name)).load(mend=True)
+            assert not index.outputs and not index.verdicts and not index.attempts
+            assert RunDir(Path(name)).load(mend=True).damage == []
+
+    @given(
+        st.lists(st.sampled_from(["good", "bad", "other", "noise", "empty"]), min_size=1, max_size=8),
+        st.binary(max_size=9),
+    )
+    def test_good_lines_between_bad_ones_all_count(self, kinds, tail):
+        records = numbered(len(kinds))
+        bad = to_line(records[0])[:-3] + b"!}\n"
+        other = seal(b'{"sound":"but not an output"}')
+        made = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
+        content = b"".join(to_line(r) if kind == "good" else made[kind] for kind, r in zip(kinds, records, strict=True))
+        wanted = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
+            for mend in (False, True, True):
+                assert RunDir(Path(name)).load(mend=mend).outputs.keys() == wanted
+
+    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path):
+        first, second, third = numbered(3)
+        torn = to_line(second)[:40]
+        (tmp_path / "outputs.jsonl").write_bytes(to_line(first) + torn)
+        index = RunDir(tmp_path).load(mend=True)
+        (damage,) = index.damage
+        assert damage.torn and "unfinished last line" in str(damage) and "outputs.jsonl" in str(damage)
+        assert (tmp_path / "set-aside" / "outputs.jsonl").read_bytes() == torn + b"\n"
+        append(tmp_path, [("outputs", third)])
+        assert (tmp_path / "outputs.jsonl").read_bytes() == to_line(first) + to_line(third)
+
+    def test_what_is_set_aside_is_added_to_and_never_replaced(self, tmp_path):
+        for noise in (b"one\n", b"two\n"):
+            with (tmp_path / "grades.jsonl").open("ab") as file:
+                file.write(noise)
+            RunDir(tmp_path).load(mend=True)
+        assert (tmp_path / "set-aside" / "grades.jsonl").read_bytes() == b"one\ntwo\n"
+
+
+class TestSeveralWriters:
+    def test_the_files_of_all_writers_are_read_as_one(self, tmp_path):
+        records = numbered(6)
+        for number, folder in enumerate((tmp_path, tmp_path / "workers" / "a", tmp_path / "workers" / "b")):
+            folder.mkdir(parents=True, exist_ok=True)
+            append(folder, [("outputs", record) for record in records[2 * number : 2 * number + 2]])
+        index = RunDir(tmp_path).load(mend=False)
+        assert {key: read_output(ref).output for key, ref in index.outputs.items()} == {
+            record.key: record.output for record in records
+        }
+
+    def test_a_key_written_by_two_counts_once(self, tmp_path):
+        (tmp_path / "workers" / "a").mkdir(parents=True)
+        for folder in (tmp_path, tmp_path / "workers" / "a"):
+            append(folder, [("outputs", numbered(1)[0])])
+        assert len(RunDir(tmp_path).load(mend=False).outputs) == 1
+
+    def test_damage_in_one_writers_file_leaves_the_others_alone(self, tmp_path):
+        (tmp_path / "workers" / "a").mkdir(parents=True)
+        append(tmp_path, [("outputs", numbered(2)[0])])
+        (tmp_path / "workers" / "a" / "outputs.jsonl").write_bytes(b"rot\n" + to_line(numbered(2)[1]))
+        index = RunDir(tmp_path).load(mend=True)
+        assert index.outputs.keys() == {"key 0", "key 1"}
+        assert [damage.path.parent.name for damage in index.damage] == ["a"]
+        assert read_output(index.outputs["key 1"]).key == "key 1"
+
+
+def test_a_later_verdict_takes_the_place_of_an_error(tmp_path):
+    def verdict(status, score):
+        return Grade("k", "g", "s", 1, "exact", "exact", None, status, score, 1.0, "", None, 0.0)
+
+    append(tmp_path, [("grades", verdict("error", None)), ("grades", verdict("passed", 1.0))])
+    assert RunDir(tmp_path).load(mend=False).verdicts["g"][:2] == ("passed", 1.0)
+
+
+def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path):
+    stretches = [(100.0, 10.0), (105.0, 10.0), (198.0, 3.0), (200.0, 5.0)]
+    append(
+        tmp_path,
+        [
+            ("outputs", output_of("x", key=str(number), timing=Timing(start, seconds)))
+            for number, (start, seconds) in enumerate(stretches)
+        ],
+    )
+    assert RunDir(tmp_path).load(mend=False).spent.seconds == pytest.approx(22.0)
+
+
+def test_an_index_of_nothing_is_empty(tmp_path):
+    index = load_index(RunDir(tmp_path / "nowhere").journals, mend=None)
+    assert (index.outputs, index.verdicts, index.damage) == ({}, {}, [])
