@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
 from importlib import import_module
 from typing import Final
@@ -59,8 +61,17 @@ def holdfast() -> None:
     """
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
 def main() -> None:
     """The entry point."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
@@ -69,9 +80,10 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = 2
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        code = 130
+    except (click.Abort, KeyboardInterrupt) as stopped:
+        again = shlex.join(["holdfast", *sys.argv[1:]])
+        click.echo(f"interrupted; everything that finished is on disk. Go on with:\n  {again}", err=True)
+        code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
     except BrokenPipeError:
         code = 141
         sys.stderr.close()

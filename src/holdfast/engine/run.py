@@ -155,6 +155,7 @@ class _Signals:
         self._loop = loop
         self._asked = False
         self._numbers = (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.getsignal(number) for number in self._numbers}
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -165,6 +166,7 @@ class _Signals:
         if threading.current_thread() is threading.main_thread():
             for number in self._numbers:
                 asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, self._before[number])
 
     def _handle(self, number: int) -> None:
         if self._asked:

@@ -112,7 +112,7 @@ def open_run(found: Identified, options: Options, notice: Callable[[str], None])
     try:
         make_directory(rundir.path.parent)
         opened.lease = RunLease(rundir.lease, lost=lost)
-        opened.lease.acquire(options.wait)
+        opened.lease.acquire(options.wait, notice)
         try:
             _fill(opened, options, notice)
         except BaseException:

@@ -48,13 +48,13 @@ class RunLease:
             thread_local=False,
         )
 
-    def acquire(self, wait: float) -> None:
-        """Take the run, waiting up to `wait` seconds for a holder that is alive."""
+    def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
+        """Take the run, waiting up to `wait` seconds for a holder that is alive, for ever when it is negative."""
         self._spoil_if_empty()
         try:
-            self._lock.acquire(timeout=wait, poll_interval=0.1)
+            self._lock.acquire(timeout=0)
         except Timeout:
-            if not self._take_over_if_silent():
+            if not self._await(wait, notice) and not self._take_over_if_silent(notice):
                 raise RunHeld(
                     f"another process holds this run: {self._describe()}",
                     remedy="Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first.",
@@ -88,7 +88,16 @@ class RunLease:
         finally:
             os.close(fd)
 
-    def _take_over_if_silent(self) -> bool:
+    def _await(self, wait: float, notice: Callable[[str], None]) -> bool:
+        if wait == 0:
+            return False
+        notice(f"waiting for {self._describe()}, which holds this run")
+        with suppress(Timeout):
+            self._lock.acquire(timeout=wait, poll_interval=0.1)
+            return True
+        return False
+
+    def _take_over_if_silent(self, notice: Callable[[str], None]) -> bool:
         """A live holder is left alone; a lease that looks dead is watched for as long as it takes to be sure."""
         try:
             overdue = time.time() - self._path.stat().st_mtime >= LEASE_SECONDS / 2
@@ -98,6 +107,9 @@ class RunLease:
             patience = 2 * _NAMELESS_SECONDS
         elif overdue:
             patience = LEASE_SECONDS + 2
+            notice(
+                f"{self._describe()}, which holds this run, is silent; taking over if it stays so for {patience:.0f} s"
+            )
         else:
             return False
         with suppress(Timeout):
