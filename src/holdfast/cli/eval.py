@@ -18,7 +18,9 @@ from holdfast.spec.overrides import parse_override
 if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
+    from holdfast.engine.run import Outcome
     from holdfast.spec.load import Eval
+    from holdfast.store.rundir import RunDir
 
 
 class _Duration(click.ParamType[float]):
@@ -53,6 +55,11 @@ class _Concurrency(click.ParamType["int | str"]):
 @click.option("--retry-failed", is_flag=True, help="Take up the errors of a run finished with --accept-errors.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
 @click.option("--accept-drift", is_flag=True, help="Keep outputs although the target's code changed.")
+@click.option("--baseline-model", metavar="MODEL", help="Evaluate this model too, and compare.")
+@click.option("--log-samples", is_flag=True, help="Also write the transcripts as samples.jsonl into the run.")
+@click.option(
+    "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
+)
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
 @click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Stop starting trials at so many tokens.")
@@ -68,19 +75,54 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
     The same command after any interruption continues where it stopped. KEY=VALUE overrides any key of
     the file, for example target.params.temperature=0.7.
     """
-    from holdfast.spec.load import load_eval
+    from holdfast.spec.load import baseline_of, load_eval
 
     spec = load_eval(config, _overrides(overrides, given))
     options = _options(given)
     if given["dry_run"]:
         return _dry_run(spec, options, as_json=given["json"])
 
+    outcome = _run(spec, options, given)
+    baseline = baseline_of(spec)
+    if baseline is None or outcome.exit_code > 4:
+        return outcome.exit_code
+    beside = _run(baseline, options, given)
+    if outcome.metrics is not None and beside.metrics is not None:
+        from holdfast.report.table import print_side_by_side
+
+        print_side_by_side(outcome, beside)
+    return beside.exit_code if beside.exit_code > 1 else outcome.exit_code
+
+
+def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     from holdfast.engine.run import run_eval
     from holdfast.report.table import print_outcome
 
     outcome = run_eval(spec, options, make_display(given["display"]))
     print_outcome(outcome, command_line())
-    return outcome.exit_code
+    if given["log_samples"] or given["output_path"] or (spec.output.nat and outcome.metrics is not None):
+        _write_copies(outcome.rundir, spec, given)
+    return outcome
+
+
+def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:
+    """Transcripts and results for other tools, where they were asked for."""
+    from holdfast.export.folder import write_folder
+    from holdfast.export.nat import write_nat
+    from holdfast.export.reading import RunReader
+    from holdfast.export.samples import write_samples
+
+    reader = RunReader(rundir)
+    written: list[Path] = []
+    if given["log_samples"]:
+        written.append(rundir.path / "samples.jsonl")
+        write_samples(reader.trials(), written[0])
+    if given["output_path"]:
+        written += write_folder(reader, given["output_path"])
+    if spec.output.nat and rundir.finished:
+        written += write_nat(reader, spec.folder / spec.output.nat.dir, spec.output.nat.step_filter)
+    for path in written:
+        click.echo(f"wrote {path}")
 
 
 def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
@@ -93,6 +135,7 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
         "max_cost": ("limits", "max_cost"),
         "max_tokens": ("limits", "max_tokens"),
         "max_time": ("limits", "max_time"),
+        "baseline_model": ("baseline", "model"),
     }
     chosen = [(path, given[option]) for option, path in named.items() if given[option] is not None]
     return [*chosen, *map(parse_override, overrides)]

@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError
 _VERBS: Final = {
     "eval": "Run an eval, or go on with it.",
     "grade": "Grade outputs again, or with other graders, without generating.",
+    "export": "Write a run in the formats of other tools.",
     "cache": "List and remove the runs that are kept.",
     "init": "Write a small working eval to start from.",
     "repair": "Verify a run directory and repair it.",

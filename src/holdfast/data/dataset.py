@@ -86,6 +86,16 @@ class Dataset:
         stop = None if self._block.limit is None else self._block.offset + self._block.limit
         return map(self._sample, islice(rows, self._block.offset, stop))
 
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Sizes and times of the files: while they stay, so do the rows."""
+        if self._block is None or self._hub_path() is not None:
+            return ()
+        try:
+            stats = [path.stat() for path in find_files(self._block.path, self._eval.folder)]
+        except (OSError, DataError):
+            return ((-1, -1),)
+        return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+
     def survey(self) -> Survey:
         """Read everything once: count it, digest it, and refuse what cannot be evaluated."""
         whole, digests, ids = sha256(), bytearray(), array("Q")

@@ -121,7 +121,7 @@ class Attempts:
             self._window.overloaded()
         else:
             self._window.strained()
-        # Trials known to fail tell nothing of the others: with only them left, a streak would keep the run from its end.
+        # Trials known to fail tell nothing of the others: with only them left, a streak would never let the run end.
         if isinstance(error, Fault) or self._keeper.failed_before(job.key):
             return False
         fault = self._streak.failure(error, final, self._window.limit)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.conversation.talk import Script, converse
+from holdfast.data.dataset import changed_under_us
 from holdfast.engine.attempts import Attempts
 from holdfast.engine.brake import Brake, BudgetReached
 from holdfast.engine.grading import Grading
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.progress import Progress
 from holdfast.engine.window import Window
-from holdfast.errors import AttemptError, DataError, Fault, Interrupted
+from holdfast.errors import AttemptError, DataError, Fault, HoldfastError, Interrupted
+from holdfast.export.nat import NatMirror
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
 from holdfast.spec.fields import ModelTarget
@@ -31,14 +33,17 @@ from holdfast.store.records import Output, Timing
 from holdfast.targets.embedded import PARALLEL, is_embedded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Opened, Parts
+    from holdfast.engine.setup import Identified, Opened, Parts
     from holdfast.plan.plan import Job
     from holdfast.targets.types import Reply, Turn
 
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
+_DATASET_SECONDS: Final = 2.0
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -67,6 +72,7 @@ class Loop:
         self._crash: BaseException | None = None
         self._warned = False
         self._opening: asyncio.Task[None] | None = None
+        self._mirror = _nat_mirror(found)
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -82,6 +88,9 @@ class Loop:
         async with AsyncExitStack() as stack:
             journal = Journal(self._opened.rundir.path, notice=self._display.notice, failed=self.brake.pull)
             stack.push_async_callback(journal.close)
+            if self._mirror is not None:
+                self._mirror.begin(self._earlier_outputs())
+                stack.callback(self._mirror.close)
             if not await self._open(stack):
                 return
             self._keeper = Keeper(
@@ -96,8 +105,8 @@ class Loop:
                 self._graders, self._attempts, self._keeper, self._window.limit, self._display.notice
             )
             stack.push_async_callback(self._grading.close)
-            ticker = asyncio.create_task(self._tick())
-            stack.callback(ticker.cancel)
+            for watcher in (self._tick(), self._watch_dataset()):
+                stack.callback(asyncio.create_task(watcher).cancel)
             self._admit()
             while self._workers:
                 await asyncio.wait(self._workers)
@@ -106,6 +115,15 @@ class Loop:
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
+
+    def _earlier_outputs(self) -> Iterator[tuple[dict[str, Any], Output]]:
+        """What is there already, with its rows, in the dataset's order."""
+        found, outputs = self._opened.identified, self._opened.index.outputs
+        for sample in found.dataset:
+            for trial in range(1, found.spec.trials + 1):
+                ref = outputs.get(found.work.key(sample.digest, trial))
+                if ref is not None:
+                    yield sample.fields, read_output(ref)
 
     async def _open(self, stack: AsyncExitStack) -> bool:
         """Open target and graders, which may start servers; False when told to stop meanwhile."""
@@ -208,6 +226,8 @@ class Loop:
             state=said.state,
         )
         await self._keeper.output(record)
+        if self._mirror is not None:
+            self._mirror.add(job.sample.fields, record)
         return record
 
     def _check_budget(self) -> None:
@@ -236,3 +256,27 @@ class Loop:
             if self._opened.lost and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _watch_dataset(self) -> None:
+        """Stop when the dataset becomes another. Its rows are only read again when its files look touched."""
+        found = self._opened.identified
+        stamp = found.stamp
+        while True:
+            await asyncio.sleep(_DATASET_SECONDS)
+            if found.dataset.stamp() == stamp:
+                continue
+            stamp = found.dataset.stamp()
+            try:
+                same = (await asyncio.to_thread(found.dataset.survey)).digest == found.survey.digest
+            except HoldfastError:
+                same = False
+            if not same:
+                self.brake.pull(changed_under_us(", ".join(found.dataset.source)))
+                return
+
+
+def _nat_mirror(found: Identified) -> NatMirror | None:
+    block = found.spec.output.nat
+    if block is None:
+        return None
+    return NatMirror(found.spec.folder / block.dir, block.step_filter, found.spec.trials)

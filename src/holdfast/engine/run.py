@@ -108,6 +108,8 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> 
         return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
     try:
         metrics = write_report(found, rundir, opened.index)
+    except Fault as changed:
+        return Outcome(rundir, left, None, spent, changed)
     except OSError as error:
         fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
         return Outcome(rundir, left, None, spent, fault)

@@ -49,6 +49,8 @@ class Identified:
     identity: dict[str, Any]
     """what the digests are made of, to say what changed"""
     id: str
+    stamp: tuple[tuple[int, int], ...]
+    """of the dataset's files when they were read"""
     drift: dict[str, Any] | None = None
 
     def directory(self, runs_dir: Path) -> RunDir:
@@ -88,7 +90,7 @@ def identify(spec: Eval) -> Identified:
     identities = {block.name: grader_identity(block, spec) for block in spec.graders}
     graders = {name: digest(value) for name, value in identities.items()}
     conversation, target = Script.identity(spec), target_identity(spec)
-    survey = dataset.survey()
+    stamp, survey = dataset.stamp(), dataset.survey()
     work = Work(work_digest(conversation, target), spec.trials, tuple(graders.values()))
     parts = {
         "dataset": survey.digest,
@@ -98,7 +100,7 @@ def identify(spec: Eval) -> Identified:
         "trials": spec.trials,
     }
     identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
-    return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts))
+    return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 
 
 def open_run(found: Identified, options: Options, notice: Callable[[str], None]) -> Opened:

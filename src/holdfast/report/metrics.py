@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.data.dataset import changed_under_us
 from holdfast.graders.build import threshold
 from holdfast.plan.keys import grade_key
 from holdfast.report.stats import quantile
@@ -77,7 +78,9 @@ class _Report:
         encode = msgspec.json.Encoder().encode
         texts = TextReader()
         try:
-            for sample in self._found.dataset:
+            for position, sample in enumerate(self._found.dataset):
+                if bytes.fromhex(sample.digest[7:]) != self._found.survey.of(position):
+                    raise changed_under_us(sample.where)
                 by_grader: list[Verdicts] = [[] for _ in self._names]
                 overall: Verdicts = []
                 for trial in range(1, self._found.spec.trials + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +13,7 @@ from rich.text import Text
 from holdfast.display.format import dollars, duration, share
 from holdfast.engine.brake import BudgetReached
 from holdfast.errors import Fault, Interrupted
+from holdfast.report.paired import paired_difference
 
 if TYPE_CHECKING:
     from holdfast.engine.run import Outcome
@@ -80,6 +82,40 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
     console.print(" · ".join(facts))
 
 
+def print_side_by_side(first: Outcome, second: Outcome) -> None:
+    """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
+    assert first.metrics is not None and second.metrics is not None
+    ours, theirs = (_scores(outcome) for outcome in (first, second))
+    names = [outcome.metrics["target"] for outcome in (first, second) if outcome.metrics]
+    table = Table(title="side by side", title_justify="left", title_style="bold")
+    for column in ("grader", names[0], f"{names[1]} (baseline)", "difference", "95 % interval", "samples"):
+        table.add_column(column, justify="left" if column == "grader" else "right")
+    for grader in ours:
+        gap = paired_difference(ours[grader], theirs.get(grader, {}))
+        if gap is None:
+            continue
+        known = gap.low is not None and gap.high is not None
+        table.add_row(
+            grader,
+            share(first.metrics["metrics"][grader]["score"]),
+            share(second.metrics["metrics"][grader]["score"]),
+            f"{gap.mean:+.3f}",
+            f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
+            f"{gap.samples:,}",
+        )
+    _console().print(table)
+
+
+def _scores(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
+    """Scores by grader and sample, from results.json."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for entry in msgspec.json.decode(outcome.rundir.results.read_bytes())["trials"]:
+        for grader, verdict in entry["grades"].items():
+            if verdict["score"] is not None and verdict["status"] != "error":
+                scores.setdefault(grader, {}).setdefault(entry["sample"], []).append(verdict["score"])
+    return scores
+
+
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     left, reason = outcome.plan, outcome.reason
     if isinstance(reason, Fault):
@@ -109,8 +145,6 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 def print_compiled(found: Identified, rundir: RunDir, plan: Plan, *, as_json: bool) -> None:
     """The eval as it was understood, and what a run would do."""
     if as_json:
-        import msgspec
-
         numbers = {name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")}
         said = {
             "run": str(rundir.path),

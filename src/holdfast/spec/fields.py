@@ -317,6 +317,21 @@ def compile_regex(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
 
 
+class NatOutput(Block):
+    """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
+
+    dir: str
+    """the folder, relative to the eval file"""
+    step_filter: list[str] = ["LLM_END", "TOOL_END"]
+    """which steps of the conversation to write"""
+
+
+class OutputBlock(Block):
+    """Copies of the results for other tools. Never part of a key."""
+
+    nat: NatOutput | None = None
+
+
 class EvalFields(Block):
     """The top of an eval file; target and graders are read by their own models."""
 
@@ -331,5 +346,8 @@ class EvalFields(Block):
     graders: list[dict[str, Any]] = []
     limits: Limits = Limits()
     gate: dict[str, float] = {}
+    output: OutputBlock = OutputBlock()
+    baseline: dict[str, Any] | None = None
+    """a second target, evaluated beside the first"""
     prices: dict[str, Price] = {}
     """dollars per million tokens, for models the built-in table lacks"""

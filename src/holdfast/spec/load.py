@@ -22,6 +22,7 @@ from holdfast.spec.fields import (
     GraderBlock,
     Limits,
     ModelTarget,
+    OutputBlock,
     Price,
     PromptGrader,
     TargetBlock,
@@ -51,6 +52,7 @@ class Eval:
     limits: Limits
     gate: dict[str, float]
     prices: dict[str, Price]
+    output: OutputBlock
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
 
@@ -79,6 +81,18 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
         else:
             apply_override(data, key, value)
     return build_eval(Document(data, document.path, document.lines), path.resolve().parent)
+
+
+def baseline_of(spec: Eval) -> Eval | None:
+    """The same eval of the target under `baseline:`, which takes what it does not say from the first of its kind."""
+    data = spec.document.data
+    if not isinstance(data.get("baseline"), dict):
+        return None
+    kinds = [next((kind for kind in TARGETS if kind in side), None) for side in (data["target"], data["baseline"])]
+    target = {**data["target"], **data["baseline"]} if kinds[0] == kinds[1] else data["baseline"]
+    changed = {**data, "target": target}
+    del changed["baseline"]
+    return build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
 
 
 def eval_of_run(
@@ -130,6 +144,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         limits=top.limits,
         gate=top.gate,
         prices=top.prices,
+        output=top.output,
         functions=functions or {},
     )
     for location, source, _ in built.templates():

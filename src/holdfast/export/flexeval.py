@@ -1,0 +1,54 @@
+"""flexeval's files: `outputs.jsonl`, one object per trial in the dataset's order, and a flat `metrics.json`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.errors import UsageError
+from holdfast.store.files import make_directory, replacing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.export.reading import RunReader, Trial
+
+
+def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
+    """Both files; metrics.json, which there too marks a finished evaluation, last and for finished runs only."""
+    make_directory(folder)
+    written = [folder / "outputs.jsonl"]
+    encode = msgspec.json.Encoder().encode
+    with replacing(written[0]) as file:
+        for trial in reader.trials():
+            file.write(encode(_row(trial)) + b"\n")
+    if not reader.rundir.finished:
+        raise UsageError(
+            f"{reader.rundir.path} is not finished: {written[0]} has what is there, and metrics.json was not written",
+            remedy="Finish the run with `holdfast eval`, then export it again.",
+        )
+    metrics = msgspec.json.decode(reader.rundir.metrics.read_bytes())
+    flat: dict[str, Any] = {"coverage": metrics["coverage"]}
+    for name, values in metrics["metrics"].items():
+        flat[name] = values["score"]
+        flat |= {f"{name}-{key}": value for key, value in values.items() if key.startswith("pass@")}
+    written.append(folder / "metrics.json")
+    with replacing(written[1]) as file:
+        file.write(msgspec.json.format(encode(flat), indent=2) + b"\n")
+    return written
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    output = trial.output
+    expected = trial.fields.get("expected", trial.fields.get("answer"))
+    references = expected if isinstance(expected, list) else [] if expected is None else [str(expected)]
+    row: dict[str, Any] = {
+        "lm_output": output.output,
+        "finish_reason": output.stop,
+        "extra_info": {**trial.fields, "id": output.sample, "trial": output.trial, "messages": output.messages[:-1]},
+        "references": references,
+    }
+    for grade in trial.grades:
+        row[grade.grader] = grade.score
+    return row

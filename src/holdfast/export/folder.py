@@ -1,0 +1,39 @@
+"""Results and transcripts in a folder of the user's.
+
+`<model>/<dataset>/results_<time>_<id>.json` and, beside it, `samples_<time>_<id>.jsonl`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.export.samples import write_samples
+from holdfast.store.files import make_directory, replacing
+
+if TYPE_CHECKING:
+    from holdfast.export.reading import RunReader
+
+
+def write_folder(reader: RunReader, folder: Path) -> list[Path]:
+    """Write both; the results have the metrics and the eval that gave them."""
+    manifest = reader.manifest
+    sources = manifest.dataset.get("source") or ["samples"]
+    place = folder / _slug(manifest.target) / _slug(Path(str(sources[0])).name.partition(".")[0] or manifest.name)
+    make_directory(place)
+    stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
+    results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
+    write_samples(reader.trials(), samples)
+    metrics = msgspec.json.decode(reader.rundir.metrics.read_bytes()) if reader.rundir.finished else None
+    body = {"run": str(reader.rundir.path), "finished": metrics is not None, "metrics": metrics, "eval": manifest.eval}
+    with replacing(results) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
+    return [results, samples]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"

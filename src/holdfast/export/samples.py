@@ -1,0 +1,43 @@
+"""Transcripts as one readable JSONL: a line per trial with its row, its conversation and its verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.store.files import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from holdfast.export.reading import Trial
+
+_VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
+
+
+def write_samples(trials: Iterable[Trial], path: Path) -> None:
+    """Write them atomically, in the order given."""
+    encode = msgspec.json.Encoder().encode
+    with replacing(path) as file:
+        for trial in trials:
+            file.write(encode(as_line(trial)) + b"\n")
+
+
+def as_line(trial: Trial) -> dict[str, Any]:
+    """One trial."""
+    output = trial.output
+    return {
+        "sample": output.sample,
+        "trial": output.trial,
+        "status": trial.status,
+        "score": trial.score,
+        "fields": trial.fields,
+        "messages": output.messages,
+        "output": output.output,
+        "stop": output.stop,
+        "usage": output.usage,
+        "seconds": output.timing.seconds,
+        "grades": [{name: getattr(grade, name) for name in _VERDICT} for grade in trial.grades],
+    }
