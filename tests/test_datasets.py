@@ -1,0 +1,423 @@
+"""Datasets: every format, every selection, and a file and line for everything that is wrong with them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import subprocess
+import sys
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.data import readers
+from holdfast.data.dataset import Dataset
+from holdfast.data.readers import read_rows
+from holdfast.errors import DataError, Fault
+from holdfast.plan.plan import jobs
+from tests.support.running import ROOT, environment
+from tests.support.specs import load, who, write_rows
+
+ROWS = [{"id": f"r{number}", "q": f"question {number}", "n": str(number)} for number in range(10)]
+
+
+def dataset(folder, path="d.jsonl", **keys):
+    spec = load(folder, samples=None, dataset={"path": path, **keys}, prompt="hello", graders=None)
+    return Dataset(spec)
+
+
+def ids(folder, path="d.jsonl", **keys):
+    return [sample.id for sample in dataset(folder, path, **keys)]
+
+
+def refusal(folder, path="d.jsonl", **keys):
+    """The message about a dataset that is wrong."""
+    with pytest.raises(DataError) as caught:
+        dataset(folder, path, **keys).survey()
+    return str(caught.value)
+
+
+def as_jsonl(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def as_csv(rows, delimiter=","):
+    names = list(rows[0])
+    return "".join(delimiter.join(line) + "\n" for line in [names, *(row.values() for row in rows)]).encode()
+
+
+def as_parquet(path, rows):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+CONTENTS = {
+    ".jsonl": as_jsonl(ROWS),
+    ".ndjson": as_jsonl(ROWS),
+    ".json": json.dumps(ROWS, indent=2).encode(),
+    ".csv": as_csv(ROWS),
+    ".tsv": as_csv(ROWS, "\t"),
+    ".JSONL": as_jsonl(ROWS),
+    ".TSV": as_csv(ROWS, "\t"),
+}
+
+
+class TestFormats:
+    @pytest.mark.parametrize("packing", PACKERS)
+    @pytest.mark.parametrize("ending", CONTENTS)
+    def test_every_text_format_in_every_packing_gives_the_same_rows(self, tmp_path, ending, packing):
+        name = f"d{ending}{packing}"
+        (tmp_path / name).write_bytes(PACKERS[packing](CONTENTS[ending]))
+        assert [sample.fields for sample in dataset(tmp_path, name)] == ROWS
+
+    def test_parquet(self, tmp_path):
+        as_parquet(tmp_path / "d.parquet", ROWS)
+        assert [sample.fields for sample in dataset(tmp_path, "d.parquet")] == ROWS
+
+    def test_what_parquet_has_beyond_json_becomes_text(self, tmp_path):
+        import datetime
+        import decimal
+
+        rows = [
+            {
+                "id": 1,
+                "day": datetime.date(2024, 1, 2),
+                "price": decimal.Decimal("1.50"),
+                "list": [1, 2],
+                "deep": {"a": None, "t": datetime.datetime(2024, 1, 2, 3, 4)},
+            }
+        ]
+        as_parquet(tmp_path / "d.parquet", rows)
+        (sample,) = dataset(tmp_path, "d.parquet")
+        assert sample.fields == {
+            "id": 1,
+            "day": "2024-01-02",
+            "price": "1.50",
+            "list": [1, 2],
+            "deep": {"a": None, "t": "2024-01-02T03:04:00"},
+        }
+
+    @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+    def test_a_declared_format_goes_before_the_name(self, tmp_path, kind):
+        if kind == "parquet":
+            as_parquet(tmp_path / "data", ROWS)
+        else:
+            (tmp_path / "data").write_bytes(CONTENTS[f".{kind}"])
+        assert len(ids(tmp_path, "data", format=kind)) == 10
+
+    def test_a_name_that_tells_nothing_asks_for_the_format(self, tmp_path):
+        (tmp_path / "data").write_bytes(CONTENTS[".jsonl"])
+        said = refusal(tmp_path, "data")
+        assert "cannot tell the format" in said and "dataset.format" in said
+
+    @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv"])
+    def test_a_byte_order_mark_is_no_part_of_the_data(self, tmp_path, ending):
+        (tmp_path / f"d{ending}").write_bytes(b"\xef\xbb\xbf" + CONTENTS[ending])
+        assert [sample.fields for sample in dataset(tmp_path, f"d{ending}")] == ROWS
+
+    def test_blank_lines_are_passed_over_and_lines_still_counted(self, tmp_path):
+        (tmp_path / "d.jsonl").write_bytes(b'\n{"id": 1}\n   \n\r\n{"id": 2}\n\n')
+        assert [(sample.id, sample.where[-2:]) for sample in dataset(tmp_path)] == [("1", ":2"), ("2", ":5")]
+
+    def test_the_last_line_needs_no_newline(self, tmp_path):
+        (tmp_path / "d.jsonl").write_bytes(as_jsonl(ROWS).rstrip())
+        assert len(ids(tmp_path)) == 10
+
+    def test_csv_fields_may_hold_newlines_quotes_and_commas(self, tmp_path):
+        (tmp_path / "d.csv").write_bytes(b'id,q\n1,"a ""b"",\nc"\n2,x\n')
+        assert [sample.fields["q"] for sample in dataset(tmp_path, "d.csv")] == ['a "b",\nc', "x"]
+
+    def test_a_zst_file_of_several_frames_is_read_to_its_end(self, tmp_path):
+        whole = as_jsonl(ROWS)
+        (tmp_path / "d.jsonl.zst").write_bytes(zstandard.compress(whole[:100]) + zstandard.compress(whole[100:]))
+        assert ids(tmp_path, "d.jsonl.zst") == [row["id"] for row in ROWS]
+
+    @settings(max_examples=30)
+    @given(
+        st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.booleans()), max_size=5)
+    )
+    def test_any_rows_come_back_from_jsonl_as_they_were(self, tmp_path_factory, rows):
+        path = tmp_path_factory.getbasetemp() / "any.jsonl"
+        path.write_bytes(as_jsonl(rows))
+        assert [row for _, row in read_rows(path, None)] == rows
+
+
+class TestPaths:
+    def test_globs_come_in_sorted_order_and_lists_in_theirs(self, tmp_path):
+        for name in ("b", "a", "c"):
+            write_rows(tmp_path / "parts" / f"{name}.jsonl", [{"id": name}])
+        write_rows(tmp_path / "first.jsonl", [{"id": "first"}])
+        assert ids(tmp_path, ["first.jsonl", "parts/*.jsonl"]) == ["first", "a", "b", "c"]
+        assert ids(tmp_path, "**/[ab].jsonl") == ["a", "b"]
+
+    def test_a_name_with_brackets_in_it_is_a_name_where_such_a_file_exists(self, tmp_path):
+        write_rows(tmp_path / "d[1].jsonl", [{"id": "here"}])
+        assert ids(tmp_path, "d[1].jsonl") == ["here"]
+
+    def test_a_glob_that_matches_nothing_is_refused(self, tmp_path):
+        assert "matches no file" in refusal(tmp_path, "no*.jsonl")
+
+    def test_an_absolute_path_works(self, tmp_path):
+        write_rows(tmp_path / "elsewhere" / "d.jsonl", ROWS)
+        assert len(ids(tmp_path / "here", str(tmp_path / "elsewhere" / "d.jsonl"))) == 10
+
+    def test_a_missing_file_and_a_folder_are_named(self, tmp_path):
+        assert f"{tmp_path / 'd.jsonl'}: no such file" in refusal(tmp_path)
+        (tmp_path / "d.jsonl").mkdir()
+        assert f"{tmp_path / 'd.jsonl'}: cannot be read" in refusal(tmp_path)
+
+
+class TestSelection:
+    @pytest.fixture(autouse=True)
+    def rows(self, tmp_path):
+        write_rows(tmp_path / "d.jsonl", ROWS)
+
+    @pytest.mark.parametrize(
+        ("keys", "wanted"),
+        [
+            ({"limit": 3}, [0, 1, 2]),
+            ({"offset": 8}, [8, 9]),
+            ({"offset": 2, "limit": 2}, [2, 3]),
+            ({"offset": 9, "limit": 5}, [9]),
+            ({"where": "n | int > 6"}, [7, 8, 9]),
+            ({"where": "n in ['1', '5'] or q == 'question 3'"}, [1, 3, 5]),
+            ({"where": "n | int > 3", "offset": 1, "limit": 2}, [5, 6]),
+        ],
+        ids=str,
+    )
+    def test_limit_offset_and_where(self, tmp_path, keys, wanted):
+        assert ids(tmp_path, **keys) == [f"r{number}" for number in wanted]
+
+    @pytest.mark.parametrize("keys", [{"offset": 10}, {"where": "false"}])
+    def test_a_selection_of_nothing_is_refused(self, tmp_path, keys):
+        assert "no samples" in refusal(tmp_path, **keys)
+
+    def test_shuffle_is_a_permutation_that_depends_on_the_seed_alone(self, tmp_path):
+        one, again, other = (ids(tmp_path, shuffle=seed) for seed in (1, 1, 2))
+        assert one == again != other
+        assert sorted(one) == sorted(other) == sorted(row["id"] for row in ROWS)
+        assert one != [row["id"] for row in ROWS]
+
+    def test_a_shuffled_limit_is_the_start_of_the_shuffled_whole(self, tmp_path):
+        whole = ids(tmp_path, shuffle=5)
+        assert ids(tmp_path, shuffle=5, limit=4) == whole[:4]
+        assert ids(tmp_path, shuffle=5, limit=4, offset=3) == whole[3:7]
+        assert ids(tmp_path, shuffle=5, where="n | int < 5") == [name for name in whole if int(name[1:]) < 5]
+
+    @given(st.integers(0, 100), st.integers(0, 10))
+    @settings(max_examples=20)
+    def test_a_new_row_never_reorders_the_others(self, tmp_path_factory, seed, place):
+        folder = tmp_path_factory.getbasetemp() / "shuffled"
+        write_rows(folder / "d.jsonl", ROWS)
+        before = ids(folder, shuffle=seed)
+        write_rows(folder / "d.jsonl", [*ROWS[:place], {"id": "new"}, *ROWS[place:]])
+        after = ids(folder, shuffle=seed)
+        assert [name for name in after if name != "new"] == before
+
+
+class TestIds:
+    def test_the_field_id_or_the_field_named_or_a_digest_of_the_row(self, tmp_path):
+        write_rows(tmp_path / "d.jsonl", [{"id": 7, "key": "k"}, {"id": None, "key": "l"}, {"key": "m"}])
+        by_default = ids(tmp_path)
+        assert by_default[0] == "7"
+        assert all(len(name) == 12 and set(name) <= set("0123456789abcdef") for name in by_default[1:])
+        assert ids(tmp_path, id="key") == ["k", "l", "m"]
+
+    def test_a_digest_depends_on_the_content_and_not_on_the_place(self, tmp_path):
+        rows = [{"q": "a", "n": 1}, {"q": "b", "n": 2}]
+        write_rows(tmp_path / "d.jsonl", rows)
+        before = ids(tmp_path)
+        write_rows(tmp_path / "d.jsonl", [{"q": "c"}, {"n": 2, "q": "b"}, rows[0]])
+        assert ids(tmp_path)[1:] == before[::-1]
+
+    def test_a_row_without_the_field_that_names_it_is_said_with_its_line(self, tmp_path):
+        write_rows(tmp_path / "d.jsonl", [{"key": "k"}, {"other": 1}])
+        assert "d.jsonl:2: has no field 'key', which dataset.id names" in refusal(tmp_path, id="key")
+
+    @pytest.mark.parametrize("rows", [[{"id": "x"}, {"id": 5}, {"id": "5", "q": 1}], [{"q": 1}, {"q": 2}, {"q": 2}]])
+    def test_an_id_used_twice_is_said_with_both_places(self, tmp_path, rows):
+        write_rows(tmp_path / "d.jsonl", rows)
+        said = refusal(tmp_path)
+        assert "d.jsonl:3: sample id" in said and "already used at" in said and "d.jsonl:2" in said
+
+    def test_ids_are_unique_over_all_files(self, tmp_path):
+        write_rows(tmp_path / "a.jsonl", [{"id": "x"}])
+        write_rows(tmp_path / "b.jsonl", [{"id": "x", "q": 1}])
+        said = refusal(tmp_path, ["a.jsonl", "b.jsonl"])
+        assert "b.jsonl:1" in said and "a.jsonl:1" in said
+
+    def test_a_duplicate_that_is_not_selected_is_no_matter(self, tmp_path):
+        write_rows(tmp_path / "d.jsonl", [{"id": "x"}, {"id": "y"}, {"id": "x", "q": 1}])
+        assert dataset(tmp_path, limit=2).survey().count == 2
+
+
+class TestWhatIsWrongWithFiles:
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("d.jsonl", b'{"id": 1}\n{"id": 2\n', ["d.jsonl:2", "not valid JSON"]),
+            ("d.jsonl", b'{"id": 1}\n{"id": 2}}\n', ["d.jsonl:2", "not valid JSON"]),
+            ("d.jsonl", b'{"id": NaN}\n', ["d.jsonl:1", "not valid JSON"]),
+            ("d.jsonl", b'{"id": 1}\n[1, 2]\n', ["d.jsonl:2", "an object with named fields, not list"]),
+            ("d.jsonl", b'"text"\n', ["d.jsonl:1", "not str"]),
+            ("d.jsonl", b'{"id": 1}\n{"q": "\xff"}\n', ["d.jsonl:2", "not UTF-8"]),
+            ("d.jsonl", b'{"id": 1}\n' + b'{"a":' * 5000 + b"\n", ["d.jsonl", "recursion"]),
+            ("d.jsonl", b"", ["d.jsonl", "no samples"]),
+            ("d.jsonl", b"\n \n", ["d.jsonl", "no samples"]),
+            ("d.json", b"[{]", ["d.json", "not valid JSON"]),
+            ("d.json", b'{"id": 1}', ["d.json", "not a list", ".jsonl"]),
+            ("d.json", b'{"id": 1}\n{"id": 2}\n', ["d.json", "not valid JSON"]),
+            ("d.json", b'[{"id": 1}, 5]', ["d.json[1]", "not int"]),
+            ("d.json", b"", ["d.json", "not valid JSON"]),
+            ("d.csv", b"id,q\n1,a\n2,b,c\n", ["d.csv:3", "more values than the header's 2"]),
+            ("d.csv", b"id,q\n1,a\n2\n", ["d.csv:3", "fewer values than the header's 2"]),
+            ("d.csv", b'id,q\n1,"a\n', ["d.csv", "cannot be read"]),
+            ("d.csv", b"id,q,id\n1,a,2\n", ["d.csv:1", "names a column twice: 'id'"]),
+            ("d.csv", b"id,q\n1,\xff\n", ["d.csv", "cannot be read"]),
+            ("d.csv", b"id,q\n", ["no samples"]),
+            ("d.csv", b"", ["no samples"]),
+            ("d.jsonl.gz", b"not gzip", ["d.jsonl.gz", "cannot be read"]),
+            ("d.jsonl.zst", b"not zstandard", ["d.jsonl.zst", "cannot be read"]),
+            ("d.jsonl.bz2", b"not bzip2", ["d.jsonl.bz2", "cannot be read"]),
+            ("d.jsonl.xz", b"not xz at all", ["d.jsonl.xz", "cannot be read"]),
+            ("d.parquet", b"PAR1 not parquet PAR1", ["d.parquet", "cannot be read"]),
+            ("d.parquet", b"", ["d.parquet", "cannot be read"]),
+        ],
+        ids=lambda value: value if isinstance(value, str) else repr(value)[:30],
+    )
+    def test_it_is_said_with_file_and_line(self, tmp_path, name, content, words):
+        (tmp_path / name).write_bytes(content)
+        said = refusal(tmp_path, name)
+        for word in words:
+            assert word in said
+
+    @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+    @pytest.mark.parametrize("rows", [10, 20_000])
+    @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".json"])
+    def test_a_packed_file_that_was_cut_off_is_never_taken_for_a_shorter_one(self, tmp_path, packing, rows, ending):
+        many = [{"id": str(number), "q": f"question {number * 7919 % 1000}"} for number in range(rows)]
+        content = {".jsonl": as_jsonl, ".csv": as_csv, ".json": lambda found: json.dumps(found).encode()}[ending](many)
+        packed = PACKERS[packing](content)
+        name = f"d{ending}{packing}"
+        (tmp_path / name).write_bytes(packed[: len(packed) * 2 // 3])
+        assert f"{name}: cannot be read" in refusal(tmp_path, name)
+
+    @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+    def test_a_packed_file_with_rotten_bytes_is_refused(self, tmp_path, packing):
+        params = {".zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data)}
+        packed = bytearray(params.get(packing, PACKERS[packing])(as_jsonl(ROWS * 50)))
+        for place in range(len(packed) // 2, len(packed) // 2 + 8):
+            packed[place] ^= 0xFF
+        (tmp_path / f"d.jsonl{packing}").write_bytes(packed)
+        assert f"d.jsonl{packing}" in refusal(tmp_path, f"d.jsonl{packing}")
+
+    def test_without_pyarrow_it_says_what_to_install(self, tmp_path, monkeypatch):
+        as_parquet(tmp_path / "d.parquet", ROWS)
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        said = refusal(tmp_path, "d.parquet")
+        assert "needs pyarrow" in said and "pip install 'holdfast[parquet]'" in said
+
+    def test_without_the_hub_library_it_says_what_to_install(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        said = refusal(tmp_path, "hf://owner/name")
+        assert "`datasets` package" in said and "pip install 'holdfast[hf]'" in said
+
+
+class TestTheHub:
+    """The library is not installed here and the hub cannot be reached: a stand-in takes its place."""
+
+    def test_rows_are_streamed_at_a_commit_that_is_kept_in_the_manifest(self, tmp_path, monkeypatch):
+        asked = []
+
+        def read_hub(name, split, subset, revision):
+            asked.append((name, split, subset, revision))
+            yield from ((f"hf://{name}[{number}]", row) for number, row in enumerate(ROWS))
+
+        monkeypatch.setattr("holdfast.data.dataset.read_hub", read_hub)
+        monkeypatch.setattr(
+            "holdfast.data.dataset.hub_commit", lambda name, revision: f"commit of {name} at {revision}"
+        )
+        found = dataset(tmp_path, "hf://owner/name", split="train", subset="main", revision="v1", limit=2)
+        assert [sample.id for sample in found] == ["r0", "r1"]
+        assert found.revision == "commit of owner/name at v1"
+        assert asked == [("owner/name", "train", "main", "commit of owner/name at v1")]
+
+
+class TestStreaming:
+    def test_many_rows_never_sit_in_memory(self, tmp_path):
+        path = tmp_path / "d.jsonl"
+        with path.open("w") as file:
+            for number in range(200_000):
+                file.write(json.dumps({"id": number, "q": f"question {number} " + "x" * 200}) + "\n")
+        size = path.stat().st_size
+        script = (
+            "import sys, resource\n"
+            "from pathlib import Path\n"
+            "from holdfast.data.dataset import Dataset\n"
+            "from holdfast.spec.load import load_eval\n"
+            "spec = load_eval(Path(sys.argv[1]))\n"
+            "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+            "next(iter(Dataset(spec)))\n"
+            "before = peak()\n"
+            "survey = Dataset(spec).survey()\n"
+            "count = sum(1 for _ in Dataset(spec))\n"
+            "print(survey.count, count, (peak() - before) * (1 if sys.platform == 'darwin' else 1024))\n"
+        )
+        load(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
+        done = subprocess.run(
+            [sys.executable, "-c", script, tmp_path / "eval.yaml"],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        assert done.returncode == 0, done.stderr
+        surveyed, counted, grown = map(int, done.stdout.split())
+        assert surveyed == counted == 200_000
+        assert grown < size * 0.75, "as Python objects the rows take several times the size of the file"
+
+    def test_the_files_are_read_as_the_rows_are_wanted(self, tmp_path, monkeypatch):
+        write_rows(tmp_path / "a.jsonl", [{"id": "a"}])
+        (tmp_path / "b.jsonl").write_text("not JSON\n")
+        samples = iter(dataset(tmp_path, ["a.jsonl", "b.jsonl"]))
+        assert next(samples).id == "a"
+        with pytest.raises(DataError, match=r"b\.jsonl:1"):
+            next(samples)
+
+
+class TestADatasetThatChangesUnderARun:
+    @pytest.mark.parametrize(
+        ("after", "where"),
+        [
+            ([ROWS[0], {**ROWS[1], "q": "changed"}, *ROWS[2:]], "d.jsonl:2"),
+            (ROWS[:5], "fewer rows"),
+            ([*ROWS, {"id": "new", "q": "more", "n": "11"}], "d.jsonl:11"),
+        ],
+        ids=["a changed row", "fewer rows", "more rows"],
+    )
+    def test_it_is_noticed(self, tmp_path, after, where):
+        write_rows(tmp_path / "d.jsonl", ROWS)
+        found = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
+        write_rows(tmp_path / "d.jsonl", after)
+        from holdfast.store.index import Index
+
+        with pytest.raises(Fault, match="the dataset changed") as caught:
+            list(jobs(found.dataset, found.survey, found.work, Index()))
+        assert caught.value.kind == "dataset_changed" and where in str(caught.value)
+
+
+def test_a_field_of_any_size_fits_into_csv(tmp_path):
+    (tmp_path / "d.csv").write_text("id,q\n1," + "x" * 1_000_000 + "\n")
+    assert len(next(iter(dataset(tmp_path, "d.csv"))).fields["q"]) == 1_000_000
+
+
+def test_every_documented_ending_has_a_reader():
+    assert set(readers._FORMATS) == {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
+    assert set(readers._FORMATS.values()) == set(readers._READERS)
