@@ -89,10 +89,13 @@ class Function:
         arguments = (
             dict(offered) if self._takes_all else {name: offered[name] for name in self.names if name in offered}
         )
-        if self._is_async:
-            return await self._function(**arguments)
-        result = await _in_thread(functools.partial(self._function, **arguments))
-        return await result if inspect.isawaitable(result) else result
+        try:
+            if self._is_async:
+                return await self._function(**arguments)
+            result = await _in_thread(functools.partial(self._function, **arguments))
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:  # it may leave its own work, but not take the run with it
+            raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
@@ -106,6 +109,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             future.set_result(result)
         elif isinstance(error, StopIteration):
             future.set_exception(RuntimeError("the function raised StopIteration"))
+        elif isinstance(error, SystemExit):
+            future.set_exception(RuntimeError(f"the function called sys.exit({error.code!r})"))
         else:
             future.set_exception(error)
 

@@ -74,13 +74,13 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if options.accept_drift:
         found = accept_drift(found, rundir, options.runs_dir)
         rundir = found.directory(options.runs_dir)
-    if not (options.fresh or options.again) and (metrics := _finished(found, rundir, options)) is not None:
-        plan = Plan(found.survey.count, spec.trials, found.survey.count * spec.trials, 0, 0)
-        return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(spec, metrics))
+    if (done := _already(found, rundir, options)) is not None:
+        return done
     parts = Parts.build(spec, options)
     opened = open_run(found, options, display.notice)
     try:
-        return _go_on(opened, parts, options, display)
+        # Looked at again: the process that we waited for may have finished it.
+        return _already(found, rundir, options) or _go_on(opened, parts, options, display)
     finally:
         opened.lease.release()
 
@@ -187,6 +187,15 @@ class _RunLog:
         with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             file.write(f"{stamp} {' '.join(message.split())}\n")
+
+
+def _already(found: Identified, rundir: RunDir, options: Options) -> Outcome | None:
+    """How a run ended that is finished and wants nothing more."""
+    if options.fresh or options.again or (metrics := _finished(found, rundir, options)) is None:
+        return None
+    total = found.survey.count * found.spec.trials
+    plan = Plan(found.survey.count, found.spec.trials, total, 0, 0)
+    return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(found.spec, metrics))
 
 
 def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, Any] | None:

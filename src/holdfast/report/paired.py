@@ -30,9 +30,9 @@ def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str,
         return None
     gaps = [_mean(first[sample]) - _mean(second[sample]) for sample in shared]
     mean = _mean(gaps)
-    if len(gaps) < 2:
-        return Difference(len(gaps), mean, None, None)
-    spread = math.fsum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1)
+    spread = math.fsum((gap - mean) ** 2 for gap in gaps) / max(1, len(gaps) - 1)
+    if spread == 0:
+        return Difference(len(gaps), mean, None, None)  # no spread was seen, which is not certainty
     half = Z95 * math.sqrt(spread / len(gaps))
     return Difference(len(gaps), mean, mean - half, mean + half)
 
