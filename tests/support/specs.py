@@ -78,7 +78,7 @@ def output_of(text: str, **fields: Any) -> Output:
     return Output(**{**plain, **fields})
 
 
-def grade(folder: Path, block: dict[str, Any], answer: str, **row: Any) -> Verdict | AttemptError:
+def grade(folder: Path, block: dict[str, Any], answer: str, /, **row: Any) -> Verdict | AttemptError:
     """What a grader says of an answer; the AttemptError where it cannot say."""
     spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block])
     (grader,) = build_graders(spec)

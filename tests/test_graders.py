@@ -1,0 +1,576 @@
+"""Graders: what counts as right, and that what cannot be judged is an error and never a score."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders.build import build_graders, threshold
+from holdfast.graders.checks import Choice, _numbers
+from holdfast.graders.prompt import _parse
+from holdfast.graders.python import as_verdict
+from holdfast.spec.fields import ChoiceGrader
+from tests.support.running import lines, server
+from tests.support.specs import ROWS, grade, load
+
+
+def score(folder, block, answer, /, **row):
+    """The score a grader gives; an error is no score and fails the test."""
+    verdict = grade(folder, block, answer, **row)
+    assert not isinstance(verdict, AttemptError), verdict
+    return verdict.score
+
+
+class TestExact:
+    @pytest.mark.parametrize(
+        ("block", "answer", "expected", "right"),
+        [
+            ({}, "Paris", "Paris", True),
+            ({}, " Paris\n", "Paris", True),
+            ({"strip": False}, " Paris", "Paris", False),
+            ({}, "paris", "Paris", False),
+            ({"ignore_case": True}, "STRASSE", "straße", True),
+            ({}, "Paris!", "Paris", False),
+            ({}, "", "", True),
+            ({"expected": "{{ expected }}!"}, "Paris!", "Paris", True),
+            ({"expected": 42}, "42", "ignored", True),
+            ({"expected": 1.5}, "1.5", "ignored", True),
+        ],
+    )
+    def test_the_whole_answer_is_compared(self, tmp_path, block, answer, expected, right):
+        assert score(tmp_path, {"type": "exact", **block}, answer, expected=expected) == float(right)
+
+    def test_what_was_expected_is_in_the_feedback(self, tmp_path):
+        assert "expected 'Paris'" in grade(tmp_path, {"type": "exact"}, "Rome", expected="Paris").feedback
+
+    def test_an_expected_text_is_data_and_not_a_template(self, tmp_path):
+        assert score(tmp_path, {"type": "exact"}, "{{ 1 + 1 }}", expected="{{ 1 + 1 }}") == 1
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("block", "answer", "wanted"),
+        [
+            ({"contains": "egg"}, "An EGG.", 1),
+            ({"contains": ["egg", "milk"]}, "egg", 0.5),
+            ({"contains_cs": "egg"}, "An EGG.", 0),
+            ({"contains_cs": "EGG"}, "An EGG.", 1),
+            ({"contains_any": ["egg", "milk"]}, "Milk", 1),
+            ({"contains_any": ["egg", "milk"]}, "bread", 0),
+            ({"contains_any_cs": ["egg", "milk"]}, "Milk", 0),
+            ({"not_contains": "egg"}, "EGG", 0),
+            ({"not_contains": "egg"}, "milk", 1),
+            ({"not_contains_cs": "egg"}, "EGG", 1),
+            ({"regex_match": r"^\d+$"}, "123", 1),
+            ({"regex_match": r"^\d+$"}, "n 123", 0),
+            ({"regex_match": "(?i)egg"}, "EGG", 1),
+            ({"regex_not_match": "egg"}, "milk", 1),
+            ({"regex_not_match": ["egg", "milk"]}, "milk", 0.5),
+            ({"contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}, "a b c", 0.5),
+            ({"contains": "{{ word }}"}, "the word is stone", 1),
+            ({"contains_any": ["{{ word }}", "tree"]}, "stone", 1),
+        ],
+        ids=lambda value: json.dumps(value) if isinstance(value, dict) else None,
+    )
+    def test_the_score_is_the_share_of_checks_that_hold(self, tmp_path, block, answer, wanted):
+        assert score(tmp_path, {"type": "text", **block}, answer, word="Stone") == wanted
+
+    def test_every_failed_check_is_named(self, tmp_path):
+        block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
+        feedback = grade(tmp_path, block, "b").feedback
+        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of ['x', 'y']"):
+            assert part in feedback
+
+
+CHOICES = [
+    *((text, "B") for text in ("B", "b", "(B)", "B.", "B)", "[B]", "**B**", "**B.**", " B \n", "B: Paris", "B. Paris")),
+    *(
+        (text, "C")
+        for text in ("Answer: C", "answer:C", "The answer is C", "The answer is (C).", "The answer is C, not D.")
+    ),
+    *((text, "D") for text in ("the correct answer is: **D**", "Answer:\nD", "Final answer - D", "<answer>D</answer>")),
+    *((text, "C") for text in (r"\boxed{C}", r"So $\boxed{\text{C}}$.", "C is correct.", "C is the right answer.")),
+    *((text, "B") for text in ("I think it's B", "I'd say B", "The answer is b", "The answer is b.", "It must be B!")),
+    *(
+        (text, "D")
+        for text in ("Option D", "The best choice would be option D.", "D because it fits", "D\n\nA is wrong.")
+    ),
+    ("A dog is an animal. The answer is D", "D"),
+    ("A student should choose B.", "B"),
+    ("I believe the answer is A because of B.", "A"),
+    ("Answer: I think it is B.", "B"),
+    ("The answer is I because the others fail", "I"),
+    ("My answer: I", "I"),
+    ("A is wrong. B is wrong. So the answer is B. Wait, no: the answer is C.", "C"),
+    ("A) one\nB) two\nThe answer is B) two", "B"),
+    ("Both A and B are wrong.\n\nC", "C"),
+    ("The correct option is **C) Paris**", "C"),
+    ("A", "A"),
+    ("I", "I"),
+]
+
+
+class TestChoice:
+    @pytest.mark.parametrize(("answer", "letter"), CHOICES, ids=[repr(answer)[:50] for answer, _ in CHOICES])
+    def test_the_letter_is_found_however_it_is_said(self, tmp_path, answer, letter):
+        verdict = grade(tmp_path, {"type": "choice"}, answer, expected=letter)
+        assert (verdict.details, verdict.score) == ({"found": letter}, 1)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "A dog is an animal",
+            "I believe it is a cat",
+            "a bird",
+            "I'm not sure",
+            "none of them",
+            "",
+            "Because",
+            "ABCD",
+            "Xenon",
+        ],
+    )
+    def test_an_article_or_a_pronoun_is_no_choice(self, tmp_path, answer):
+        verdict = grade(tmp_path, {"type": "choice"}, answer, expected="A")
+        assert (verdict.score, verdict.details) == (0, {"found": None})
+
+    @pytest.mark.parametrize(
+        ("expected", "right"),
+        [("B", True), ("b", True), ("(B)", True), ("B.", True), (1, True), ("1", True), ("C", False)],
+    )
+    def test_the_expected_choice_is_a_letter_or_a_position(self, tmp_path, expected, right):
+        assert score(tmp_path, {"type": "choice"}, "B", expected=expected) == float(right)
+
+    @pytest.mark.parametrize("expected", ["b", 1])
+    def test_small_letters_as_choices_work_too(self, tmp_path, expected):
+        assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
+
+    @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
+    def test_an_expected_choice_that_is_none_is_an_error_and_not_a_score(self, tmp_path, expected):
+        error = grade(tmp_path, {"type": "choice", "choices": "ABCD"}, "A", expected=expected)
+        assert isinstance(error, AttemptError) and not error.retry and "not a letter of ABCD" in error.message
+
+    def test_only_the_letters_named_count(self, tmp_path):
+        assert (
+            grade(tmp_path, {"type": "choice", "choices": "AB"}, "The answer is C", expected="A").details["found"]
+            is None
+        )
+
+    @given(st.text(max_size=200))
+    def test_no_answer_at_all_can_break_it(self, answer):
+        found = Choice(ChoiceGrader(type="choice"), "")._find(answer)
+        assert found is None or found in "ABCDEFGHIJ"
+
+
+class TestNumber:
+    @pytest.mark.parametrize(
+        ("answer", "expected", "right"),
+        [
+            ("42", "42", True),
+            ("It is 42.", "42", True),
+            ("first 1, then 42", "42", True),
+            ("42 apples of 50", "42", False),
+            ("1,234,567", "1234567", True),
+            ("$1,234.50", "1234.5", True),
+            ("1,23", "23", True),
+            ("-5", "-5", True),
+            ("+5", "5", True),
+            ("-5", "5", False),
+            ("3.14", "3.14", True),
+            (".5", "0.5", True),
+            ("1e3", "1000", True),
+            ("2.5E-1", "0.25", True),
+            ("0.1", "0.10", True),
+            ("5.0", "5", True),
+            ("50%", "50", True),
+            ("12345678901234567890123456789013", "12345678901234567890123456789012", False),
+            ("no number", "42", False),
+            ("", "42", False),
+            ("1e99999999999", "42", False),
+            ("the result is 7 or 1e9999999", "7", True),
+        ],
+    )
+    def test_the_last_number_counts(self, tmp_path, answer, expected, right):
+        assert score(tmp_path, {"type": "number"}, answer, expected=expected) == float(right)
+
+    @pytest.mark.parametrize(
+        ("after", "answer", "right"),
+        [
+            ("####", "1 + 1 #### 2 and 5 more", True),
+            ("####", "#### 3 no, #### 2", True),
+            ("####", "2", False),
+            ("####", "#### none", False),
+            (r"(?i)answer:?\s*", "ANSWER: 2", True),
+        ],
+    )
+    def test_after_takes_the_first_number_behind_its_last_match(self, tmp_path, after, answer, right):
+        assert score(tmp_path, {"type": "number", "after": after}, answer, expected=2) == float(right)
+
+    @pytest.mark.parametrize(
+        ("block", "answer", "right"),
+        [
+            ({"tolerance": 0.1}, "0.3", True),
+            ({"tolerance": 0.1}, "0.301", False),
+            ({"tolerance": 0.1}, "0.1", True),
+            ({"tolerance": 0.5, "relative": True}, "0.3", True),
+            ({"tolerance": 0.5, "relative": True}, "0.31", False),
+            ({"tolerance": 0.5, "relative": True, "expected": -0.2}, "-0.3", True),
+        ],
+    )
+    def test_a_tolerance_is_absolute_or_a_share_and_has_no_rounding_error(self, tmp_path, block, answer, right):
+        assert score(tmp_path, {"type": "number", **block}, answer, expected=0.2) == float(right)
+
+    @pytest.mark.parametrize("expected", ["many", "", None])
+    def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(self, tmp_path, expected):
+        error = grade(tmp_path, {"type": "number"}, "5", expected=expected)
+        assert isinstance(error, AttemptError) and "is not a number" in error.message
+
+    def test_the_expected_number_may_be_cut_out_of_a_field(self, tmp_path):
+        block = {"type": "number", "expected": "{{ answer.split('####')[1] }}"}
+        assert score(tmp_path, block, "so 18", answer="9 * 2 = 18\n#### 18") == 1
+        error = grade(tmp_path, block, "so 18", answer="no mark")
+        assert isinstance(error, AttemptError) and "cannot render" in error.message
+
+    @given(st.text("0123456789eE+-.,% x", max_size=60) | st.text(max_size=60))
+    def test_no_text_at_all_can_break_it(self, text):
+        for number in _numbers(text):
+            assert abs(number - 1) <= abs(number) + 1
+
+    @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
+    def test_a_number_is_found_in_every_usual_spelling(self, number):
+        for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})", f"{number:e}"):
+            assert _numbers(text)[-1] == number
+
+
+SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+
+
+class TestJsonSchema:
+    @pytest.mark.parametrize(
+        ("answer", "extract", "right"),
+        [
+            ('{"name": "x"}', False, True),
+            (' {"name": "x"}\n', False, True),
+            ('{"name": 5}', False, False),
+            ("{}", False, False),
+            ("not JSON", False, False),
+            ("", False, False),
+            ('Here: {"name": "x"} ok', False, False),
+            ('Here: {"name": "x"} ok', True, True),
+            ('```json\n{"name": "x"}\n```', True, True),
+            ('```\n{"name": "x"}\n```\nbye {', True, True),
+            ("no braces", True, False),
+            ("[" * 100_000, False, False),
+            ("{" * 100_000, True, False),
+        ],
+        ids=lambda value: repr(value)[:40],
+    )
+    def test_the_answer_is_json_and_fits(self, tmp_path, answer, extract, right):
+        assert score(tmp_path, {"type": "json_schema", "schema": SCHEMA, "extract": extract}, answer) == float(right)
+
+    def test_the_first_misfit_is_in_the_feedback(self, tmp_path):
+        assert (
+            '"name" is a required property' in grade(tmp_path, {"type": "json_schema", "schema": SCHEMA}, "{}").feedback
+        )
+
+    def test_a_schema_may_stand_in_a_file(self, tmp_path):
+        (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
+        assert score(tmp_path, {"type": "json_schema", "schema_file": "s.json"}, '{"name": "x"}') == 1
+
+    @pytest.mark.parametrize(
+        ("block", "content", "words"),
+        [
+            ({"schema": {"type": "nonsense"}}, None, "not a JSON Schema"),
+            ({"schema": {"$ref": "#/nowhere"}}, None, "not a JSON Schema"),
+            ({"schema_file": "s.json"}, None, "not a JSON Schema"),
+            ({"schema_file": "s.json"}, "{", "not a JSON Schema"),
+            ({"schema_file": "s.json"}, "[]", "not an object"),
+            ({"schema_file": "../s.json"}, "{}", "stays inside"),
+            ({"schema_file": "/etc/hostname"}, "{}", "stays inside"),
+        ],
+        ids=str,
+    )
+    def test_a_schema_that_is_none_is_refused(self, tmp_path, block, content, words):
+        folder = tmp_path / "inner"
+        folder.mkdir()
+        if content is not None:
+            for place in (tmp_path, folder):
+                (place / "s.json").write_text(content)
+        with pytest.raises(ConfigError, match=words):
+            build_graders(load(folder, graders=[{"type": "json_schema", **block}]))
+
+
+CHECKS = """\
+import asyncio
+import math
+from holdfast import Verdict
+
+def yes(output): return True
+def no(output): return False
+def number(output): return 0.25
+def one(output): return 1
+def verdict(output): return Verdict(0.5, "half", {"k": [1]})
+def skip(output): return Verdict(None, "not for this one")
+def mapping(output): return {"score": 0.75, "feedback": "good", "length": len(output)}
+def passed(output): return {"passed": True, "reason": "since"}
+async def waits(output):
+    await asyncio.sleep(0)
+    return output == "the answer"
+def returns_coroutine(output): return waits(output)
+def sees(output, sample, messages, expected):
+    return output == "the answer" and sample["q"] == "Q" and messages[-1]["content"] == output and expected == "E"
+def everything(**all): return set(all) >= {"output", "sample", "messages", "expected"}
+def verl(solution_str, ground_truth, extra_info):
+    return solution_str == "the answer" and ground_truth == "E" and extra_info["q"] == "Q"
+def verl_short(solution_str, ground_truth=None, extra_info=None): return ground_truth == "E"
+def optional(output, strictness=3): return strictness / 10
+class Checker:
+    @staticmethod
+    def check(output): return True
+    def __call__(self, output): return True
+instance = Checker()
+
+def raises(output): raise KeyError("lost")
+def stops(output): raise StopIteration
+def exits(output): raise SystemExit(3)
+async def exits_later(output): raise SystemExit(4)
+def none(output): return None
+def nan(output): return math.nan
+def infinite(output): return math.inf
+def two(output): return 2
+def negative(output): return -0.1
+def text(output): return "0.5"
+def listed(output): return [1]
+def empty(output): return {"unrelated": 1}
+def wild(output): return Verdict(5)
+def unkeepable(output): return Verdict(1, "", object())
+def surrogate(output): return Verdict(1, "\\ud800")
+def unkeepable_dict(output): return {"score": 1, "model": object}
+"""
+
+
+@pytest.fixture
+def checks(tmp_path):
+    (tmp_path / "checks.py").write_text(CHECKS)
+    return tmp_path
+
+
+def by_function(folder, name, **more):
+    return grade(folder, {"type": "python", "function": f"checks.py:{name}", **more}, "the answer", q="Q", expected="E")
+
+
+class TestPython:
+    @pytest.mark.parametrize(
+        ("name", "wanted"),
+        [
+            ("yes", 1),
+            ("no", 0),
+            ("number", 0.25),
+            ("one", 1),
+            ("verdict", 0.5),
+            ("mapping", 0.75),
+            ("passed", 1),
+            ("waits", 1),
+            ("returns_coroutine", 1),
+            ("sees", 1),
+            ("everything", 1),
+            ("verl", 1),
+            ("verl_short", 1),
+            ("optional", 0.3),
+            ("Checker.check", 1),
+            ("instance", 1),
+            ("skip", None),
+        ],
+    )
+    def test_what_a_function_returns_is_the_score(self, checks, name, wanted):
+        verdict = by_function(checks, name)
+        assert not isinstance(verdict, AttemptError), verdict
+        assert verdict.score == wanted
+
+    def test_feedback_and_details_are_kept(self, checks):
+        assert by_function(checks, "verdict").feedback == "half"
+        assert by_function(checks, "verdict").details == {"k": [1]}
+        assert (by_function(checks, "mapping").feedback, by_function(checks, "mapping").details) == (
+            "good",
+            {"length": 10},
+        )
+        assert by_function(checks, "passed").feedback == "since"
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("raises", "KeyError: 'lost'"),
+            ("stops", "StopIteration"),
+            ("exits", "sys.exit(3)"),
+            ("exits_later", "sys.exit(4)"),
+            ("none", "returned None"),
+            ("nan", "from 0 to 1"),
+            ("infinite", "from 0 to 1"),
+            ("two", "not 2"),
+            ("negative", "not -0.1"),
+            ("text", "not '0.5'"),
+            ("listed", "not [1]"),
+            ("wild", "not 5"),
+            ("unkeepable", "cannot be kept as JSON"),
+            ("unkeepable_dict", "cannot be kept as JSON"),
+            ("surrogate", "cannot be kept as JSON"),
+        ],
+    )
+    def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks, name, words):
+        error = by_function(checks, name)
+        assert isinstance(error, AttemptError), error
+        assert error.kind == "grader" and not error.retry and words in error.message
+
+    def test_params_and_expected_come_from_the_file(self, checks):
+        assert by_function(checks, "optional", params={"strictness": 7}).score == 0.7
+        assert by_function(checks, "verl_short", expected="{{ q }}").score == 0
+
+    @pytest.mark.parametrize(
+        ("row", "wanted"), [({"answer": "E"}, 1), ({"answer": "x", "expected": "E"}, 1), ({"other": 1}, 0)]
+    )
+    def test_what_is_expected_is_the_rows_expected_or_its_answer(self, checks, row, wanted):
+        assert score(checks, {"type": "python", "function": "checks.py:verl_short"}, "x", **row) == wanted
+
+    def test_a_parameter_nobody_can_give_is_refused_with_those_there_are(self, checks):
+        (checks / "more.py").write_text("def check(output, reference): return True\n")
+        with pytest.raises(ConfigError, match="asks for reference; it can have output, sample, messages, expected"):
+            build_graders(load(checks, graders=[{"type": "python", "function": "more.py:check"}]))
+
+    @given(
+        st.floats(allow_nan=True)
+        | st.integers()
+        | st.booleans()
+        | st.none()
+        | st.text(max_size=3)
+        | st.lists(st.none())
+    )
+    def test_only_numbers_from_nought_to_one_are_scores(self, value):
+        try:
+            verdict = as_verdict(value)
+        except AttemptError:
+            assert not (isinstance(value, int | float) and 0 <= value <= 1)
+        else:
+            assert isinstance(value, int | float) and verdict.score == value and 0 <= verdict.score <= 1
+
+    def test_a_grader_that_raises_is_an_error_for_itself_alone(self, checks):
+        run = holdfast.evaluate(
+            name="e",
+            samples=ROWS,
+            prompt="{{ question }}",
+            target={"command": ["echo", "2"]},
+            graders=[
+                {"type": "exact"},
+                *(
+                    {"type": "python", "name": n, "function": f"{checks}/checks.py:{n}"}
+                    for n in ("raises", "unkeepable")
+                ),
+            ],
+            runs_dir=checks / "runs",
+        )
+        assert not run.finished and run.exit_code == 3
+        found = {(entry["sample"], entry["grader"]): entry for entry in lines(run.path / "grades.jsonl")}
+        assert [found[key, "exact"]["status"] for key in "ab"] == ["passed", "failed"]
+        for name in ("raises", "unkeepable"):
+            assert [(found[key, name]["status"], found[key, name]["score"]) for key in "ab"] == [("error", None)] * 2
+        assert found["a", "raises"]["feedback"] == "KeyError: 'lost'"
+
+
+class TestThresholds:
+    @pytest.mark.parametrize(
+        ("block", "wanted"),
+        [
+            ({"type": "exact"}, 1.0),
+            ({"type": "text", "contains": "x"}, 1.0),
+            ({"type": "python", "function": "f.py:f"}, 0.5),
+            ({"type": "prompt", "rubric": "r"}, 0.5),
+            ({"type": "prompt", "rubric": "r", "threshold": 0.9}, 0.9),
+            ({"type": "exact", "threshold": 0}, 0),
+        ],
+    )
+    def test_checks_pass_at_one_and_opinions_at_a_half_unless_told(self, tmp_path, block, wanted):
+        assert threshold(load(tmp_path, graders=[block]).graders[0]) == wanted
+
+
+JUDGE = {
+    "type": "prompt",
+    "name": "judge",
+    "rubric": "Is {{ output }} what {{ question }} asks for?",
+    "model": "judge-model",
+}
+
+
+def judged(folder, base_url, *, judge=JUDGE, **keys):
+    return holdfast.evaluate(
+        name="judged",
+        samples=[{"id": "a", "question": "one"}, {"id": "b", "question": "two"}],
+        prompt="{{ question }}",
+        target={"command": ["echo", "said"]},
+        graders=[{**judge, "base_url": base_url}],
+        runs_dir=folder / "runs",
+        **keys,
+    )
+
+
+class TestJudge:
+    def test_its_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path):
+        with server(answer="judge") as mock:
+            run = judged(tmp_path, mock.base_url)
+            assert run.score == 1 and mock.requests == 2
+            prompts = list(mock.stats()["asked"])
+            assert all(
+                "<rubric>\nIs said what" in prompt and "<answer>\nsaid\n</answer>" in prompt for prompt in prompts
+            )
+            first = lines(run.path / "grades.jsonl")[0]
+            assert (first["status"], first["feedback"], first["type"]) == ("passed", "as told", "prompt")
+            assert first["usage"]["requests"] == 1 and first["details"]["judge"] == "judge-model"
+            assert run.metrics["judge_usage"]["requests"] == 2
+            assert judged(tmp_path, mock.base_url).finished and mock.requests == 2, "a grade is kept like an output"
+
+    def test_a_judge_that_talks_nonsense_is_retried_and_then_an_error(self, tmp_path):
+        with server(answer="I like it") as mock:
+            run = judged(tmp_path, mock.base_url, limits={"retries": 1})
+            assert not run.finished and run.exit_code == 3
+            assert mock.requests == 4, "each asked once and retried once"
+            grades = lines(run.path / "grades.jsonl")
+            assert [(entry["status"], entry["score"]) for entry in grades] == [("error", None)] * 2
+            assert "no score from 0 to 1" in grades[0]["feedback"]
+            failed = lines(run.path / "errors.jsonl")
+            assert [entry["where"] for entry in failed] == ["judge"] * 4
+            assert sorted(entry["final"] for entry in failed) == [False, False, True, True]
+            assert len(lines(run.path / "outputs.jsonl")) == 2, "what was said is kept"
+            mock.control(answer="judge")
+            again = judged(tmp_path, mock.base_url)
+            assert again.finished and again.metrics["coverage"] == 1 and mock.requests == 6
+            assert len(lines(run.path / "outputs.jsonl")) == 2, "nothing is generated again"
+
+    def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path):
+        with server(answer="judge") as mock:
+            judged(tmp_path, mock.base_url, judge={**JUDGE, "transcript": "all"})
+            assert any("[user]\none\n\n[assistant]\nsaid" in prompt for prompt in mock.stats()["asked"])
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ('{"score": 0.5, "reason": "x"}', 0.5),
+            ('{"reason": "x", "score": 1}', 1),
+            ('Well.\n```json\n{"score": 0}\n```', 0),
+            ('{"score": "0.25"}', 0.25),
+            ('first {"score": 0.1} then {"score": 0.9}', 0.9),
+            ('{"score": true}', 1),
+        ],
+    )
+    def test_a_score_is_read_from_what_it_says(self, text, wanted):
+        assert _parse(text)[0] == wanted
+
+    @pytest.mark.parametrize(
+        "text", ["", "5", "{}", '{"score": 2}', '{"score": null}', '{"score": "good"}', "[" * 10_000, "null"]
+    )
+    def test_what_has_no_score_is_a_bad_reply_worth_another_try(self, text):
+        with pytest.raises(AttemptError) as caught:
+            _parse(text)
+        assert caught.value.kind == "bad_reply" and caught.value.retry
