@@ -1,0 +1,336 @@
+"""An outage is not a wrong answer: what a server does wrong is recorded, retried or told, and never scored."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.breaking import (
+    assert_each_once,
+    assert_same_numbers,
+    kept,
+    nothing_left,  # noqa: F401 - a fixture
+)
+from tests.support.running import Server, holdfast, metrics, run_dir, server, write_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 40
+CONCURRENCY = 8
+KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eval of this file against a server that never fails."""
+    folder = tmp_path_factory.mktemp("calm")
+    with server() as running:
+        holdfast("eval", write_eval(folder, running.base_url, **KEYS), cwd=folder)
+    return run_dir(folder)
+
+
+@pytest.fixture
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> str:
+    """The base URL of a port at which nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    return f"http://127.0.0.1:{port}/v1"
+
+
+def test_a_server_that_fails_in_every_way_is_asked_until_it_answers(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    fail = {"429": 0.15, "500": 0.15, "503": 0.1, "hang": 0.1, "cut": 0.15, "garbage": 0.15}
+    provider.control(fail=fail, fail_first=2)
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, "limits.turn_timeout=0.5", cwd=tmp_path)
+    run = run_dir(tmp_path)
+    outcomes = provider.stats()["outcomes"]
+    assert all(outcomes.get(how, 0) > 0 for how in fail), outcomes
+    assert provider.stats()["answered"] == {f"question {number}": 1 for number in range(ROWS)}
+
+    errors = kept(run, "errors")
+    assert Counter(error["kind"] for error in errors) == {
+        "rate_limit": outcomes["429"],
+        "server": outcomes["500"] + outcomes["503"],
+        "timeout": outcomes["hang"],
+        "connection": outcomes["cut"],
+        "bad_reply": outcomes["garbage"],
+    }
+    assert Counter(error["status"] for error in errors if error["status"]) == {
+        429: outcomes["429"],
+        500: outcomes["500"],
+        503: outcomes["503"],
+    }
+    assert not any(error["final"] for error in errors)
+    failed = Counter(error["sample"] for error in errors)
+    assert all(output["attempt"] == 1 + failed[output["sample"]] for output in kept(run))
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_a_rate_limit_without_retry_after_is_waited_out_too(tmp_path: Path, provider: Server) -> None:
+    provider.control(fail={"429": 1.0}, fail_first=1, retry_after=-1)
+    holdfast("eval", write_eval(tmp_path, provider.base_url, rows=3), cwd=tmp_path)
+    assert provider.stats()["outcomes"] == {"429": 3, "ok": 3}
+    assert metrics(run_dir(tmp_path))["coverage"] == 1
+
+
+def test_errors_are_pending_never_scored_and_only_they_are_asked_again(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    provider.control(fail={"500": 0.3})
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    left = holdfast("eval", eval_file, "limits.retries=0", cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    failed = {error["sample"] for error in kept(run, "errors")}
+    answered = {output["sample"] for output in kept(run)}
+    assert 3 <= len(failed) <= ROWS - 3
+    assert answered == {f"s{number}" for number in range(ROWS)} - failed
+    assert {grade["sample"] for grade in kept(run, "grades")} == answered
+    assert f"{len(answered)} of {ROWS} trials have an output" in left.stdout
+    assert f"{len(failed)} trials have errors and stay pending" in left.stdout
+    assert f"holdfast eval {eval_file} limits.retries=0" in left.stdout
+    assert not (run / "metrics.json").exists()
+
+    provider.control(status=500)
+    provider.reset()
+    accepted = holdfast("eval", eval_file, "--accept-errors", "limits.retries=0", cwd=tmp_path)
+    assert set(provider.stats()["asked"]) == {f"question {name[1:]}" for name in failed}
+    found = metrics(run)
+    right = sum(int(name[1:]) % 2 == 0 for name in answered)
+    assert found["coverage"] == len(answered) / ROWS
+    assert found["graded"] == found["outputs"] == found["metrics"]["exact"]["n"] == len(answered)
+    assert found["score"] == pytest.approx(right / len(answered))
+    assert f"coverage {len(answered) / ROWS:.1%} of {ROWS} trials" in accepted.stdout
+
+    provider.control(status=200, fail={})
+    provider.reset()
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == 0, "errors were accepted, so the run is finished"
+    holdfast("eval", eval_file, "--retry-failed", cwd=tmp_path)
+    assert provider.stats()["asked"] == {f"question {name[1:]}": 1 for name in failed}
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+REFUSALS = {
+    "401": ({"status": 401}, "answered 401", "OPENAI_API_KEY"),
+    "403": ({"status": 403}, "answered 403", "OPENAI_API_KEY"),
+    "402": ({"status": 402}, "answered 402", "Top up the account"),
+    "429 without quota": ({"status": 429, "code": "insufficient_quota"}, "answered 429", "Top up the account"),
+    "404": ({"status": 404, "code": "model_not_found"}, "answered 404", "Check target.model"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_that_will_hit_every_request_stops_the_run_at_once(
+    refusal: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    settings, said, remedy = REFUSALS[refusal]
+    provider.control(**settings)
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    assert "stopped:" in stopped.stdout and said in stopped.stdout and remedy in stopped.stdout
+    assert f"0 of {ROWS} trials have an output" in stopped.stdout
+    assert 1 <= provider.requests <= CONCURRENCY
+    assert kept(run_dir(tmp_path)) == kept(run_dir(tmp_path), "grades") == []
+
+    provider.control(status=200)
+    provider.reset()
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_same_numbers(run_dir(tmp_path), calm)
+
+
+def test_a_refusal_in_the_middle_keeps_what_was_answered(tmp_path: Path, provider: Server, calm: Path) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, "--max-tokens", "30", cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    there = len(kept(run))
+    assert 0 < there < ROWS
+    provider.control(status=401)
+    holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    provider.control(status=200)
+    provider.reset()
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == ROWS - there
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_a_refused_connection_stops_the_run_at_once(tmp_path: Path, nobody: str, provider: Server, calm: Path) -> None:
+    eval_file = write_eval(tmp_path, nobody, **KEYS)
+    stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    assert "refuses connections" in stopped.stdout
+    assert f"Is the server running at {nobody}/chat/completions? Start it" in stopped.stdout
+    assert 1 <= len(kept(run_dir(tmp_path), "errors")) <= CONCURRENCY
+
+    holdfast("eval", eval_file, f"target.base_url={provider.base_url}", cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_same_numbers(run_dir(tmp_path), calm)
+
+
+def test_a_host_that_does_not_exist_stops_the_run_at_once(tmp_path: Path, provider: Server, calm: Path) -> None:
+    eval_file = write_eval(tmp_path, "http://no-such-host.invalid/v1", **KEYS)
+    stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    assert "no-such-host.invalid" in stopped.stdout and "no such host" in stopped.stdout
+    assert "Check the URL and the network" in stopped.stdout
+    assert 1 <= len(kept(run_dir(tmp_path), "errors")) <= CONCURRENCY
+
+    holdfast("eval", eval_file, f"target.base_url={provider.base_url}", cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_same_numbers(run_dir(tmp_path), calm)
+
+
+def test_a_server_that_rejects_everything_is_not_asked_for_all_of_it(tmp_path: Path, provider: Server) -> None:
+    provider.control(status=400)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=300, limits={"concurrency": CONCURRENCY})
+    stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    assert "all of the first 20 attempts failed" in stopped.stdout
+    assert "Mend the target or its parameters" in stopped.stdout
+    assert 20 <= provider.requests <= 20 + CONCURRENCY
+    assert {(error["kind"], error["status"]) for error in kept(run_dir(tmp_path), "errors")} == {("bad_request", 400)}
+
+
+def test_one_rejected_sample_does_not_stop_the_others(tmp_path: Path, provider: Server) -> None:
+    eval_file = write_eval(
+        tmp_path,
+        provider.base_url,
+        rows=10,
+        prompt="{{ 'nothing'[question[9:]|int - 100] if id == 's3' else question }}",
+    )
+    holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    assert {output["sample"] for output in kept(run)} == {f"s{number}" for number in range(10)} - {"s3"}
+    assert {error["sample"] for error in kept(run, "errors")} == {"s3"}
+
+
+def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, provider: Server, nobody: str) -> None:
+    judged = {"type": "prompt", "name": "judged", "rubric": "Is it good?", "model": "judge", "base_url": nobody}
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS, graders=[{"type": "exact"}, judged])
+    stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    assert "grader 'judged' is out of action, outputs go on being kept" in stopped.stderr
+    assert "refuses connections" in stopped.stdout and "Start it" in stopped.stdout
+    assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them not graded" in stopped.stdout
+    assert len(kept(run)) == ROWS
+    assert Counter(grade["grader"] for grade in kept(run, "grades")) == {"exact": ROWS}
+    provider.reset()
+
+    with server(answer="judge") as judge:
+        holdfast("eval", eval_file, f"graders.1.base_url={judge.base_url}", cwd=tmp_path)
+        assert judge.requests == ROWS
+    assert provider.requests == 0
+    found = metrics(run)
+    assert found["coverage"] == 1
+    assert found["metrics"]["judged"]["score"] == 1 and found["metrics"]["exact"]["score"] == 0.5
+    assert Counter(grade["grader"] for grade in kept(run, "grades")) == {"exact": ROWS, "judged": ROWS}
+
+
+def test_a_judge_that_fails_now_and_then_is_asked_again_and_never_scores_zero(tmp_path: Path, provider: Server) -> None:
+    with server(answer="judge", fail={"500": 0.3, "garbage": 0.2}, fail_first=2) as judge:
+        judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
+        holdfast("eval", write_eval(tmp_path, provider.base_url, **KEYS, graders=[judged]), cwd=tmp_path)
+        failures = judge.stats()["outcomes"]
+    found = metrics(run_dir(tmp_path))
+    assert failures["500"] + failures["garbage"] > 0
+    assert found["score"] == 1 and found["coverage"] == 1
+    assert {error["where"] for error in kept(run_dir(tmp_path), "errors")} == {"prompt"}
+
+
+# Budgets.
+
+PRICES = {"test-model": {"input": 1_000_000, "output": 2_000_000}}
+"""two words in and one token out, so that each trial costs four dollars and three tokens"""
+
+
+@pytest.mark.parametrize(
+    ("option", "first", "second", "said"),
+    [("--max-tokens", "30", "60", "tokens used"), ("--max-cost", "40", "80", "spent")],
+)
+def test_a_budget_stops_admission_counts_earlier_spending_and_can_be_raised(
+    option: str, first: str, second: str, said: str, tmp_path: Path, provider: Server
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 1}}, prices=PRICES)
+    stopped = holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
+    assert "budget reached" in stopped.stdout and said in stopped.stdout
+    assert f"Raise {option} to go on" in stopped.stdout
+    assert provider.requests == 10
+
+    holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
+    assert provider.requests == 10, "what earlier attempts spent counts"
+    holdfast("eval", eval_file, option, second, cwd=tmp_path, check=3)
+    assert provider.requests == 20
+    holdfast("eval", eval_file, option, "1000000", cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert metrics(run_dir(tmp_path))["usage"] == {
+        "input_tokens": 2 * ROWS,
+        "output_tokens": ROWS,
+        "requests": ROWS,
+        "cost": pytest.approx(4 * ROWS),
+    }
+
+
+def test_a_budget_of_time_stops_admission_counts_earlier_time_and_can_be_raised(
+    tmp_path: Path, provider: Server
+) -> None:
+    provider.control(latency=0.15)
+    eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 4}})
+    stopped = holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
+    assert "budget reached" in stopped.stdout and "Raise --max-time to go on" in stopped.stdout
+    asked = provider.requests
+    assert 4 <= asked < ROWS
+    assert len(kept(run_dir(tmp_path))) == asked, "what is in flight may end"
+
+    holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
+    assert provider.requests == asked, "the time of earlier attempts counts"
+    provider.control(latency=0)
+    holdfast("eval", eval_file, "--max-time", "1h", cwd=tmp_path)
+    assert provider.requests == ROWS
+
+
+def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Server) -> None:
+    refused = holdfast("eval", write_eval(tmp_path, provider.base_url), "--max-cost", "1", cwd=tmp_path, check=2)
+    assert "the price of test-model is not known" in refused.stderr
+    assert "prices:" in refused.stderr
+    assert provider.requests == 0
+
+
+# As many at once as the server keeps up with.
+
+
+def test_auto_concurrency_grows_where_the_server_keeps_up(tmp_path: Path, provider: Server) -> None:
+    provider.control(latency=0.05)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=400)
+    holdfast("eval", eval_file, "--concurrency", "auto", cwd=tmp_path)
+    stats = provider.stats()
+    assert stats["requests"] == 400
+    assert stats["most_active"] > 8
+
+
+def test_auto_concurrency_backs_off_where_the_server_does_not(tmp_path: Path, provider: Server) -> None:
+    provider.control(latency=0.02, max_concurrent=4)
+    refused = {}
+    for concurrency in ("auto", "64"):
+        provider.reset()
+        folder = tmp_path / concurrency
+        eval_file = write_eval(folder, provider.base_url, rows=200, limits={"retries": 200})
+        holdfast("eval", eval_file, "--concurrency", concurrency, cwd=folder)
+        stats = provider.stats()
+        assert stats["answered"] == {f"question {number}": 1 for number in range(200)}
+        assert stats["most_active"] == 4
+        refused[concurrency] = stats["outcomes"]["429"]
+    assert 0 < refused["auto"] < refused["64"] / 2
