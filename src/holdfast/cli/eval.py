@@ -96,9 +96,11 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
 
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     from holdfast.engine.run import run_eval
-    from holdfast.report.table import print_outcome
 
     outcome = run_eval(spec, options, make_display(given["display"]))
+
+    from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
+
     print_outcome(outcome, command_line())
     if given["log_samples"] or given["output_path"] or (spec.output.nat and outcome.metrics is not None):
         _write_copies(outcome.rundir, spec, given)

@@ -18,7 +18,7 @@ from holdfast.graders.build import build_graders, grader_identity
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Work
 from holdfast.plan.reuse import adopt
-from holdfast.spec.fields import HttpTarget, ModelTarget
+from holdfast.spec.fields import HttpTarget, without_password
 from holdfast.spec.load import target_name
 from holdfast.store.files import make_directory
 from holdfast.store.index import Index
@@ -148,6 +148,7 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
 
 def _manifest(found: Identified) -> Manifest:
     spec = found.spec
+    host = platform.uname()  # not `platform.platform()`, which starts a process to learn the processor's name
     return Manifest(
         id=found.id,
         name=spec.name,
@@ -155,7 +156,7 @@ def _manifest(found: Identified) -> Manifest:
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         holdfast=__version__,
         python=platform.python_version(),
-        platform=platform.platform(terse=True),
+        platform=f"{host.system} {host.release} {host.machine}",
         fingerprints={**found.parts, "work": found.work.digest},
         identity=found.identity,
         drift=found.drift,
@@ -175,13 +176,23 @@ def _manifest(found: Identified) -> Manifest:
 def _without_secrets(spec: Eval) -> dict[str, Any]:
     """The resolved eval. Keys are only ever named by their environment variable; what is left to hide is hidden."""
     data = dict(spec.document.data)
-    match spec.target:
-        case HttpTarget() as block if block.headers:
-            hidden = {name: value if "${" in value else "(hidden)" for name, value in block.headers.items()}
-            data["target"] = {**data["target"], "headers": hidden}
-        case ModelTarget() as block if block.base_url:
-            data["target"] = {**data["target"], "base_url": re.sub(r"//[^/@]+@", "//", block.base_url)}
-    return data
+    if isinstance(spec.target, HttpTarget) and spec.target.headers:
+        hidden = {name: value if "${" in value else "(hidden)" for name, value in spec.target.headers.items()}
+        data["target"] = {**data["target"], "headers": hidden}
+    return _without_passwords(data)  # type: ignore[no-any-return]
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_passwords(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: without_password(inner)
+        if key in ("base_url", "http") and isinstance(inner, str)
+        else _without_passwords(inner)
+        for key, inner in value.items()
+    }
 
 
 def _slug(text: str) -> str:

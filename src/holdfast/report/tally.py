@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.report.stats import estimate, pass_at_k
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.store.records import GradeStatus, Usage
+
+_ENDS: Final = frozenset((0.0, 1.0))
+"""the only scores of a proportion"""
 
 
 class Tally:
@@ -28,12 +31,15 @@ class Tally:
 
     def add(self, verdicts: Sequence[tuple[GradeStatus, float | None]]) -> None:
         """The verdicts on all trials of one sample."""
-        scores = [score for _, score in verdicts if score is not None]
-        self.statuses.update(status for status, _ in verdicts)
+        scores, passes = [], 0
+        for status, score in verdicts:
+            self.statuses[status] += 1
+            passes += status == "passed"
+            if score is not None:
+                scores.append(score)
         self._sums.append(math.fsum(scores))
         self._counts.append(len(scores))
-        self._proportion = self._proportion and all(score in (0.0, 1.0) for score in scores)
-        passes = sum(status == "passed" for status, _ in verdicts)
+        self._proportion = self._proportion and _ENDS.issuperset(scores)
         for k in range(1, len(scores) + 1):
             self._pass_at[k - 1] += pass_at_k(len(scores), passes, k)
             self._pass_samples[k - 1] += 1
