@@ -156,6 +156,13 @@ class TestWhatAGenerationKeyReactsTo:
         ]
         assert by_url[0].work.digest != by_url[1].work.digest
 
+    def test_an_address_from_the_environment_is_an_address_too(self, tmp_path, monkeypatch):
+        digests = []
+        for url in ("http://one/v1", "http://one/v1/", "http://user:password@one/v1", "http://two/v1"):
+            monkeypatch.setenv("OPENAI_BASE_URL", url)
+            digests.append(who(tmp_path, target={"model": "m", "identity": "url"}).work.digest)
+        assert digests[0] == digests[1] == digests[2] != digests[3]
+
     @settings(max_examples=20)
     @given(rows, rows)
     def test_rows_have_the_same_key_exactly_when_they_are_the_same(self, tmp_path_factory, one, other):

@@ -27,6 +27,11 @@ def parse_duration(value: Any) -> Any:
     return hours * 3600 + minutes * 60 + seconds
 
 
+def without_password(url: str) -> str:
+    """A URL as it may be shown and kept: without `user:password@`."""
+    return re.sub(r"//[^/@]+@", "//", url)
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 

@@ -26,6 +26,7 @@ from holdfast.spec.fields import (
     Price,
     PromptGrader,
     TargetBlock,
+    without_password,
 )
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.template import Template, TemplateSyntaxError, texts
@@ -294,5 +295,5 @@ def target_name(target: TargetBlock) -> str:
             kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
             value = getattr(target, kind)
             if kind == "http":
-                return str(value)
+                return without_password(value)
             return Path(value[0] if isinstance(value, list) else value).name  # how its path is spelt is no matter

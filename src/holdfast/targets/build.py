@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions import load_function, split_reference
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget
+from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget, without_password
 from holdfast.spec.source import source_fingerprint
 from holdfast.targets.prices import Prices
 
@@ -47,7 +48,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
         case ModelTarget() as block:
             identity = block.model_dump(include={"model", "api", "params", "version"})
             if block.identity == "url":
-                identity["base_url"] = block.base_url
+                where = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
+                identity["base_url"] = without_password(where.rstrip("/"))
             return {"kind": "model", **identity}
         case PythonTarget() as block:
             path, name = split_reference(block.python, spec.folder)
@@ -60,7 +62,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
                 "version": block.version,
             }
         case HttpTarget() as block:
-            return {"kind": "http", **block.model_dump(include={"http", "request", "response", "version"})}
+            identity = block.model_dump(include={"http", "request", "response", "version"})
+            return {"kind": "http", **identity, "http": without_password(block.http)}
         case CommandTarget() as block:
             files = {argument: digest for argument in block.command if (digest := _file_digest(spec.folder, argument))}
             return {"kind": "command", **block.model_dump(), "files": files}

@@ -22,6 +22,7 @@ from yarl import URL
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
+from holdfast.spec.fields import without_password
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -34,7 +35,8 @@ class Client:
     """POSTs JSON to one URL over kept connections."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, key_hint: str = "") -> None:
-        self.url = url
+        self.url = without_password(url)
+        """as messages show it"""
         self._url = URL(url)
         self._key_hint = key_hint
         self._headers = {

@@ -54,6 +54,8 @@ class Command:
             given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
+        if any("\0" in argument for argument in arguments):  # what follows it would be left out without a word
+            raise AttemptError("agent", "an argument of target.command holds a NUL character", retry=False)
         try:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
@@ -70,10 +72,15 @@ class Command:
                 f"{arguments[0]} cannot be run: {error.strerror}",
                 remedy=f"target.command is run from {self._folder}; check the path and that it is executable.",
             ) from error
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the prompt
+        except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
         try:
-            out, err = await process.communicate(None if given is None else given.encode())
+            if given is not None and process.stdin is not None:
+                # A program may end, or close its input, without having read it. uvloop says that with a RuntimeError.
+                with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
+                    process.stdin.write(given.encode())
+                    process.stdin.close()
+            out, err = await process.communicate()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it

@@ -1,0 +1,581 @@
+"""Targets of all four kinds: what they are sent, what counts as their answer, and that secrets stay secret."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+
+import psutil
+import pytest
+
+import holdfast
+from holdfast.errors import ConfigError, UsageError
+from tests.support.running import environment, lines, server
+from tests.support.running import holdfast as run_command
+from tests.support.specs import write_spec
+from tests.support.workflow import Answer, workflow
+
+SAMPLES = [{"id": "a", "q": "one two", "expected": "one two"}, {"id": "b", "q": "three", "expected": "four"}]
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    def run(target, **keys):
+        given = {
+            "name": "e",
+            "samples": SAMPLES,
+            "prompt": "{{ q }}",
+            "graders": [{"type": "exact"}],
+            "limits": {"retries": 0},
+            "runs_dir": tmp_path / "runs",
+        }
+        return holdfast.evaluate(target=target, **{**given, **keys})
+
+    return run
+
+
+def outputs(run):
+    return {entry["sample"]: entry for entry in lines(run.path / "outputs.jsonl")}
+
+
+def errors(run):
+    return [(entry["kind"], entry["message"]) for entry in lines(run.path / "errors.jsonl")]
+
+
+def said(text, **more):
+    """A chat completion."""
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}], **more}
+
+
+class TestModel:
+    def test_it_is_sent_model_params_and_messages_and_its_text_is_the_answer(self, evaluate):
+        with workflow(lambda asked: said(asked.body["messages"][-1]["content"])) as service:
+            run = evaluate(
+                {"model": "m", "base_url": f"{service.url}/v1", "params": {"temperature": 0.5, "stop": ["x"]}},
+                system="Be {{ expected }}.",
+            )
+        assert run.finished and run.score == 0.5
+        first = next(asked for asked in service.asked if asked.body["messages"][-1]["content"] == "one two")
+        assert first.path == "/v1/chat/completions"
+        assert first.body == {
+            "model": "m",
+            "temperature": 0.5,
+            "stop": ["x"],
+            "messages": [{"role": "system", "content": "Be one two."}, {"role": "user", "content": "one two"}],
+        }
+        kept = outputs(run)["a"]
+        assert kept["messages"] == [*first.body["messages"], {"role": "assistant", "content": "one two"}]
+        assert (kept["output"], kept["stop"], kept["turns"], kept["attempt"]) == ("one two", "stop", 1, 1)
+
+    def test_completions_send_one_prompt(self, evaluate):
+        with workflow(
+            lambda asked: {"choices": [{"text": asked.body["prompt"], "finish_reason": "length"}]}
+        ) as service:
+            run = evaluate({"model": "m", "base_url": service.url, "api": "completions"}, system="S")
+        assert {asked.path for asked in service.asked} == {"/completions"}
+        assert outputs(run)["a"]["output"] == "S\n\none two" and outputs(run)["a"]["stop"] == "length"
+
+    def test_a_stream_is_put_together_and_its_first_token_noted(self, evaluate):
+        with server() as mock:
+            run = evaluate({"model": "m", "base_url": mock.base_url, "stream": True})
+        kept = outputs(run)["a"]
+        assert kept["output"] == "one two " and kept["stop"] == "stop"
+        assert 0 <= kept["timing"]["first_token"] <= kept["timing"]["seconds"]
+        assert kept["usage"]["input_tokens"] == 2
+
+    @pytest.mark.parametrize(
+        "events",
+        [
+            ['data: {"choices": [{"delta": {"content": "hal"}}]}'],
+            ['data: {"choices": [{"delta": {"content": "hal"}}]}', "", "data: [DONE]"],
+            ["data: {not JSON", ""],
+            ['data: ["not", "an", "event"]', ""],
+        ],
+        ids=["cut", "no finish", "garbage", "not an event"],
+    )
+    def test_a_stream_that_does_not_end_well_is_no_answer(self, evaluate, events):
+        with workflow(lambda _: Answer(events=events)) as service:
+            run = evaluate({"model": "m", "base_url": service.url, "stream": True})
+        assert not run.finished and outputs(run) == {}
+        assert {kind for kind, _ in errors(run)} == {"bad_reply"}
+
+    def test_tokens_cost_and_requests_are_counted(self, evaluate):
+        with workflow(lambda _: said("x", usage={"prompt_tokens": 1000, "completion_tokens": 100})) as service:
+            run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
+        wanted = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
+        assert outputs(run)["a"]["usage"] == wanted
+        assert run.metrics["usage"] == {
+            key: 2 * value if key != "cost" else pytest.approx(0.00042) for key, value in wanted.items()
+        }
+
+    def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate):
+        with workflow(lambda _: said("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
+            target = {"model": "gpt-4o", "base_url": service.url}
+            own = evaluate(target, name="own", prices={"gpt-4o": {"input": 1e5, "output": 0}})
+            assert outputs(own)["a"]["usage"]["cost"] == 1
+            unknown = evaluate({**target, "model": "nobody-knows"}, name="unknown")
+            assert unknown.metrics["usage"]["cost"] is None and unknown.metrics["usage"]["input_tokens"] == 20
+
+    @pytest.mark.parametrize(
+        "usage", [None, {}, [], "many", {"prompt_tokens": "5", "completion_tokens": 1.5}, {"prompt_tokens": None}]
+    )
+    def test_a_strange_usage_is_unknown_and_harms_nothing(self, evaluate, usage):
+        with workflow(lambda _: said("x", usage=usage)) as service:
+            run = evaluate({"model": "gpt-4o", "base_url": service.url})
+        assert run.finished
+        assert run.metrics["usage"] == {"input_tokens": None, "output_tokens": None, "requests": 2, "cost": None}
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            {},
+            [],
+            "text",
+            None,
+            {"choices": []},
+            {"choices": [{}]},
+            {"choices": [{"message": {"content": ["parts"]}}]},
+            {"choices": [{"message": "text"}]},
+            {"choices": None},
+        ],
+        ids=json.dumps,
+    )
+    def test_a_reply_without_an_answer_is_an_error_and_not_an_empty_answer(self, evaluate, reply):
+        with workflow(lambda _: reply) as service:
+            run = evaluate({"model": "m", "base_url": service.url})
+        assert not run.finished and outputs(run) == {}
+        assert {kind for kind, _ in errors(run)} == {"bad_reply"}
+
+    def test_a_reply_nested_without_end_is_an_error_of_its_trial(self, evaluate):
+        with workflow(lambda _: Answer(raw=b"[" * 100_000)) as service:
+            run = evaluate({"model": "m", "base_url": service.url})
+        assert {kind for kind, _ in errors(run)} == {"bad_reply"} and run.exit_code == 3
+
+    def test_an_answer_of_nothing_but_thoughts_is_an_empty_answer(self, evaluate):
+        with workflow(lambda _: {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}) as service:
+            run = evaluate({"model": "m", "base_url": service.url})
+        assert run.finished and (outputs(run)["a"]["output"], outputs(run)["a"]["stop"]) == ("", "length")
+
+    def test_tool_calls_and_reasoning_are_kept(self, evaluate):
+        message = {"content": None, "tool_calls": [{"id": "1"}], "reasoning_content": "hm", "extra": 1}
+        with workflow(lambda _: {"choices": [{"message": message, "finish_reason": "tool_calls"}]}) as service:
+            run = evaluate({"model": "m", "base_url": service.url})
+        assert outputs(run)["a"]["output"] == "" and outputs(run)["a"]["stop"] == "tool_calls"
+        assert outputs(run)["a"]["messages"][-1] == {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1"}],
+            "reasoning_content": "hm",
+        }
+
+    def test_the_address_may_come_from_the_environment(self, evaluate, monkeypatch):
+        with workflow(lambda _: said("x")) as service:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{service.url}/base/")
+            assert evaluate({"model": "m"}).finished
+        assert {asked.path for asked in service.asked} == {"/base/chat/completions"}
+
+    def test_without_a_key_the_public_api_is_not_even_asked(self, evaluate, monkeypatch, tmp_path):
+        monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
+            evaluate({"model": "m"})
+        assert not (tmp_path / "runs").exists()
+
+    def test_the_key_named_is_sent_and_none_where_there_is_none(self, evaluate, monkeypatch):
+        monkeypatch.setenv("MY_KEY", "sk-mine")
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        with workflow(lambda _: said("x")) as service:
+            evaluate({"model": "m", "base_url": service.url, "api_key_env": "MY_KEY"}, name="with")
+            assert {asked.headers["authorization"] for asked in service.asked} == {"Bearer sk-mine"}
+            service.asked.clear()
+            evaluate({"model": "m", "base_url": service.url}, name="without")
+            assert not any("authorization" in asked.headers for asked in service.asked)
+
+
+AGENT = """\
+import holdfast
+
+def text(prompt): return prompt.upper()
+async def later(prompt, messages, sample, context):
+    assert messages[-1] == {"role": "user", "content": prompt}
+    return f"{sample['q']} {context.trial} {context.turn} {context.sample_id} {context.params['k']} {context.seed}"
+def reply(prompt):
+    return holdfast.Reply(
+        text="done",
+        messages=[{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "r"},
+                  {"role": "assistant", "content": "done"}],
+        stop="finished",
+        state={"files": ["a"]},
+    )
+def mapping(prompt):
+    usage = {"prompt_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
+    return {"output": "done", "usage": usage, "stop": "max", "tool_calls": [{"id": "1"}], "state": {"k": (1, 2)}}
+def only_messages(prompt): return {"messages": [{"role": "assistant", "content": "last"}]}
+def everything(**all): return ",".join(sorted(all))
+class Agent:
+    def __call__(self, prompt): return "called"
+agent = Agent()
+
+def raises(prompt): raise ValueError("broken tool")
+def exits(prompt): raise SystemExit(1)
+def number(prompt): return 5
+def none(prompt): return None
+def no_text(prompt): return {"answer": "x"}
+def not_text(prompt): return holdfast.Reply(text=5)
+def unkeepable(prompt): return holdfast.Reply(text="x", state=object())
+def surrogate(prompt): return "\\ud800"
+def wrong_usage(prompt): return {"output": "x", "usage": {"input_tokens": "many"}}
+def mutates(prompt, messages, sample):
+    messages.clear(); sample.clear()
+    return "done"
+"""
+
+
+FLAKY = """\
+from pathlib import Path
+
+def reply(prompt):
+    if prompt == "three" and not (Path(__file__).parent / "mended").exists():
+        raise OSError("down")
+    return prompt
+"""
+
+
+@pytest.fixture
+def agent(tmp_path, evaluate):
+    (tmp_path / "agent.py").write_text(AGENT)
+
+    def run(name, /, **keys):
+        params = keys.pop("params", {})
+        return evaluate({"python": f"{tmp_path}/agent.py:{name}", "params": params}, **keys)
+
+    return run
+
+
+class TestPython:
+    @pytest.mark.parametrize(
+        ("name", "wanted"),
+        [
+            ("text", "ONE TWO"),
+            ("agent", "called"),
+            ("only_messages", "last"),
+            ("everything", "context,messages,prompt,sample"),
+            ("mutates", "done"),
+        ],
+    )
+    def test_what_it_returns_is_the_answer(self, agent, name, wanted):
+        run = agent(name)
+        assert run.finished and outputs(run)["a"]["output"] == wanted
+        assert outputs(run)["a"]["messages"][0] == {"role": "user", "content": "one two"}
+
+    def test_it_is_given_what_its_parameters_name(self, agent):
+        kept = outputs(agent("later", params={"k": "v"}, trials=2))
+        assert kept["a"]["output"].startswith("one two ") and " a v " in kept["a"]["output"]
+
+    def test_the_seed_depends_on_sample_and_trial_alone(self, agent):
+        def seeds(**keys):
+            run = agent("later", params={"k": "v"}, trials=2, **keys)
+            return {(e["sample"], e["trial"]): e["output"].split()[-1] for e in lines(run.path / "outputs.jsonl")}
+
+        first = seeds(name="first")
+        assert len(set(first.values())) == 4
+        assert seeds(name="second", samples=SAMPLES[::-1], limits={"concurrency": 1}) == first
+
+    def test_a_reply_may_say_more_than_a_text(self, agent):
+        kept = outputs(agent("reply"))["a"]
+        assert (kept["output"], kept["stop"], kept["state"]) == ("done", "finished", {"files": ["a"]})
+        assert [message["role"] for message in kept["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+    def test_so_may_a_dict(self, agent):
+        kept = outputs(agent("mapping"))["a"]
+        assert (kept["output"], kept["stop"], kept["state"]) == ("done", "max", {"k": [1, 2]})
+        assert kept["usage"] == {"input_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
+        assert kept["messages"][-1] == {"role": "assistant", "content": "done", "tool_calls": [{"id": "1"}]}
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("raises", "ValueError: broken tool"),
+            ("exits", "sys.exit(1)"),
+            ("number", "returned int"),
+            ("none", "returned NoneType"),
+            ("no_text", "has no text"),
+            ("not_text", "cannot be kept as JSON"),
+            ("unkeepable", "cannot be kept as JSON"),
+            ("surrogate", "cannot be kept as JSON"),
+            ("wrong_usage", "cannot be kept as JSON"),
+        ],
+    )
+    def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(self, agent, name, words):
+        run = agent(name)
+        assert run.exit_code == 3 and outputs(run) == {}
+        assert {kind for kind, _ in errors(run)} == {"agent"}
+        assert all(words in message for _, message in errors(run))
+
+    def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent, tmp_path):
+        (tmp_path / "flaky.py").write_text(FLAKY)
+        keys = {
+            "name": "flaky",
+            "samples": SAMPLES,
+            "prompt": "{{ q }}",
+            "target": {"python": f"{tmp_path}/flaky.py:reply"},
+            "limits": {"retries": 0},
+            "runs_dir": tmp_path / "runs",
+        }
+        first = holdfast.evaluate(**keys)
+        assert not first.finished and list(outputs(first)) == ["a"]
+        (tmp_path / "mended").touch()
+        second = holdfast.evaluate(**keys)
+        assert second.finished and second.path == first.path
+        assert (outputs(second)["a"]["attempt"], outputs(second)["b"]["attempt"]) == (1, 2)
+
+    def test_a_parameter_nobody_can_give_is_refused(self, tmp_path, evaluate):
+        (tmp_path / "a.py").write_text("def reply(question): return ''\n")
+        with pytest.raises(ConfigError, match="asks for question; it can have prompt, messages, sample, context"):
+            evaluate({"python": f"{tmp_path}/a.py:reply"})
+
+
+class TestHttp:
+    def test_the_request_is_rendered_and_the_answer_picked(self, evaluate):
+        with workflow(lambda asked: {"result": {"texts": ["no", asked.body["input"]["message"]]}}) as service:
+            run = evaluate(
+                {
+                    "http": f"{service.url}/run",
+                    "request": {"input": {"message": "{{ prompt }}"}, "id": "{{ id }}-{{ trial }}", "k": [5, True]},
+                    "response": "result.texts[1]",
+                }
+            )
+        assert run.finished and run.score == 0.5
+        first = next(asked for asked in service.asked if asked.body["id"] == "a-1")
+        assert first.path == "/run"
+        assert first.body == {"input": {"message": "one two"}, "id": "a-1", "k": [5, True]}
+
+    def test_an_answer_that_is_no_text_is_kept_as_json(self, evaluate):
+        with workflow(lambda _: {"value": {"b": [1, 2]}}) as service:
+            run = evaluate({"http": service.url, "request": {}, "response": "value"})
+        assert outputs(run)["a"]["output"] == '{"b":[1,2]}'
+
+    def test_events_of_a_stream_are_picked_and_joined(self, evaluate):
+        events = [
+            ": comment",
+            "event: x",
+            'data: {"value": "one"}',
+            "",
+            'data:{"other": 1}',
+            "",
+            'data: {"value": " two"}',
+            "",
+        ]
+        with workflow(lambda _: Answer(events=[*events, "data: [DONE]", "", "data: never read"])) as service:
+            run = evaluate({"http": service.url, "request": {}, "response": "value"})
+        assert outputs(run)["a"]["output"] == "one two"
+        assert outputs(run)["a"]["timing"]["first_token"] is not None
+
+    @pytest.mark.parametrize(
+        ("response", "reply", "words"),
+        [
+            ("value", {"other": 1}, "nothing at 'value'"),
+            ("value", {"value": None}, "nothing at 'value'"),
+            ("length(value)", {"value": 5}, "does not fit the reply"),
+            ("value", Answer(raw=b"<html>"), "not JSON"),
+        ],
+        ids=["missing", "null", "wrong type", "not JSON"],
+    )
+    def test_a_reply_without_the_answer_is_an_error(self, evaluate, response, reply, words):
+        with workflow(lambda _: reply) as service:
+            run = evaluate({"http": service.url, "request": {}, "response": response})
+        assert run.exit_code == 3 and outputs(run) == {}
+        assert all(kind == "bad_reply" and words in message for kind, message in errors(run))
+
+    def test_headers_may_name_environment_variables(self, evaluate, monkeypatch):
+        monkeypatch.setenv("WORKFLOW_TOKEN", "t0ken")
+        with workflow(lambda _: {"value": "x"}) as service:
+            evaluate(
+                {
+                    "http": service.url,
+                    "request": {},
+                    "response": "value",
+                    "headers": {"Authorization": "Bearer ${WORKFLOW_TOKEN}", "X-Plain": "p"},
+                }
+            )
+        assert {(a.headers["authorization"], a.headers["x-plain"]) for a in service.asked} == {("Bearer t0ken", "p")}
+
+    def test_a_template_that_a_row_cannot_fill_fails_its_trial_alone(self, evaluate):
+        samples = [{"id": "a", "q": "x", "n": 0}, {"id": "b", "q": "y", "n": 1}]
+        with workflow(lambda asked: {"value": asked.body["share"]}) as service:
+            run = evaluate(
+                {"http": service.url, "request": {"share": "{{ 1 / n }}"}, "response": "value"},
+                samples=samples,
+                graders=[],
+            )
+        assert list(outputs(run)) == ["b"]
+        ((kind, message),) = errors(run)
+        assert kind == "bad_request" and "cannot render target.request" in message
+
+
+class TestCommand:
+    @pytest.fixture
+    def program(self, tmp_path):
+        def write(body, name="agent"):
+            path = tmp_path / name
+            path.write_text(f"#!{sys.executable}\nimport os, sys\n{body}\n")
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+            return path
+
+        return write
+
+    def run(self, folder, target, **keys):
+        """From a file, since a command is run from the file's folder."""
+        path = write_spec(folder, samples=SAMPLES, prompt="{{ q }}", target=target, limits={"retries": 0}, **keys)
+        return holdfast.evaluate(path, runs_dir=folder / "runs")
+
+    def test_arguments_are_templates_and_what_it_prints_is_the_answer(self, tmp_path, program):
+        program("print(sys.argv[1:], os.path.samefile(os.getcwd(), os.path.dirname(os.path.abspath(__file__))))")
+        run = self.run(tmp_path, {"command": ["./agent", "--task", "{{ prompt }}", "{{ id }}/{{ trial }}"]})
+        assert outputs(run)["a"]["output"] == "['--task', 'one two', 'a/1'] True"
+
+    def test_nothing_of_a_prompt_is_read_by_a_shell(self, tmp_path, program):
+        program("print(sys.argv[1])")
+        nasty = "$(touch hacked); `touch hacked` | x > y && 'q\""
+        path = write_spec(
+            tmp_path,
+            samples=[{"id": "a", "q": nasty, "expected": nasty}],
+            prompt="{{ q }}",
+            target={"command": ["./agent", "{{ prompt }}"]},
+        )
+        assert holdfast.evaluate(path, runs_dir=tmp_path / "runs").score == 1
+        assert not (tmp_path / "hacked").exists()
+
+    def test_standard_input_is_a_template(self, tmp_path, program):
+        program("print(sys.stdin.read()[::-1])")
+        run = self.run(tmp_path, {"command": ["./agent"], "stdin": "<{{ prompt }}>"})
+        assert outputs(run)["a"]["output"] == ">owt eno<"
+
+    def test_a_program_that_does_not_read_its_input_is_fine(self, tmp_path, program):
+        program("print('ok')")
+        run = self.run(tmp_path, {"command": ["./agent"], "stdin": "x" * 1_000_000})
+        assert outputs(run)["a"]["output"] == "ok"
+
+    def test_a_program_fails_with_what_it_wrote_to_standard_error(self, tmp_path, program):
+        program("print('half an answer'); sys.stderr.write('no memory\\n'); sys.exit(7)")
+        run = self.run(tmp_path, {"command": ["./agent"]})
+        assert run.exit_code == 3 and outputs(run) == {}
+        assert set(errors(run)) == {("agent", "./agent ended with 7: no memory")}
+
+    @pytest.mark.parametrize("name", ["./missing", "no-such-program-anywhere", "./data.txt"])
+    def test_a_program_that_cannot_be_run_stops_the_run_and_says_so(self, tmp_path, name):
+        (tmp_path / "data.txt").write_text("not a program")
+        run = self.run(tmp_path, {"command": [name]})
+        assert run.exit_code == 3 and not run.finished
+        assert f"{name} cannot be run" in run.reason and str(tmp_path) in run.reason
+
+    def test_a_prompt_that_no_program_can_be_given_fails_its_trial_alone(self, tmp_path, program):
+        program("print('ok')")
+        path = write_spec(
+            tmp_path,
+            samples=[{"id": "a", "q": "nul \0 byte"}, {"id": "b", "q": "fine"}],
+            prompt="{{ q }}",
+            target={"command": ["./agent", "{{ prompt }}"]},
+            graders=[],
+            limits={"retries": 0},
+        )
+        run = holdfast.evaluate(path, runs_dir=tmp_path / "runs")
+        assert list(outputs(run)) == ["b"]
+        ((kind, _),) = errors(run)
+        assert kind == "agent"
+
+    def test_what_a_program_leaves_running_goes_with_it(self, tmp_path, program):
+        program(
+            "import subprocess\n"
+            "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], **quiet)\n"
+            "print(child.pid)"
+        )
+        run = self.run(tmp_path, {"command": ["./agent"]})
+        for entry in outputs(run).values():
+            pid = int(entry["output"])
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+SECRET = "sk-very-secret-0123456789abcdef"
+
+
+def places_of(secret, folder):
+    """The files under a folder that hold a text, in their names or in their bytes."""
+    return [p for p in folder.rglob("*") if secret in str(p) or (p.is_file() and secret.encode() in p.read_bytes())]
+
+
+class TestSecrets:
+    def command_lines(self):
+        return [word for process in psutil.process_iter(["cmdline"]) for word in process.info["cmdline"] or []]
+
+    @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
+    def test_an_api_key_is_in_no_file_no_message_and_no_process_list(self, tmp_path, status):
+        seen = []
+
+        def answer(asked):
+            assert asked.headers["authorization"] == f"Bearer {SECRET}"
+            seen.extend(word for word in self.command_lines() if SECRET in word)
+            key = asked.headers["authorization"]
+            return said("x") if status == 200 else Answer({"error": {"message": f"bad key {key} ({SECRET})"}}, status)
+
+        with workflow(answer) as service:
+            write_spec(
+                tmp_path,
+                target={"model": "m", "base_url": service.url},
+                limits={"retries": 1, "trial_timeout": 5},
+                graders=[{"type": "exact"}, {"type": "prompt", "rubric": "r"}]
+                if status != 200
+                else [{"type": "exact"}],
+            )
+            done = run_command("eval", "eval.yaml", cwd=tmp_path, env={"OPENAI_API_KEY": SECRET}, check=None)
+        assert service.asked and done.returncode == (0 if status == 200 else 3), done.stderr
+        assert seen == []
+        assert SECRET not in done.stdout + done.stderr
+        assert places_of(SECRET, tmp_path) == []
+
+    @pytest.mark.parametrize("header", [SECRET, f"Bearer {SECRET}", "Bearer ${HEADER_TOKEN}"])
+    @pytest.mark.parametrize("status", [200, 403])
+    def test_so_is_the_value_of_a_header(self, tmp_path, header, status):
+        def answer(asked):
+            return {"value": "x"} if status == 200 else Answer({"error": asked.headers["x-token"]}, status)
+
+        with workflow(answer) as service:
+            path = write_spec(
+                tmp_path / "evals",
+                target={"http": service.url, "request": {}, "response": "value", "headers": {"X-Token": header}},
+            )
+            done = run_command("eval", path, cwd=tmp_path, env={"HEADER_TOKEN": SECRET}, check=None)
+        assert all(SECRET in asked.headers["x-token"] for asked in service.asked) and service.asked
+        assert done.returncode == (0 if status == 200 else 3), done.stderr
+        assert SECRET not in done.stdout + done.stderr
+        assert places_of(SECRET, tmp_path / "runs") == []
+
+    @pytest.mark.parametrize("status", [200, 400])
+    @pytest.mark.parametrize("kind", ["model", "http", "judge"])
+    def test_so_is_a_password_inside_an_address(self, tmp_path, kind, status):
+        judge = '{"score": 1, "reason": ""}'
+
+        def answer(asked):
+            refused = status != 200 and "authorization" in asked.headers
+            return Answer({}, status) if refused else {**said(judge), "value": "x"}
+
+        with workflow(answer) as service:
+            url = service.url.replace("//", f"//user:{SECRET}@")
+            keys = {"target": {"model": "m", "base_url": service.url}}
+            if kind == "model":
+                keys["target"]["base_url"] = url
+            elif kind == "http":
+                keys["target"] = {"http": url, "request": {}, "response": "value"}
+            else:
+                keys["graders"] = [{"type": "prompt", "rubric": "r", "model": "j", "base_url": url}]
+            path = write_spec(tmp_path / "evals", **keys)
+            done = run_command("eval", path, cwd=tmp_path, check=0 if status == 200 else 3)
+        assert any("authorization" in asked.headers for asked in service.asked)
+        assert SECRET not in done.stdout + done.stderr
+        assert places_of(SECRET, tmp_path / "runs") == []
+
+
+def test_environment_of_tests_has_no_keys_of_the_user():
+    assert not any(key.startswith(("OPENAI_", "HOLDFAST_")) for key in environment())
