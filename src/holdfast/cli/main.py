@@ -17,6 +17,8 @@ from holdfast.errors import HoldfastError
 _VERBS: Final = {
     "eval": "Run an eval, or go on with it.",
     "grade": "Grade outputs again, or with other graders, without generating.",
+    "compare": "Compare runs on the same samples, with paired statistics.",
+    "gate": "Check a finished run against a baseline, least values and golden samples.",
     "export": "Write a run in the formats of other tools.",
     "cache": "List and remove the runs that are kept.",
     "init": "Write a small working eval to start from.",

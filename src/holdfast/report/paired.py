@@ -1,14 +1,25 @@
-"""Two runs on the same samples: the paired difference and its interval. Pure functions."""
+"""Two runs on the same samples: paired differences, and whether they are more than chance. Pure functions.
+
+Trials of one sample are averaged first, so that a sample counts once however often it was tried.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.report.stats import Z95
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+Z80: Final = 0.8416212335729143
+"""the normal quantile for a power of 80 %"""
+_ENUMERATED: Final = 14
+_DRAWN: Final = 5_000
+_DRAWS: Final = 10_000
 
 
 class Difference(NamedTuple):
@@ -18,23 +29,73 @@ class Difference(NamedTuple):
     mean: float
     low: float | None
     high: float | None
+    stderr: float | None
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference that so many samples would show four times out of five."""
+        return None if self.stderr is None else (Z95 + Z80) * self.stderr
+
+
+def gaps(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """First minus second, by sample, for the samples both have."""
+    return {
+        sample: _mean(scores) - _mean(second[sample])
+        for sample, scores in first.items()
+        if scores and second.get(sample)
+    }
 
 
 def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Difference | None:
-    """The mean over samples of the difference of their mean scores, with a normal interval; None if none is shared.
-
-    Trials of one sample are averaged first, so that a sample counts once however often it was tried.
-    """
-    shared = [sample for sample in first if first[sample] and second.get(sample)]
-    if not shared:
+    """The mean over samples of their differences, with a normal 95 % interval; None if no sample is shared."""
+    found = list(gaps(first, second).values())
+    if not found:
         return None
-    gaps = [_mean(first[sample]) - _mean(second[sample]) for sample in shared]
-    mean = _mean(gaps)
-    spread = math.fsum((gap - mean) ** 2 for gap in gaps) / max(1, len(gaps) - 1)
+    mean = _mean(found)
+    spread = math.fsum((gap - mean) ** 2 for gap in found) / max(1, len(found) - 1)
     if spread == 0:
-        return Difference(len(gaps), mean, None, None)  # no spread was seen, which is not certainty
-    half = Z95 * math.sqrt(spread / len(gaps))
-    return Difference(len(gaps), mean, mean - half, mean + half)
+        return Difference(len(found), mean, None, None, None)  # no spread was seen, which is not certainty
+    stderr = math.sqrt(spread / len(found))
+    return Difference(len(found), mean, mean - Z95 * stderr, mean + Z95 * stderr, stderr)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The exact two-sided p-value for pass or fail: of those samples on which the two differ, is it a fair coin?"""
+    count = only_first + only_second
+    tail = sum(math.comb(count, k) for k in range(min(only_first, only_second) + 1))
+    return float(min(1.0, 2 * tail / 2**count))
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """The two-sided p-value of a mean difference, if each sample's difference could as well have had the other sign.
+
+    All combinations of signs for a few samples, seeded draws for more, the normal limit for very many.
+    """
+    moved = [gap for gap in differences if gap]
+    if not moved:
+        return 1.0
+    observed = abs(math.fsum(moved)) * (1 - 1e-12)
+    if len(moved) <= _ENUMERATED:
+        sums = [sum(map(float.__mul__, signs, moved)) for signs in itertools.product((1.0, -1.0), repeat=len(moved))]
+        return sum(abs(total) >= observed for total in sums) / len(sums)
+    if len(moved) > _DRAWN:
+        return math.erfc(observed / math.sqrt(2 * math.fsum(gap * gap for gap in moved)))
+    draw = random.Random(0)  # noqa: S311 - the same runs give the same p-value
+    hits = 0
+    for _ in range(_DRAWS):
+        signs = draw.choices((1.0, -1.0), k=len(moved))
+        hits += abs(sum(map(float.__mul__, signs, moved))) >= observed
+    return (hits + 1) / (_DRAWS + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for looking at several metrics."""
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = highest
+    return adjusted
 
 
 def _mean(values: Sequence[float]) -> float:

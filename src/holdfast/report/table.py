@@ -13,6 +13,7 @@ from rich.text import Text
 from holdfast.display.format import dollars, duration, share
 from holdfast.engine.brake import BudgetReached
 from holdfast.errors import Fault, Interrupted
+from holdfast.report.compare import read_finished
 from holdfast.report.paired import paired_difference
 
 if TYPE_CHECKING:
@@ -85,13 +86,13 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
     assert first.metrics is not None and second.metrics is not None
-    ours, theirs = (_scores(outcome) for outcome in (first, second))
+    ours, theirs = (read_finished(outcome.rundir).scores for outcome in (first, second))
     names = [outcome.metrics["target"] for outcome in (first, second) if outcome.metrics]
     table = Table(title="side by side", title_justify="left", title_style="bold")
     for column in ("grader", names[0], f"{names[1]} (baseline)", "difference", "95 % interval", "samples"):
         table.add_column(column, justify="left" if column == "grader" else "right")
-    for grader in ours:
-        gap = paired_difference(ours[grader], theirs.get(grader, {}))
+    for grader in first.metrics["metrics"]:
+        gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}))
         if gap is None:
             continue
         known = gap.low is not None and gap.high is not None
@@ -104,16 +105,6 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
             f"{gap.samples:,}",
         )
     _console().print(table)
-
-
-def _scores(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
-    """Scores by grader and sample, from results.json."""
-    scores: dict[str, dict[str, list[float]]] = {}
-    for entry in msgspec.json.decode(outcome.rundir.results.read_bytes())["trials"]:
-        for grader, verdict in entry["grades"].items():
-            if verdict["score"] is not None and verdict["status"] != "error":
-                scores.setdefault(grader, {}).setdefault(entry["sample"], []).append(verdict["score"])
-    return scores
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:

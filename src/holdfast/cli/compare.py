@@ -1,0 +1,106 @@
+"""`holdfast compare`: runs on the same samples, with paired statistics."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 - click reads the annotations' types at run time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.report.compare import Comparison
+
+_SHOWN_FLIPS = 10
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with all flips.")
+@runs_dir_option
+def command(runs: tuple[str, ...], as_json: bool, runs_dir: Path | None) -> int:
+    """Compare the first RUN (path or id) with each of the others, on the samples they share."""
+    from holdfast.report.compare import compare, read_finished
+    from holdfast.store.rundir import RunDir
+
+    if len(runs) < 2:
+        raise UsageError("compare needs at least two runs", remedy="`holdfast cache ls` lists them.")
+    finished = [read_finished(RunDir(find_run(run, runs_directory(runs_dir)))) for run in runs]
+    comparisons = [compare(finished[0], other) for other in finished[1:]]
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode([_as_json(comparison) for comparison in comparisons]).decode() + "\n")
+        return 0
+    for comparison in comparisons:
+        _print(comparison)
+    return 0
+
+
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "first": comparison.first.path,
+        "second": comparison.second.path,
+        "metrics": [
+            {
+                "metric": row.metric,
+                "first": row.first,
+                "second": row.second,
+                "difference": row.difference.mean,
+                "low": row.difference.low,
+                "high": row.difference.high,
+                "samples": row.difference.samples,
+                "p_value": row.p_value,
+                "adjusted": row.adjusted,
+                "test": row.test,
+                "detectable": row.difference.detectable,
+                "verdict": row.verdict,
+            }
+            for row in comparison.metrics
+        ],
+        "flips": comparison.flips,
+        "only_first": comparison.only_first,
+        "only_second": comparison.only_second,
+    }
+
+
+def _print(comparison: Comparison) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
+    table = Table()
+    for column in ("metric", "first", "second", "difference", "95 % interval", "p (Holm)", "test", "verdict"):
+        table.add_column(column, justify="left" if column in ("metric", "test", "verdict") else "right")
+    for row in comparison.metrics:
+        gap = row.difference
+        known = gap.low is not None and gap.high is not None
+        table.add_row(
+            row.metric,
+            f"{row.first:.3f}",
+            f"{row.second:.3f}",
+            f"{gap.mean:+.3f}",
+            f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
+            f"{row.adjusted:.3g}",
+            row.test,
+            row.verdict,
+        )
+    console.print(table)
+    for row in comparison.metrics:
+        if row.difference.detectable is not None:
+            console.print(
+                f"{row.metric}: {row.difference.samples:,} samples would show a true difference of "
+                f"{row.difference.detectable:.3f} four times out of five"
+            )
+    for flip in comparison.flips[:_SHOWN_FLIPS]:
+        how = "passes only in the first" if flip.gained else "passes only in the second"
+        console.print(f"{flip.sample}  {flip.metric}: {how}  ({flip.keys[0]}, {flip.keys[1]})", soft_wrap=True)
+    if len(comparison.flips) > _SHOWN_FLIPS:
+        console.print(f"… and {len(comparison.flips) - _SHOWN_FLIPS:,} more flips; --json has them all")
+    for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):
+        if count:
+            console.print(f"{count:,} samples are only in the {which} run and are left out")

@@ -1,0 +1,102 @@
+"""`holdfast gate`: may this run pass?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.report.compare import Finished
+    from holdfast.report.gate import Check
+
+
+@click.command("gate")
+@click.argument("current", metavar="RUN")
+@click.option("--baseline", metavar="RUN", help="No metric may fall below this run's.")
+@click.option("--max-regression-pct", type=click.FloatRange(0), default=0.0, help="Per cent a metric may fall [0].")
+@click.option(
+    "--min", "minima", multiple=True, metavar="METRIC=VALUE", help="A least value; a grader, score or passed."
+)
+@click.option("--golden", multiple=True, metavar="ID", help="A sample that must pass; rows with `golden: true` too.")
+@click.option("--new", type=click.Choice(["ignore", "must-pass"]), default="ignore", help="Samples the baseline lacks.")
+@click.option(
+    "--removed", type=click.Choice(["ignore", "warn", "fail"]), default="warn", help="Samples only the baseline has."
+)
+@click.option(
+    "--format", "shape", type=click.Choice(["human", "json", "markdown", "github"]), default="human", help="Output."
+)
+@runs_dir_option
+def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **given: Any) -> int:
+    """Check the finished RUN (path or id) against a baseline, least values and golden samples.
+
+    Exit code 0 when all is met, 1 when not. A run that is not finished is an error, never a pass.
+    """
+    from holdfast.report.compare import read_finished
+    from holdfast.report.gate import Rules, check_gate
+    from holdfast.store.rundir import RunDir
+
+    root = runs_directory(given["runs_dir"])
+    rundir = RunDir(find_run(current, root))
+    run = read_finished(rundir)
+    base = read_finished(RunDir(find_run(baseline, root))) if baseline else None
+    wanted = dict(_minimum(text, run) for text in minima)
+    must_pass = {*golden, *_golden_rows(rundir)}
+    if base is None and not wanted and not must_pass:
+        raise UsageError(
+            "the gate has nothing to check", remedy="Give --baseline RUN, --min METRIC=VALUE or --golden ID."
+        )
+    rules = Rules(given["max_regression_pct"], must_pass, wanted, given["new"], given["removed"])
+    checks = check_gate(run, base, rules)
+    _show(checks, given["shape"])
+    return 0 if all(check.passed for check in checks) else 1
+
+
+def _minimum(text: str, run: Finished) -> tuple[str, float]:
+    from holdfast.report.gate import metric_value
+
+    name, equals, value = text.rpartition("=")
+    try:
+        least = float(value)
+    except ValueError:
+        equals = ""
+        least = 0.0
+    if not equals:
+        raise UsageError(f"--min {text!r} is not METRIC=VALUE, for example --min correct=0.8")
+    if metric_value(run, name) is None and name not in run.metrics["metrics"]:
+        known = ", ".join([*run.metrics["metrics"], "score", "passed"])
+        raise UsageError(f"--min {text!r}: there is no metric {name!r}", remedy=f"This run has: {known}.")
+    return name, least
+
+
+def _golden_rows(rundir: Any) -> list[str]:
+    """Samples whose row says `golden: true`, where the dataset is still there."""
+    from holdfast.export.reading import RunReader
+
+    return sorted({trial.output.sample for trial in RunReader(rundir).trials() if trial.fields.get("golden") is True})
+
+
+def _show(checks: list[Check], shape: str) -> None:
+    passed = all(check.passed for check in checks)
+    word = "passed" if passed else "failed"
+    if shape == "json":
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode({"passed": passed, "checks": checks}).decode() + "\n")
+    elif shape == "markdown":
+        click.echo(f"**Gate {word}**\n\n| | check | |\n|---|---|---|")
+        for check in checks:
+            click.echo(f"| {'✓' if check.passed else '✗'} | {check.what} | {check.message} |")
+    elif shape == "github":
+        for check in checks:
+            if not check.passed:
+                click.echo(f"::error title=holdfast gate::{check.message}")
+        click.echo(f"::notice title=holdfast gate::gate {word}, {len(checks)} checks")
+    else:
+        for check in checks:
+            click.echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.message}")
+        click.echo(f"gate {word}")

@@ -1,0 +1,107 @@
+"""Whether a run may pass: against a baseline, against least values, with samples that must pass. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.report.compare import OVERALL, Finished, metric_names
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+NewPolicy = Literal["ignore", "must-pass"]
+RemovedPolicy = Literal["ignore", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing the gate looked at."""
+
+    what: str
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the gate asks for."""
+
+    max_regression_pct: float = 0.0
+    golden: Collection[str] = ()
+    minima: Mapping[str, float] | None = None
+    new: NewPolicy = "ignore"
+    removed: RemovedPolicy = "warn"
+
+
+def check_gate(current: Finished, baseline: Finished | None, rules: Rules) -> list[Check]:
+    """All checks, golden samples first."""
+    checks = [_golden(current, sample) for sample in sorted(rules.golden)]
+    for name, least in (rules.minima or {}).items():
+        value = metric_value(current, name)
+        checks.append(
+            Check(f"min {name}", value is not None and value >= least, f"{name} is {_shown(value)}, wanted {least:g}")
+        )
+    if baseline is not None:
+        checks += _regressions(current, baseline, rules.max_regression_pct)
+        checks += _samples(current, baseline, rules)
+    return checks
+
+
+def metric_value(run: Finished, name: str) -> float | None:
+    """A metric by its name: a grader's, `score` or `passed`, or a grader's `name/pass@k`."""
+    grader, _, part = name.partition("/")
+    value: Any = run.metrics.get(name)
+    if name not in ("score", "passed", "coverage"):
+        value = run.metrics["metrics"].get(grader, {}).get(part or "score")
+    return None if value is None else float(value)
+
+
+def _golden(current: Finished, sample: str) -> Check:
+    passes = current.passes.get(OVERALL, {}).get(sample)
+    if passes is None:
+        return Check(f"golden {sample}", False, f"golden sample {sample} has no verdict in this run")
+    failed = passes.count(0.0)
+    said = (
+        f"golden sample {sample} passes"
+        if not failed
+        else f"golden sample {sample} fails {failed} of {len(passes)} trials"
+    )
+    return Check(f"golden {sample}", not failed, said)
+
+
+def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[Check]:
+    checks = []
+    for name in metric_names(current):
+        now, before = metric_value(current, name), metric_value(baseline, name)
+        if before is None:
+            continue
+        if now is None:
+            checks.append(Check(name, False, f"{name} has no value now; it was {before:.4g}"))
+            continue
+        drop = (before - now) / before * 100 if before else 0.0
+        said = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
+        checks.append(Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)"))
+    return checks
+
+
+def _samples(current: Finished, baseline: Finished, rules: Rules) -> list[Check]:
+    checks = []
+    new = sorted(current.samples - baseline.samples)
+    if new and rules.new == "must-pass":
+        failing = [sample for sample in new if 0.0 in current.passes.get(OVERALL, {}).get(sample, [0.0])]
+        said = f"{len(failing):,} of {len(new):,} new samples do not pass" + _some(failing)
+        checks.append(Check("new samples", not failing, said))
+    removed = sorted(baseline.samples - current.samples)
+    if removed and rules.removed != "ignore":
+        said = f"{len(removed):,} samples of the baseline are gone" + _some(removed)
+        checks.append(Check("removed samples", rules.removed == "warn", said))
+    return checks
+
+
+def _some(samples: list[str]) -> str:
+    return f": {', '.join(samples[:5])}{' …' if len(samples) > 5 else ''}" if samples else ""
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
