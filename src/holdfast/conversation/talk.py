@@ -1,25 +1,36 @@
 """One conversation: the user's messages go in, one turn after the other; what was said comes out.
 
-How a turn is asked (time-outs, retries, records) is the engine's; it hands in `ask`.
+Turn 1 is the prompt; follow-up i, counted from 0, is turn i + 2, and so is the i-th reply of a simulated user. How a
+turn is asked (time-outs, retries, records), who plays the user and what is graded on the way is the engine's: it
+hands in a `Partner`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
+from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.spec.template import RENDER_ERRORS, Template
-from holdfast.store.records import Usage
+from holdfast.spec.template import RENDER_ERRORS, Template, expression
+from holdfast.store.records import Mark, Usage
 from holdfast.targets.types import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
     from holdfast.targets.types import Message, Reply
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def messages_digest(messages: list[Message]) -> str:
+    """The digest that ties grades to what was said."""
+    return digest_bytes(_encode(messages))
 
 
 class Said(NamedTuple):
@@ -32,14 +43,34 @@ class Said(NamedTuple):
     usage: Usage
     first_token: float | None
     state: Any
+    marks: list[Mark]
+    """the ends of the turns"""
+    stopped: bool
+    """a checkpoint ended it"""
 
 
 class Lines(NamedTuple):
-    """What the user's side says about one sample."""
+    """What the user's side says about one sample, as far as it is known before it starts."""
 
     opening: list[Message]
     """what stands before the first user message"""
     prompts: list[str]
+
+
+class Partner(Protocol):
+    """The engine's side of a conversation."""
+
+    async def ask(self, turn: Turn) -> Reply:
+        """The target's reply."""
+        ...
+
+    async def next_message(self, messages: list[Message], turn: int) -> tuple[str | None, Usage]:
+        """What the simulated user says after a turn; None when it has nothing more to say."""
+        ...
+
+    async def after_turn(self, turn: int, messages: list[Message], mark: Mark, reply: Reply) -> bool:
+        """A turn is over; True when the conversation has to end here."""
+        ...
 
 
 class Script:
@@ -47,17 +78,24 @@ class Script:
 
     def __init__(self, spec: Eval) -> None:
         self._system = None if spec.system is None else Template(spec.system)
-        self._prompt = Template(spec.prompt)
+        self._prompts = [Template(spec.prompt), *map(Template, spec.follow_ups)]
+        self._from = None if spec.follow_ups_from is None else expression(spec.follow_ups_from)
 
     @staticmethod
     def identity(spec: Eval) -> dict[str, Any]:
-        """What of the conversation is in every generation key."""
-        return {"system": spec.system, "prompt": spec.prompt}
+        """What of the conversation is in every generation key; what is not used is not in it."""
+        identity: dict[str, Any] = {"system": spec.system, "prompt": spec.prompt}
+        if spec.follow_ups or spec.follow_ups_from:
+            identity["follow_ups"] = list(spec.follow_ups) or spec.follow_ups_from
+        return identity
 
     def lines(self, sample: Sample) -> Lines:
-        """What is said in the conversation about one sample, as far as it is known before it starts."""
+        """What is said in the conversation about one sample."""
         opening = [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
-        return Lines(opening, [_render(self._prompt, sample)])
+        prompts = [_render(template, sample) for template in self._prompts]
+        if self._from is not None:
+            prompts += _own_prompts(self._from, sample)
+        return Lines(opening, prompts)
 
 
 def _render(template: Template, sample: Sample) -> str:
@@ -67,20 +105,50 @@ def _render(template: Template, sample: Sample) -> str:
         raise AttemptError("bad_request", f"{sample.where}: cannot render the prompt: {error}", retry=False) from error
 
 
-async def converse(lines: Lines, sample: Sample, trial: int, ask: Callable[[Turn], Awaitable[Reply]]) -> Said:
+def _own_prompts(find: Callable[[dict[str, Any]], Any], sample: Sample) -> list[str]:
+    """The follow-ups a row brings: texts as they are, never templates."""
+    try:
+        found = find(sample.fields)
+    except RENDER_ERRORS as error:
+        raise AttemptError("bad_request", f"{sample.where}: cannot find follow_ups: {error}", retry=False) from error
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise AttemptError(
+            "bad_request", f"{sample.where}: follow_ups give {found!r:.80}, not a list of texts", retry=False
+        )
+    return found
+
+
+async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -> Said:
     """Have the conversation of one trial."""
     seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
     messages = [*lines.opening]
-    reply: Reply | None = None
     usage: Usage | None = None
-    number = 0
-    for number, prompt in enumerate(lines.prompts, 1):
+    marks: list[Mark] = []
+    prompt: str | None = lines.prompts[0]
+    while True:
+        number = len(marks) + 1
         messages.append({"role": "user", "content": prompt})
-        reply = await ask(Turn(prompt, messages, sample, trial, number, seed))
+        reply = await partner.ask(Turn(str(prompt), messages, sample, trial, number, seed))
         messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
-    assert reply is not None and usage is not None
-    return Said(messages, reply.text, number, reply.stop, usage, reply.first_token, reply.state)
+        marks.append(Mark(len(messages), messages_digest(messages)))
+        stopped = await partner.after_turn(number, messages, marks[-1], reply)
+        if stopped:
+            break
+        if number < len(lines.prompts):
+            prompt = lines.prompts[number]
+            continue
+        prompt, spent = await partner.next_message(messages, number)
+        if spent is not NOTHING:
+            usage = add_usage(usage, spent)
+        if prompt is None:
+            break
+    stop = f"checkpoint@{len(marks)}" if stopped else reply.stop
+    return Said(messages, reply.text, len(marks), stop, usage, reply.first_token, reply.state, marks, stopped)
+
+
+NOTHING = Usage()
+"""What nobody used."""
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

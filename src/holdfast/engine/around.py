@@ -120,7 +120,7 @@ def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identifie
             return found  # nothing has drifted
         drift = {"from": label(other, runs_dir), "was": _code(old), "is": _code(new)}
         parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": digest(drift["is"])}
-        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.graders)
+        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
         return replace(found, work=work, parts=parts, drift=drift, id=run_id(found.spec.name, parts))
     raise UsageError(
         "--accept-drift: there is no earlier run of this eval that differs only in the target's code",
@@ -141,7 +141,7 @@ def with_outputs_of(manifest: Manifest, found: Identified) -> Identified:
     if manifest.drift is not None and _without_code(manifest.identity["target"]) == _without_code(
         found.identity["target"]
     ):
-        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.graders)
+        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
         parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": manifest.fingerprints["drift"]}
         found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
     if manifest.fingerprints.get("work") == found.work.digest:

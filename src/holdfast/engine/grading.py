@@ -11,8 +11,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from msgspec import UnsetType
+from msgspec.structs import replace
+
 from holdfast.errors import AttemptError, Fault
-from holdfast.graders.build import threshold
+from holdfast.graders.types import Case
 from holdfast.plan.keys import grade_key
 from holdfast.store.records import Grade, GradeStatus
 
@@ -23,22 +26,27 @@ if TYPE_CHECKING:
 
     from holdfast.engine.attempts import Attempts
     from holdfast.engine.keeper import Keeper
-    from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
-    from holdfast.plan.plan import Job
+    from holdfast.graders.types import InstantGrader, Verdict, WaitingGrader
+    from holdfast.plan.plan import Job, Work
+    from holdfast.store.index import Index, OutputRef
 
 
 class Grading:
-    """The graders of a run at work."""
+    """The graders of a run at work, each in its slot of the plan: after a turn, or at the end."""
 
     def __init__(
         self,
         graders: Sequence[InstantGrader | WaitingGrader],
+        work: Work,
+        index: Index,
         attempts: Attempts,
         keeper: Keeper,
         width: int,
         notice: Callable[[str], None],
     ) -> None:
         self._graders = graders
+        self._work = work
+        self._index = index
         self._attempts = attempts
         self._keeper = keeper
         self._notice = notice
@@ -46,28 +54,50 @@ class Grading:
         """graders out of action, and why"""
         self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
         waiting = any(not _is_instant(grader) for grader in graders)
-        self._workers = [asyncio.create_task(self._work()) for _ in range(width)] if waiting else []
+        self._workers = [asyncio.create_task(self._serve()) for _ in range(width)] if waiting else []
 
-    async def grade(self, case: Case, job: Job) -> None:
-        """See to the verdicts a trial lacks; waits only where the judges are behind."""
+    async def grade(self, case: Case, job: Job, ref: OutputRef) -> None:
+        """See to the verdicts an output lacks; waits only where the judges are behind."""
         if not self._graders:
             return
-        self._keeper.owes(job.key, job.missing)
-        for number in job.missing:
+        for turn in sorted({self._work.slots[number].turn or 0 for number in job.missing} - {0}):
+            # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
+            if await self.after_turn(turn, _as_of(case, turn), job):
+                break
+        missing = self._work.missing(job.key, ref, self._index.verdicts)
+        self._keeper.owes(job.key, missing)
+        for number in missing:
             grader = self._graders[number]
-            if not _is_instant(grader):
+            if self._work.slots[number].turn is not None:
+                continue  # it could not judge just now: the trial stays pending for it
+            if _is_instant(grader):
+                self._keeper.grade(self._check(grader, case, job, number))
+            else:
                 await self._queue.put((case, job, number))
+
+    async def after_turn(self, turn: int, case: Case, job: Job) -> bool:
+        """Ask the graders of a checkpoint and keep what they say; True when the conversation has to end.
+
+        A grader that cannot judge ends nothing: the trial stays pending for that grade.
+        """
+        stops = False
+        for number, slot in enumerate(self._work.slots if self._graders else ()):
+            if slot.turn != turn:
                 continue
-            started = time.monotonic()
-            try:
-                result: Verdict | AttemptError = grader.check(case)
-            except AttemptError as error:
-                result = error
-            except Exception as error:  # what an answer does to one grader must not end the run
-                result = _raised(error)
-            if isinstance(result, AttemptError):
-                self._attempts.failed(result, job, grader.block.name, started, final=True)
-            self._keep(case, job, number, result, time.monotonic() - started)
+            wanted = grade_key(job.key, case.output.digest, slot.fingerprint, turn)
+            verdict = self._index.verdicts.get(wanted)
+            score = verdict.score if verdict is not None and verdict.status != "error" else None
+            if verdict is None or verdict.status == "error":
+                grader = self._graders[number]
+                if _is_instant(grader):
+                    record: Grade | None = self._check(grader, case, job, number)
+                else:
+                    record = None if number in self.down else await self._judge(case, job, number)
+                if record is not None:
+                    await self._keeper.grade_now(record)
+                    score = record.score
+            stops = stops or (slot.stops and score is not None and score < slot.threshold)
+        return stops
 
     async def finish(self) -> None:
         """Return when all that was asked for is graded, or cannot be."""
@@ -86,16 +116,31 @@ class Grading:
         self.abandon()
         await asyncio.gather(*self._workers, return_exceptions=True)
 
-    async def _work(self) -> None:
+    async def _serve(self) -> None:
         while True:
             case, job, number = await self._queue.get()
             try:
                 if number not in self.down:
-                    await self._judge(case, job, number)
+                    record = await self._judge(case, job, number)
+                    if record is not None:
+                        self._keeper.grade(record)
             finally:
                 self._queue.task_done()
 
-    async def _judge(self, case: Case, job: Job, number: int) -> None:
+    def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade:
+        started = time.monotonic()
+        try:
+            result: Verdict | AttemptError = grader.check(case)
+        except AttemptError as error:
+            result = error
+        except Exception as error:  # what an answer does to one grader must not end the run
+            result = _raised(error)
+        if isinstance(result, AttemptError):
+            self._attempts.failed(result, job, grader.block.name, started, final=True)
+        return self._record(case, job, number, result, time.monotonic() - started)
+
+    async def _judge(self, case: Case, job: Job, number: int) -> Grade | None:
+        """The verdict of a grader that waits; None when it is out of action."""
         grader = self._graders[number]
         assert not _is_instant(grader)
         name = grader.block.name
@@ -108,38 +153,46 @@ class Grading:
             if number not in self.down:
                 self.down[number] = fault
                 self._notice(f"grader {name!r} is out of action, outputs go on being kept: {fault}")
-            return
+            return None
         except Exception as error:  # a worker that died of it would leave the others waiting for ever
             result = _raised(error)
-        self._keep(case, job, number, result, time.monotonic() - started)
+        return self._record(case, job, number, result, time.monotonic() - started)
 
-    def _keep(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> None:
-        grader = self._graders[number]
-        block = grader.block
+    def _record(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> Grade:
+        block, slot = self._graders[number].block, self._work.slots[number]
         status: GradeStatus = "error"
         if isinstance(result, AttemptError):
             score, feedback, details, usage = None, result.message, {"kind": result.kind}, None
         else:
             score, feedback, details, usage = result.score, result.feedback, result.details, result.usage
-            status = "skipped" if score is None else "passed" if score >= threshold(block) else "failed"
-        self._keeper.grade(
-            Grade(
-                key=job.key,
-                grade_key=grade_key(job.key, case.output.digest, grader.fingerprint),
-                sample=job.sample.id,
-                trial=job.trial,
-                grader=block.name,
-                type=block.type,
-                turn=None,
-                status=status,
-                score=score,
-                weight=block.weight,
-                feedback=feedback,
-                details=details,
-                seconds=round(seconds, 6),
-                usage=usage,
-            )
+            status = "skipped" if score is None else "passed" if score >= slot.threshold else "failed"
+        return Grade(
+            key=job.key,
+            grade_key=grade_key(job.key, case.output.digest, slot.fingerprint, slot.turn),
+            sample=job.sample.id,
+            trial=job.trial,
+            grader=block.name,
+            type=block.type,
+            turn=slot.turn,
+            status=status,
+            score=score,
+            weight=block.weight,
+            feedback=feedback,
+            details=details,
+            seconds=round(seconds, 6),
+            usage=usage,
         )
+
+
+def _as_of(case: Case, turn: int | None) -> Case:
+    """An output as it was after a turn."""
+    output = case.output
+    if turn is None or isinstance(output.marks, UnsetType):
+        return case
+    mark = output.marks[turn - 1]
+    messages = output.messages[: mark.end]
+    text = str(messages[-1].get("content") or "")
+    return Case(case.sample, replace(output, messages=messages, output=text, turns=turn, digest=mark.digest))
 
 
 def _raised(error: Exception) -> AttemptError:

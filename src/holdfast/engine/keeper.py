@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UnsetType
+
 from holdfast.store.index import OutputRef, VerdictRef
 from holdfast.store.records import to_line
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.engine.progress import Progress
     from holdfast.store.index import Index
     from holdfast.store.journal import Journal
-    from holdfast.store.records import ErrorRecord, Grade, Output
+    from holdfast.store.records import ErrorRecord, Grade, Output, Step
 
 
 class Keeper:
@@ -40,27 +42,50 @@ class Keeper:
         """Whether a trial already failed in an earlier process."""
         return key in self._failed_before
 
-    async def output(self, record: Output) -> None:
-        """Keep a finished trial; returns when it is on the medium."""
+    async def step(self, record: Step) -> None:
+        """Keep a call of a conversation; returns when it is on the medium."""
+        await self._journal.write("steps", to_line(record))
+        self._index.spent.add(record.usage)
+
+    async def output(self, record: Output, *, stepwise: bool) -> OutputRef:
+        """Keep a finished trial; returns when it is on the medium. `stepwise`: its calls were counted one by one."""
         line = to_line(record)
         place = await self._journal.write("outputs", line)
         timing = record.timing
-        self._index.outputs[record.key] = OutputRef(
-            place.path, place.offset, len(line) - 1, record.digest, record.usage, timing.seconds
+        ref = OutputRef(
+            place.path,
+            place.offset,
+            len(line) - 1,
+            record.digest,
+            record.usage,
+            timing.seconds,
+            () if isinstance(record.marks, UnsetType) else tuple(mark.digest for mark in record.marks),
+            None if isinstance(record.stopped_by, UnsetType) else record.stopped_by,
         )
-        self._index.spent.add(record.usage)
+        self._index.outputs[record.key] = ref
+        if not stepwise:
+            self._index.spent.add(record.usage)
         self._index.spent.add_time(timing.started, timing.started + timing.seconds)
         self._progress.outputs += 1
         self._progress.graded += self._nothing_to_grade
         self._display.output(record)
+        return ref
 
     def owes(self, key: str, graders: Sequence[int]) -> None:
-        """A trial is about to be graded."""
-        self._owed[key] = len(graders)
+        """An output is about to be graded, unless it has all its verdicts from checkpoints on the way."""
+        if graders:
+            self._owed[key] = len(graders)
+        else:
+            self._progress.graded += 1
 
     def grade(self, record: Grade) -> None:
         """Keep a verdict, without waiting."""
         self._journal.post("grades", to_line(record), lambda: self._graded(record))
+
+    async def grade_now(self, record: Grade) -> None:
+        """Keep a verdict; returns when it is on the medium."""
+        await self._journal.write("grades", to_line(record))
+        self._graded(record)
 
     def _graded(self, record: Grade) -> None:
         self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage)
@@ -69,13 +94,14 @@ class Keeper:
         self._display.grade(record)
         if record.status == "error":
             return
-        if record.score is not None:
+        if record.score is not None and record.turn is None:
             self._progress.score_sum += record.score
             self._progress.score_count += 1
-        self._owed[record.key] -= 1
-        if self._owed[record.key] == 0:
-            del self._owed[record.key]
-            self._progress.graded += 1
+        if record.key in self._owed:
+            self._owed[record.key] -= 1
+            if self._owed[record.key] == 0:
+                del self._owed[record.key]
+                self._progress.graded += 1
 
     def error(self, record: ErrorRecord) -> None:
         """Keep a failed attempt, without waiting."""

@@ -11,23 +11,24 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
+from msgspec import UNSET
 
-from holdfast.canonical import digest_bytes
 from holdfast.conversation.talk import Script, converse
 from holdfast.data.dataset import changed_under_us
 from holdfast.engine.attempts import Attempts
 from holdfast.engine.brake import Brake, BudgetReached
 from holdfast.engine.grading import Grading
 from holdfast.engine.keeper import Keeper
+from holdfast.engine.partner import TrialPartner
 from holdfast.engine.progress import Progress
+from holdfast.engine.steps import Steps
 from holdfast.engine.window import Window
 from holdfast.errors import AttemptError, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.nat import NatMirror
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
 from holdfast.spec.fields import ModelTarget
-from holdfast.store.index import read_output
+from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
 from holdfast.targets.embedded import PARALLEL, is_embedded
@@ -39,13 +40,11 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened, Parts
     from holdfast.plan.plan import Job
-    from holdfast.targets.types import Reply, Turn
+    from holdfast.store.index import OutputRef
 
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
-
-_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Loop:
@@ -55,7 +54,11 @@ class Loop:
         found, plan = opened.identified, opened.plan
         self._opened = opened
         self._target = parts.target
+        self._player = parts.player
         self._graders = [] if options.skip_graders else parts.graders
+        self._checkpoints = (
+            frozenset() if options.skip_graders else frozenset(slot.turn for slot in found.work.slots if slot.turn)
+        )
         self._display = display
         self._spec = found.spec
         self._spent = opened.index.spent
@@ -98,11 +101,17 @@ class Loop:
                 self._opened.index,
                 self.progress,
                 self._display,
-                nothing_to_grade=not self._spec.graders,
+                nothing_to_grade=not self._opened.identified.work.slots,
             )
             self._attempts = Attempts(self._spec.limits, self.brake, self._window, self._keeper, self.progress)
             self._grading = Grading(
-                self._graders, self._attempts, self._keeper, self._window.limit, self._display.notice
+                self._graders,
+                self._opened.identified.work,
+                self._opened.index,
+                self._attempts,
+                self._keeper,
+                self._window.limit,
+                self._display.notice,
             )
             stack.push_async_callback(self._grading.close)
             for watcher in (self._tick(), self._watch_dataset()):
@@ -129,8 +138,9 @@ class Loop:
         """Open target and graders, which may start servers; False when told to stop meanwhile."""
         self._opening = asyncio.current_task()
         try:
-            for part in (*([] if self._target is None else [self._target]), *self._graders):
-                await stack.enter_async_context(part)
+            for part in (self._target, self._player, *self._graders):
+                if part is not None:
+                    await stack.enter_async_context(part)
         except asyncio.CancelledError:
             if not self.brake.pulled:
                 raise
@@ -192,25 +202,31 @@ class Loop:
         return None
 
     async def _trial(self, job: Job) -> None:
-        output = await self._generate(job) if job.output is None else read_output(job.output)
-        await self._grading.grade(Case(job.sample, output), job)
+        if job.output is None:
+            output, ref = await self._generate(job)
+        else:
+            output, ref = read_output(job.output), job.output
+        await self._grading.grade(Case(job.sample, output), job, ref)
 
-    async def _generate(self, job: Job) -> Output:
+    async def _generate(self, job: Job) -> tuple[Output, OutputRef]:
         started, clock = time.time(), time.monotonic()
-        deadline = clock + self._spec.limits.trial_timeout
         try:
             lines = self._script.lines(job.sample)
         except AttemptError as error:
             self._attempts.failed(error, job, "target", clock, final=True)
             raise
-
-        target = self._target
-        assert target is not None
-
-        async def ask(turn: Turn) -> Reply:
-            return await self._attempts.target(lambda: target.reply(turn), job, deadline)
-
-        said = await converse(lines, job.sample, job.trial, ask)
+        assert self._target is not None
+        partner = TrialPartner(
+            job,
+            self._target,
+            self._player,
+            self._attempts,
+            self._grading,
+            self._steps(job),
+            self._checkpoints,
+            clock + self._spec.limits.trial_timeout,
+        )
+        said = await converse(lines, job.sample, job.trial, partner)
         record = Output(
             key=job.key,
             sample=job.sample.id,
@@ -222,13 +238,22 @@ class Loop:
             stop=said.stop,
             usage=said.usage,
             timing=Timing(round(started, 3), round(time.monotonic() - clock, 6), said.first_token),
-            digest=digest_bytes(_encode(said.messages)),
+            digest=said.marks[-1].digest,
             state=said.state,
+            marks=said.marks if said.turns > 1 else UNSET,
+            stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )
-        await self._keeper.output(record)
+        ref = await self._keeper.output(record, stepwise=self._spec.many_calls)
         if self._mirror is not None:
             self._mirror.add(job.sample.fields, record)
-        return record
+        return record, ref
+
+    def _steps(self, job: Job) -> Steps | None:
+        """The record of a conversation of several calls, with what an earlier process has put into it."""
+        if not self._spec.many_calls:
+            return None
+        earlier = read_steps(self._opened.index.steps.pop(job.key, []))
+        return Steps(job, self._keeper, earlier, self._display.notice)
 
     def _check_budget(self) -> None:
         limits, spent = self._spec.limits, self._spent

@@ -104,7 +104,7 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> 
         log.write(f"end {reason or 'nothing left to start'}")
     spent = opened.index.spent
     finished = left.complete or (options.accept_errors and reason is None)
-    if not finished or (options.skip_graders and found.spec.graders and left.to_grade):
+    if not finished or (options.skip_graders and found.work.slots and left.to_grade):
         return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
     try:
         metrics = write_report(found, rundir, opened.index)
@@ -230,7 +230,8 @@ def _check_prices(spec: Eval) -> None:
     if spec.limits.max_cost is None:
         return
     models = [spec.target.model] if isinstance(spec.target, ModelTarget) else []
-    models += [block.model for block in spec.graders if isinstance(block, PromptGrader) and block.model]
+    models += [block.model for _, block in spec.placed_graders() if isinstance(block, PromptGrader) and block.model]
+    models += [spec.responder.model] if spec.responder is not None and spec.responder.model else []
     for model in models:
         if not Prices(model, spec.prices).known:
             raise UsageError(

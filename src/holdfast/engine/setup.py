@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.canonical import digest
+from holdfast.conversation.responder import build_player, responder_identity
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import look_around, neighbours
 from holdfast.errors import Fault
-from holdfast.graders.build import build_graders, grader_identity
+from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
-from holdfast.plan.plan import Plan, Work
+from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
 from holdfast.spec.fields import HttpTarget, without_password
 from holdfast.spec.load import target_name
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from holdfast.conversation.responder import Player
     from holdfast.engine.options import Options
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
@@ -64,12 +66,17 @@ class Parts:
 
     target: Target | None
     """None: nothing is generated"""
+    player: Player | None
+    """who plays the user, if anybody does"""
     graders: list[InstantGrader | WaitingGrader]
+    """in the order of the plan's slots"""
 
     @classmethod
     def build(cls, spec: Eval, options: Options) -> Parts:
         """Whatever is wrong with target or graders is said here, before anything is written."""
-        return cls(None if options.grade_only else build_target(spec), build_graders(spec))
+        if options.grade_only:
+            return cls(None, None, build_graders(spec))
+        return cls(build_target(spec), build_player(spec), build_graders(spec))
 
 
 @dataclass
@@ -87,20 +94,33 @@ class Opened:
 def identify(spec: Eval) -> Identified:
     """Read the dataset once and derive who this run is."""
     dataset = Dataset(spec)
-    identities = {block.name: grader_identity(block, spec) for block in spec.graders}
-    graders = {name: digest(value) for name, value in identities.items()}
+    slots, identities = _slots(spec)
     conversation, target = Script.identity(spec), target_identity(spec)
+    if (player := responder_identity(spec)) is not None:
+        conversation["responder"] = player
     stamp, survey = dataset.stamp(), dataset.survey()
-    work = Work(work_digest(conversation, target), spec.trials, tuple(graders.values()))
+    work = Work(work_digest(conversation, target), spec.trials, slots)
     parts = {
         "dataset": survey.digest,
         "conversation": digest(conversation),
         "target": digest(target),
-        "graders": graders,
+        "graders": {name: digest(value) for name, value in identities.items()},
         "trials": spec.trials,
     }
+    if spec.checkpoints:
+        parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
     identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
     return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
+
+
+def _slots(spec: Eval) -> tuple[tuple[Slot, ...], dict[str, Any]]:
+    """The graders in their places, and what each of them is made of, by name."""
+    slots, identities = [], {}
+    for place in grader_places(spec):
+        identities[place.name] = grader_identity(place.block, spec)
+        fingerprint = digest(identities[place.name])
+        slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block)))
+    return tuple(slots), identities
 
 
 def open_run(found: Identified, options: Options, notice: Callable[[str], None]) -> Opened:
@@ -136,6 +156,7 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
     if rundir.read_manifest() is None:
         rundir.write_manifest(_manifest(found))
     opened.index = rundir.load(mend=True)
+    opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     for damage in opened.index.damage:
         notice(str(damage))
     if options.again:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, WaitingGrader
+    from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
 
@@ -44,6 +45,36 @@ def grader_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
             return block.identity()
 
 
+class GraderPlace(NamedTuple):
+    """A grader of an eval: after a turn, or at the end."""
+
+    name: str
+    """as metrics have it: `checkpoint@2/name` after a turn"""
+    block: GraderBlock
+    turn: int | None
+    stops: bool
+    where: Location
+    """in the eval file"""
+
+
+def grader_places(spec: Eval) -> list[GraderPlace]:
+    """All graders in the order in which they are asked: checkpoints' by turn, then those at the end."""
+    places = [
+        GraderPlace(
+            f"checkpoint@{checkpoint.after_turn}/{block.name}",
+            block,
+            checkpoint.after_turn,
+            checkpoint.stops,
+            ("checkpoints", number, "graders", inner),
+        )
+        for number, checkpoint in enumerate(spec.checkpoints)
+        for inner, block in enumerate(checkpoint.graders)
+    ]
+    return places + [
+        GraderPlace(block.name, block, None, False, ("graders", number)) for number, block in enumerate(spec.graders)
+    ]
+
+
 def threshold(block: GraderBlock) -> float:
     """The score from which an output passes: all of it for checks, half for scores that people or models give."""
     if block.threshold is not None:
@@ -53,12 +84,12 @@ def threshold(block: GraderBlock) -> float:
 
 def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
     """All graders of an eval, ready to be opened."""
-    return [_build(block, spec, number) for number, block in enumerate(spec.graders)]
+    return [_build(place.block, spec, place.where) for place in grader_places(spec)]
 
 
-def _build(block: GraderBlock, spec: Eval, number: int) -> InstantGrader | WaitingGrader:
+def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader | WaitingGrader:
     fingerprint = digest(grader_identity(block, spec))
-    where = spec.document.where(("graders", number))
+    where = spec.document.where(location)
     match block:
         case ExactGrader():
             return Exact(block, fingerprint)

@@ -6,6 +6,7 @@ from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.canonical import digest
 from holdfast.data.dataset import changed_under_us
 from holdfast.plan.keys import generation_key, grade_key
 
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
     from holdfast.store.index import Index, OutputRef, VerdictRef
 
 
+class Slot(NamedTuple):
+    """A grader in its place: at the end, or after a turn."""
+
+    fingerprint: str
+    turn: int | None
+    stops: bool
+    """its failure ends the conversation"""
+    threshold: float
+
+
 @dataclass(frozen=True)
 class Work:
     """All that turns a sample and a trial number into keys."""
@@ -24,8 +35,8 @@ class Work:
     digest: str
     """of conversation and target"""
     trials: int
-    graders: tuple[str, ...]
-    """fingerprints, in the order of the eval file"""
+    slots: tuple[Slot, ...]
+    """the graders: checkpoints' in the order of their turns, then those at the end"""
 
     def key(self, sample: str, trial: int) -> str:
         """The generation key of a trial, from its sample's digest."""
@@ -38,14 +49,41 @@ class Work:
             for trial in range(1, self.trials + 1):
                 yield generation_key(sample, trial, self.digest)
 
-    def missing(self, key: str, output: str, verdicts: Mapping[str, VerdictRef]) -> tuple[int, ...]:
-        """Which graders have no verdict yet on an output, given by its digest. An error is no verdict."""
-        lacking = []
-        for number, grader in enumerate(self.graders):
-            verdict = verdicts.get(grade_key(key, output, grader))
-            if verdict is None or verdict.status == "error":
-                lacking.append(number)
-        return tuple(lacking)
+    def grade_key(self, key: str, ref: OutputRef, number: int) -> str | None:
+        """The key of a slot's verdict on an output; None where the conversation did not get so far."""
+        slot = self.slots[number]
+        digest = ref.digest_at(slot.turn)
+        return None if digest is None else grade_key(key, digest, slot.fingerprint, slot.turn)
+
+    def verdicts(
+        self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef]
+    ) -> Iterator[tuple[int, VerdictRef | None]]:
+        """The slots that look at an output, each with its verdict so far. Behind a checkpoint that stops come none."""
+        stopped: int | None = None
+        for number, slot in enumerate(self.slots):
+            if stopped is not None and slot.turn != stopped:
+                return
+            wanted = self.grade_key(key, ref, number)
+            if wanted is None:
+                continue
+            verdict = known.get(wanted)
+            yield number, verdict
+            if slot.stops and verdict is not None and verdict.score is not None and verdict.score < slot.threshold:
+                stopped = slot.turn
+
+    def missing(self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef]) -> tuple[int, ...]:
+        """Which slots have no verdict on an output yet. An error is no verdict."""
+        return tuple(
+            number for number, verdict in self.verdicts(key, ref, known) if verdict is None or verdict.status == "error"
+        )
+
+    def stop_digest(self, turn: int) -> str:
+        """Of what may end a conversation after a turn: an output that it ended is only good while it stays the same."""
+        return digest([[slot.fingerprint, slot.threshold] for slot in self.slots if slot.stops and slot.turn == turn])
+
+    def fits(self, ref: OutputRef) -> bool:
+        """Whether an output is what this run would have said: one cut short by a checkpoint needs that checkpoint."""
+        return ref.stopped_by is None or ref.stopped_by == self.stop_digest(len(ref.marks) or 1)
 
 
 class Job(NamedTuple):
@@ -57,7 +95,7 @@ class Job(NamedTuple):
     output: OutputRef | None
     """None: it has to be run"""
     missing: tuple[int, ...]
-    """the graders that have to look at it"""
+    """the slots that have to look at it; none before it was run"""
 
 
 @dataclass(frozen=True)
@@ -114,9 +152,9 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
             ref = own or lent.get(key)
             if ref is None:
                 continue
-            if work.missing(key, ref.digest, verdicts):
+            if work.missing(key, ref, verdicts):
                 to_grade += 1
-            elif own is not None and not work.missing(key, ref.digest, index.verdicts):
+            elif own is not None and not work.missing(key, ref, index.verdicts):
                 finished += 1
             else:
                 reused += 1
@@ -128,7 +166,6 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
 
 def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index) -> Iterator[Job]:
     """The unfinished trials in the dataset's order, read from its files as they are needed."""
-    everyone = tuple(range(len(work.graders)))
     position = -1
     for position, sample in enumerate(dataset):
         if bytes.fromhex(sample.digest[7:]) != survey.of(position):
@@ -136,7 +173,7 @@ def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index) -> Iterator
         for trial in range(1, work.trials + 1):
             key = work.key(sample.digest, trial)
             ref = index.outputs.get(key)
-            missing = everyone if ref is None else work.missing(key, ref.digest, index.verdicts)
+            missing = () if ref is None else work.missing(key, ref, index.verdicts)
             if ref is None or missing:
                 yield Job(sample, trial, key, ref, missing)
     if position + 1 != survey.count:

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from holdfast.plan.keys import grade_key
 from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import is_sound, scan_raw, with_source
@@ -42,6 +41,8 @@ class Borrowed:
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
     lenders: dict[str, str] = field(default_factory=dict)
     """from which run each output or grade comes, by its key"""
+    steps: list[tuple[str, str, tuple[Path, int, int]]] = field(default_factory=list)
+    """calls of conversations that no run has finished: lender, key, and where the line is"""
     grades: dict[str, tuple[Path, int, int]] = field(default_factory=dict)
     """where the lines of the verdicts are: file, offset, length"""
 
@@ -51,7 +52,7 @@ class Borrowed:
         return Counter(self.lenders[key] for key in self.outputs)
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.verdicts)
+        return bool(self.outputs or self.verdicts or self.steps)
 
 
 def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]]) -> Borrowed:
@@ -60,8 +61,7 @@ def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str
     wanted = {key for key in work.keys(survey) if key not in index.outputs}
     owed: set[str] = set()
     for key, ref in index.outputs.items():
-        lacking = work.missing(key, ref.digest, index.verdicts)
-        owed.update(grade_key(key, ref.digest, work.graders[number]) for number in lacking)
+        owed.update(_owed(work, key, ref, index))
     for name, rundir in lenders:
         if not wanted and not owed:
             break
@@ -70,12 +70,16 @@ def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str
                 head = read_output_head(line)
                 if head is None:
                     continue
-                found.outputs[head.key] = OutputRef(
-                    path, offset, len(line), head.digest, head.usage, head.timing.seconds
-                )
+                ref = head.ref(path, offset, len(line))
+                if not work.fits(ref):
+                    continue
+                found.outputs[head.key] = ref
                 found.lenders[head.key] = name
                 wanted.discard(head.key)
-                owed.update(grade_key(head.key, head.digest, grader) for grader in work.graders)
+                owed.update(_owed(work, head.key, ref, index))
+        for path in rundir.journals("steps"):
+            for offset, line in _hits(path, _KEY, wanted - index.steps.keys()):
+                found.steps.append((name, line[_KEY].decode(), (path, offset, len(line))))
         for path in rundir.journals("grades"):
             for offset, line in _hits(path, _GRADE_KEY, owed):
                 grade = read_grade_head(line)
@@ -88,12 +92,25 @@ def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str
     return found
 
 
+def _owed(work: Work, key: str, ref: OutputRef, index: Index) -> Iterator[str]:
+    for number in range(len(work.slots)):
+        wanted = work.grade_key(key, ref, number)
+        verdict = None if wanted is None else index.verdicts.get(wanted)
+        if wanted is not None and (verdict is None or verdict.status == "error"):
+            yield wanted
+
+
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
     """Copy what was borrowed into a run's own journals, durably, and into its index. Needs the run's lease."""
     outputs = rundir.path / "outputs.jsonl"
     lines = {key: (ref.path, ref.offset, ref.length) for key, ref in borrowed.outputs.items()}
     for key, offset, length in _copy(lines, borrowed.lenders, outputs):
         index.outputs[key] = borrowed.outputs[key]._replace(path=outputs, offset=offset, length=length)
+    own = rundir.path / "steps.jsonl"
+    calls = {f"{number}": place for number, (_, _, place) in enumerate(borrowed.steps)}
+    names = {f"{number}": name for number, (name, _, _) in enumerate(borrowed.steps)}
+    for number, offset, length in _copy(calls, names, own):
+        index.steps.setdefault(borrowed.steps[int(number)][1], []).append((own, offset, length))
     for key, _, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
         index.verdicts[key] = borrowed.verdicts[key]
 

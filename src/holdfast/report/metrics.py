@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import threshold
-from holdfast.plan.keys import grade_key
+from holdfast.graders.build import grader_places, threshold
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from holdfast.store.records import GradeStatus
     from holdfast.store.rundir import RunDir
 
-Verdicts = list[tuple["GradeStatus", float | None]]
+VerdictNow = tuple["GradeStatus", "float | None"]
+Verdicts = list[VerdictNow]
 
 
 def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
 
 def grading_rules(spec: Eval) -> dict[str, dict[str, float]]:
     """What turns stored scores into the report: not part of any key, and so kept with the numbers."""
-    return {block.name: {"threshold": threshold(block), "weight": block.weight} for block in spec.graders}
+    return {
+        place.name: {"threshold": threshold(place.block), "weight": place.block.weight} for place in grader_places(spec)
+    }
 
 
 class _Report:
@@ -63,15 +65,13 @@ class _Report:
     def __init__(self, found: Identified, index: Index) -> None:
         self._found = found
         self._index = index
-        spec = found.spec
-        self._tallies = [Tally(spec.trials) for _ in spec.graders]
-        self._overall = Tally(spec.trials)
+        self._places = grader_places(found.spec)
+        self._names = [place.name for place in self._places]
+        self._tallies = [Tally(found.spec.trials) for _ in self._places]
+        self._overall = Tally(found.spec.trials)
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
-        self._thresholds = [threshold(block) for block in spec.graders]
-        self._weights = [block.weight for block in spec.graders]
-        self._names = [block.name for block in spec.graders]
 
     def entries(self) -> Iterator[bytes]:
         """A line of results.json for every trial, counting on the way."""
@@ -117,42 +117,48 @@ class _Report:
         }
         return {**entry, "status": status, "score": score, "output": texts.read(ref), "grades": grades}
 
-    def _verdicts(self, key: str, ref: OutputRef) -> list[tuple[GradeStatus, float | None] | None]:
-        found: list[tuple[GradeStatus, float | None] | None] = []
-        for grader, limit in zip(self._found.work.graders, self._thresholds, strict=True):
-            verdict = self._index.verdicts.get(grade_key(key, ref.digest, grader))
+    def _verdicts(self, key: str, ref: OutputRef) -> list[VerdictNow | None]:
+        """What each slot says of an output by the present thresholds; None where it still has to say it."""
+        found: list[VerdictNow | None] = [("not_reached", None)] * len(self._places)
+        for number, verdict in self._found.work.verdicts(key, ref, self._index.verdicts):
             if verdict is None:
-                found.append(None)
+                found[number] = None
                 continue
             if verdict.usage is not None:
                 self._judges.add(verdict.usage)
             status = verdict.status
             if verdict.score is not None and status in ("passed", "failed"):
+                limit = self._found.work.slots[number].threshold
                 status = "passed" if verdict.score >= limit else "failed"
-            found.append((status, verdict.score))
+            found[number] = (status, verdict.score)
         return found
 
-    def _together(self, verdicts: list[tuple[GradeStatus, float | None] | None]) -> tuple[GradeStatus, float | None]:
-        """A trial as a whole: passed when every grader passes, its score the weighted mean."""
+    def _together(self, verdicts: list[VerdictNow | None]) -> VerdictNow:
+        """A trial as a whole: passed when every grader passes, its score the weighted mean of those at the end.
+
+        A checkpoint that fails makes it fail, whatever the end says; one that ended the conversation leaves it no score
+        but 0.
+        """
         if any(verdict is None or verdict[0] == "error" for verdict in verdicts):
             return "error", None
-        scored = [
-            (weight, verdict[0], verdict[1])
-            for weight, verdict in zip(self._weights, verdicts, strict=True)
-            if verdict is not None and verdict[1] is not None
+        judged = [
+            (place, *verdict) for place, verdict in zip(self._places, verdicts, strict=True) if verdict is not None
         ]
-        if not scored:
+        passed = all(status != "failed" for _, status, _ in judged)
+        if not passed and any(place.turn is None and status == "not_reached" for place, status, _ in judged):
+            return "failed", 0.0
+        final = [(place.block.weight, score) for place, _, score in judged if place.turn is None and score is not None]
+        if not final and all(score is None for _, _, score in judged):
             return "skipped", None
-        total = sum(weight for weight, _, _ in scored)
-        score = sum(weight * value for weight, _, value in scored) / total if total else None
-        passed = all(status == "passed" for _, status, _ in scored)
+        total = sum(weight for weight, _ in final)
+        score = sum(weight * score for weight, score in final) / total if total else None
         return "passed" if passed else "failed", score
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, after all entries were taken."""
         found = self._found
         spec, total = found.spec, found.survey.count * found.spec.trials
-        covered = self._graded if spec.graders else self._outputs
+        covered = self._graded if self._places else self._outputs
         overall = self._overall.summary()
         rules = grading_rules(spec)
         decided = self._overall.statuses["passed"] + self._overall.statuses["failed"]
@@ -166,14 +172,14 @@ class _Report:
             "trials": spec.trials,
             "total": total,
             "outputs": self._outputs,
-            "graded": self._graded if spec.graders else 0,
+            "graded": self._graded if self._places else 0,
             "coverage": covered / total,
-            "score": overall["score"] if spec.graders else None,
+            "score": overall["score"] if self._places else None,
             "passed": self._overall.statuses["passed"] / decided if decided else None,
             "metrics": {
                 name: {**tally.summary(), **rules[name]} for name, tally in zip(self._names, self._tallies, strict=True)
             },
-            "overall": overall if spec.graders else None,
+            "overall": overall if self._places else None,
             "usage": self._usage.summary(),
             "judge_usage": self._judges.summary(),
             "timing": {

@@ -52,8 +52,10 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
     title = f"{metrics['eval']} · {metrics['target']}"
     if metrics["metrics"]:
         table = Table(title=title, title_justify="left", title_style="bold")
+        reached = any("not_reached" in values for values in metrics["metrics"].values())
+        extra = ["not reached"] if reached else []
         ks = [k for k in range(1, metrics["trials"] + 1) if metrics["trials"] > 1]
-        for column in ("grader", "score", "95 % interval", "passed", "graded", *(f"pass@{k}" for k in ks)):
+        for column in ("grader", "score", "95 % interval", "passed", "graded", *extra, *(f"pass@{k}" for k in ks)):
             table.add_column(column, justify="left" if column == "grader" else "right")
         rows = dict(metrics["metrics"])
         if len(rows) > 1:
@@ -66,6 +68,7 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
                 f"{values['low']:.3f} – {values['high']:.3f}" if known else "–",
                 f"{values['passed']:,}",
                 f"{values['n']:,}",
+                *[f"{values.get('not_reached', 0):,}" for _ in extra],
                 *(share(values.get(f"pass@{k}")) for k in ks),
             )
         console.print(table)

@@ -53,6 +53,8 @@ class Tally:
             "skipped": self.statuses["skipped"],
             "errors": self.statuses["error"],
         }
+        if self.statuses["not_reached"]:
+            counts["not_reached"] = self.statuses["not_reached"]
         if counts["n"] == 0:
             return {"score": None, "low": None, "high": None, "stderr": None, "interval": "none", **counts}
         mean, low, high, stderr, method = estimate(self._sums, self._counts, proportion=self._proportion)

@@ -322,6 +322,43 @@ def compile_regex(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
 
 
+class ResponderBlock(Block):
+    """A simulated user: it replies to the target, stops, or abstains. A model with instructions, or a function."""
+
+    model: str | None = None
+    """who plays the user; default: the target's own model and endpoint"""
+    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    """a function given what its parameters name: messages, sample, turn; returns a text, or None to stop"""
+    instructions: str | None = None
+    """who the user is and what it wants; a template over the row"""
+    max_followups: int = Field(ge=1)
+    """how many replies it may give"""
+    stop_when: str | None = None
+    """an expression over `output`, `turn` and the row's fields: once true the conversation is over"""
+    base_url: str | None = None
+    api_key_env: str | None = None
+    params: dict[str, Any] = {"temperature": 0}
+    version: str | None = None
+
+    templates: ClassVar[tuple[str, ...]] = ("instructions",)
+
+    @model_validator(mode="after")
+    def _somebody(self) -> ResponderBlock:
+        if self.python is not None and (self.model is not None or self.instructions is not None):
+            raise ValueError("is either a function (python) or a model with instructions, not both")
+        if self.python is None and not self.instructions:
+            raise ValueError("needs instructions for the model that plays the user, or a python function")
+        return self
+
+
+class CheckpointBlock(Block):
+    """Graders that run after a turn and may end the conversation."""
+
+    after_turn: int = Field(ge=1)
+    on_failure: Literal["continue", "stop"] = "continue"
+    graders: list[dict[str, Any]] = Field(min_length=1)
+
+
 class NatOutput(Block):
     """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
 
@@ -347,6 +384,10 @@ class EvalFields(Block):
     target: dict[str, Any]
     system: str | None = None
     prompt: str = Field(min_length=1)
+    follow_ups: list[str] | str = []
+    """the user's further messages, each a template; or an expression over the row that gives their list"""
+    responder: ResponderBlock | None = None
+    checkpoints: list[CheckpointBlock] = []
     trials: int = Field(default=1, ge=1)
     graders: list[dict[str, Any]] = []
     limits: Limits = Limits()

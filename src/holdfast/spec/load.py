@@ -25,14 +25,25 @@ from holdfast.spec.fields import (
     OutputBlock,
     Price,
     PromptGrader,
+    ResponderBlock,
     TargetBlock,
     without_password,
 )
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.template import Template, TemplateSyntaxError, texts
+from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Graders after a turn."""
+
+    after_turn: int
+    stops: bool
+    """a failure ends the conversation"""
+    graders: tuple[GraderBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,12 @@ class Eval:
     target: TargetBlock
     system: str | None
     prompt: str
+    follow_ups: tuple[str, ...]
+    follow_ups_from: str | None
+    """an expression over the row, where each brings its own"""
+    responder: ResponderBlock | None
+    checkpoints: tuple[Checkpoint, ...]
+    """in the order of their turns"""
     trials: int
     graders: tuple[GraderBlock, ...]
     limits: Limits
@@ -62,14 +79,38 @@ class Eval:
         if self.system is not None:
             yield ("system",), self.system, frozenset()
         yield ("prompt",), self.prompt, frozenset()
+        for number, text in enumerate(self.follow_ups):
+            yield ("follow_ups", number), text, frozenset()
+        if self.responder is not None and self.responder.instructions:
+            yield ("responder", "instructions"), self.responder.instructions, frozenset()
         for name in self.target.templates:
             for text in texts(getattr(self.target, name)):
                 yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
-        for number, grader in enumerate(self.graders):
+        for location, grader in self.placed_graders():
             given = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
             for name in grader.templates:
                 for text in texts(getattr(grader, name, None)):
-                    yield ("graders", number, name), text, given
+                    yield (*location, name), text, given
+
+    def expressions(self) -> Iterator[tuple[Location, str]]:
+        """Every expression of the conversation, with where it stands."""
+        if self.follow_ups_from is not None:
+            yield ("follow_ups",), self.follow_ups_from
+        if self.responder is not None and self.responder.stop_when is not None:
+            yield ("responder", "stop_when"), self.responder.stop_when
+
+    def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
+        """Every grader with where it stands, checkpoints' first."""
+        for place, checkpoint in enumerate(self.checkpoints):
+            for number, grader in enumerate(checkpoint.graders):
+                yield ("checkpoints", place, "graders", number), grader
+        for number, grader in enumerate(self.graders):
+            yield ("graders", number), grader
+
+    @property
+    def many_calls(self) -> bool:
+        """Whether a trial takes more than one call, and so is worth recording step by step."""
+        return bool(self.follow_ups or self.follow_ups_from or self.responder)
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
@@ -115,7 +156,8 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
     _check_version(document)
     top = cast("EvalFields | None", _validate(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
-    graders = _graders(document.data.get("graders") or [], document, problems)
+    graders = _graders(document.data.get("graders") or [], ("graders",), document, problems)
+    checkpoints = _checkpoints(top, document, problems)
     if top is None:
         raise ConfigError(problems)
     if (top.dataset is None) == (top.samples is None):
@@ -123,6 +165,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         where = document.where(("samples",) if both else ())
         problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
     names = {grader.name for grader in graders} | {"score", "passed"}
+    names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(
         Problem(document.where(("gate", name)), f"no grader of this name{_suggest(name, names)}")
         for name in top.gate
@@ -140,6 +183,12 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         target=target,
         system=top.system,
         prompt=top.prompt,
+        follow_ups=tuple(top.follow_ups) if isinstance(top.follow_ups, list) else (),
+        follow_ups_from=top.follow_ups.strip().removeprefix("{{").removesuffix("}}").strip()
+        if isinstance(top.follow_ups, str)
+        else None,
+        responder=_with_player(top.responder, document, problems),
+        checkpoints=checkpoints,
         trials=top.trials,
         graders=tuple(graders),
         limits=top.limits,
@@ -153,6 +202,11 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
             Template(source)
         except TemplateSyntaxError as error:
             problems.append(Problem(document.where(location), f"not a valid template: {error.message}"))
+    for place, formula in built.expressions():
+        try:
+            expression(formula)
+        except TemplateSyntaxError as error:
+            problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
     return built
@@ -184,11 +238,36 @@ def _target(data: Any, document: Document, problems: list[Problem]) -> TargetBlo
     return cast("TargetBlock | None", _validate(TARGETS[kinds[0]], data, ("target",), document, problems))
 
 
-def _graders(data: Any, document: Document, problems: list[Problem]) -> list[GraderBlock]:
+def _checkpoints(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[Checkpoint, ...]:
+    """Checkpoints in the order of their turns; refuses those that cannot be reached and two after one turn."""
+    if top is None:
+        return ()
+    if top.responder is not None and top.follow_ups:
+        problems.append(Problem(document.where(("responder",)), "give either follow_ups or a responder, not both"))
+    last = None
+    if isinstance(top.follow_ups, list):
+        last = 1 + (top.responder.max_followups if top.responder is not None else len(top.follow_ups))
+    found: dict[int, Checkpoint] = {}
+    for number, block in enumerate(top.checkpoints):
+        where = document.where(("checkpoints", number, "after_turn"))
+        if block.after_turn in found:
+            problems.append(
+                Problem(where, f"a second checkpoint after turn {block.after_turn}; one has all its graders")
+            )
+        if last is not None and block.after_turn > last:
+            problems.append(
+                Problem(where, f"{block.after_turn} is never reached: the conversation has at most {last} turns")
+            )
+        graders = _graders(block.graders, ("checkpoints", number, "graders"), document, problems)
+        found[block.after_turn] = Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders))
+    return tuple(found[turn] for turn in sorted(found))
+
+
+def _graders(data: Any, base: Location, document: Document, problems: list[Problem]) -> list[GraderBlock]:
     graders: list[GraderBlock] = []
     seen: dict[str, int] = {}
     for number, raw in enumerate(data if isinstance(data, list) else []):
-        location: Location = ("graders", number)
+        location: Location = (*base, number)
         if not isinstance(raw, dict):
             continue  # the top model has said so
         config = raw.get("config") or {}
@@ -227,13 +306,36 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
     if grader.model is None and "model" not in target:
         problems.append(Problem(document.where(location), "needs a `model` to judge with"))
         return grader
-    same = grader.model is None or grader.model == target.get("model")
-    inherited = {
-        "model": grader.model or target["model"],
-        "base_url": grader.base_url or (target.get("base_url") if same else None),
-        "api_key_env": grader.api_key_env or (target.get("api_key_env") if same else None) or "OPENAI_API_KEY",
-    }
+    inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
     return grader.model_copy(update=inherited)
+
+
+def _with_player(
+    responder: ResponderBlock | None, document: Document, problems: list[Problem]
+) -> ResponderBlock | None:
+    """A responder without a model is played by the target's own."""
+    if responder is None or responder.python is not None:
+        return responder
+    target = document.data.get("target")
+    target = target if isinstance(target, dict) else {}
+    if responder.model is None and "model" not in target:
+        problems.append(Problem(document.where(("responder",)), "needs a `model` that plays the user"))
+        return responder
+    return responder.model_copy(
+        update=_same_endpoint(responder.model, responder.base_url, responder.api_key_env, target)
+    )
+
+
+def _same_endpoint(
+    model: str | None, base_url: str | None, api_key_env: str | None, target: dict[str, Any]
+) -> dict[str, Any]:
+    """Where a judge or a simulated user is asked: what it does not say is the target's, if it is the same model."""
+    same = model is None or model == target.get("model")
+    return {
+        "model": model or target["model"],
+        "base_url": base_url or (target.get("base_url") if same else None),
+        "api_key_env": api_key_env or (target.get("api_key_env") if same else None) or "OPENAI_API_KEY",
+    }
 
 
 def _validate(

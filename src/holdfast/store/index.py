@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.store.files import drop_cache, make_directory, replacing, sync
 from holdfast.store.lines import Line, scan
-from holdfast.store.records import GradeStatus, Output, Timing, Usage
+from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +30,17 @@ class OutputRef(NamedTuple):
     digest: str
     usage: Usage
     seconds: float
+    marks: tuple[str, ...] = ()
+    """digests at the ends of the turns, where there were several"""
+    stopped_by: str | None = None
+
+    def digest_at(self, turn: int | None) -> str | None:
+        """The digest of the conversation after a turn, or at its end; None where it did not get so far."""
+        if turn is None:
+            return self.digest
+        if not self.marks:
+            return self.digest if turn == 1 else None
+        return self.marks[turn - 1] if turn <= len(self.marks) else None
 
 
 class VerdictRef(NamedTuple):
@@ -99,6 +110,8 @@ class Index:
     """by grade key"""
     attempts: dict[str, int] = field(default_factory=dict)
     """failed attempts by generation key"""
+    steps: dict[str, list[tuple[Path, int, int]]] = field(default_factory=dict)
+    """calls of conversations that have no output yet: file, offset, length, by generation key"""
     spent: Spent = field(default_factory=Spent)
     damage: list[Damage] = field(default_factory=list)
 
@@ -110,7 +123,14 @@ class OutputHead(msgspec.Struct):
     digest: str
     usage: Usage
     timing: Timing
+    marks: list[Mark] = []
+    stopped_by: str | None = None
     source: str | None = None
+
+    def ref(self, path: Path, offset: int, length: int) -> OutputRef:
+        """Where it is, with what the index keeps of it."""
+        marks = tuple(mark.digest for mark in self.marks)
+        return OutputRef(path, offset, length, self.digest, self.usage, self.timing.seconds, marks, self.stopped_by)
 
 
 class GradeHead(msgspec.Struct):
@@ -120,6 +140,14 @@ class GradeHead(msgspec.Struct):
     status: GradeStatus
     score: float | None
     usage: Usage | None = None
+    source: str | None = None
+
+
+class _StepHead(msgspec.Struct):
+    key: str
+    usage: Usage
+    time: float
+    seconds: float
     source: str | None = None
 
 
@@ -133,7 +161,9 @@ class _ErrorHead(msgspec.Struct):
 _output_head = msgspec.json.Decoder(OutputHead)
 _grade_head = msgspec.json.Decoder(GradeHead)
 _error_head = msgspec.json.Decoder(_ErrorHead)
+_step_head = msgspec.json.Decoder(_StepHead)
 _output = msgspec.json.Decoder(Output)
+_step = msgspec.json.Decoder(Step)
 
 
 def read_output_head(line: bytes) -> OutputHead | None:
@@ -159,6 +189,18 @@ def read_output(ref: OutputRef) -> Output:
         return _output.decode(os.pread(fd, ref.length, ref.offset))
     finally:
         os.close(fd)
+
+
+def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
+    """The recorded calls of one conversation, in the order in which they were made."""
+    steps = []
+    for path, offset, length in places:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            steps.append(_step.decode(os.pread(fd, length, offset)))
+        finally:
+            os.close(fd)
+    return steps
 
 
 class _OutputText(msgspec.Struct):
@@ -196,7 +238,7 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> 
     of the journals; without, they are only passed over: that is for readers who do not hold the run's lease.
     """
     index = Index()
-    for name, take in (("outputs", _take_output), ("grades", _take_grade), ("errors", _take_error)):
+    for name, take in _TAKERS:
         for path in files(name):
             _read(path, index, mend is not None, take)
     if mend is None or not index.damage:
@@ -212,10 +254,20 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> 
 
 def _take_output(index: Index, path: Path, line: Line) -> None:
     head = _output_head.decode(line.data)
-    index.outputs[head.key] = OutputRef(path, line.offset, len(line.data), head.digest, head.usage, head.timing.seconds)
+    index.outputs[head.key] = head.ref(path, line.offset, len(line.data))
     if head.source is None:  # what was copied from another run was paid for there
         index.spent.add(head.usage)
         index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
+
+
+def _take_step(index: Index, path: Path, line: Line) -> None:
+    head = _step_head.decode(line.data)
+    output = index.outputs.get(head.key)
+    if output is None or output.stopped_by is not None:  # else the output has it all, and for good
+        index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
+        if output is None and head.source is None:
+            index.spent.add(head.usage)
+            index.spent.add_time(head.time - head.seconds, head.time)
 
 
 def _take_grade(index: Index, _: Path, line: Line) -> None:
@@ -229,6 +281,14 @@ def _take_error(index: Index, _: Path, line: Line) -> None:
     head = _error_head.decode(line.data)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+
+
+_TAKERS = (
+    ("outputs", _take_output),
+    ("steps", _take_step),
+    ("grades", _take_grade),
+    ("errors", _take_error),
+)
 
 
 def _read(path: Path, index: Index, durable: bool, take: Callable[[Index, Path, Line], None]) -> None:

@@ -32,6 +32,13 @@ class Timing(Struct, frozen=True):
     first_token: float | None = None
 
 
+class Mark(Struct, frozen=True):
+    """The end of a turn: how many messages there were, and their digest."""
+
+    end: int
+    digest: str
+
+
 class Output(Struct, frozen=True, omit_defaults=False):
     """A finished trial: a line of `outputs.jsonl`."""
 
@@ -48,6 +55,10 @@ class Output(Struct, frozen=True, omit_defaults=False):
     digest: str
     """of `messages`, so that a grade is tied to what it graded"""
     state: Any = None
+    marks: list[Mark] | UnsetType = UNSET
+    """where each turn ended, in conversations of more than one"""
+    stopped_by: str | UnsetType = UNSET
+    """digest of the checkpoint that ended the conversation, where one did"""
     source: str | UnsetType = UNSET
     """the run it was copied from, where it was"""
 
@@ -90,7 +101,27 @@ class ErrorRecord(Struct, frozen=True):
     """True when no further attempt followed in that process"""
 
 
-Record = Output | Grade | ErrorRecord
+class Step(Struct, frozen=True):
+    """A call inside a conversation, with its result: a line of `steps.jsonl`."""
+
+    key: str
+    sample: str
+    trial: int
+    turn: int
+    kind: str
+    """`turn` (a whole reply of the target), `responder`, `model` or `tool`"""
+    request: str
+    """digest of what was asked"""
+    nth: int
+    """which of the equal requests of this conversation, from 1"""
+    response: Any
+    usage: Usage
+    time: float
+    seconds: float
+    source: str | UnsetType = UNSET
+
+
+Record = Output | Grade | ErrorRecord | Step
 
 _encoder = Encoder()
 
