@@ -161,7 +161,7 @@ def test_a_kill_before_a_file_gets_its_name_leaves_no_half_file(
     eval_file = write_eval(tmp_path, provider.base_url, rows=10)
     run = place_of(eval_file, tmp_path)
     kill = f"rename:signal=SIGKILL:when={nth}"
-    holdfast_with_faults("eval", eval_file, file=None, faults=[kill], cwd=tmp_path, check=-signal.SIGKILL)
+    holdfast_with_faults("eval", eval_file, faults=[kill], cwd=tmp_path, check=-signal.SIGKILL)
     assert not (run / file).exists()
     assert len(list(run.glob(f".{file}.*.tmp"))) == 1
     assert provider.requests == (0 if file == "manifest.json" else 10)
