@@ -72,6 +72,27 @@ def test_a_write_that_fails_once_is_cut_back_and_made_again(
     assert_same_numbers(run, calm)
 
 
+@pytest.mark.parametrize("name", ["outputs", "grades"])
+def test_a_write_that_is_really_short_is_cut_back_to_whole_lines(
+    name: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    if name == "grades":
+        holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
+    limit = (calm / f"{name}.jsonl").stat().st_size // 2
+    stopped = holdfast_with_faults("eval", eval_file, faults=[], largest_file=limit, cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    assert f"cannot write {run.relative_to(tmp_path)}/{name}.jsonl: short write" in stopped.stdout
+    data = (run / f"{name}.jsonl").read_bytes()
+    assert len(data) < limit and data[-1:] in (b"", b"\n")
+    assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
+    asked, safe = provider.requests, len(kept(run))
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == asked + ROWS - safe
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
 STOPPING = {
     "no space": ("write:error=ENOSPC:when=3+", "No space left on device"),
     "write errors": ("write:error=EIO:when=3+", "Input/output error"),
@@ -99,7 +120,7 @@ def test_a_disk_that_keeps_failing_stops_the_run_which_goes_on_later(
     assert not (run / "metrics.json").exists()
     asked, safe = provider.requests, len(kept(run))
     assert asked < ROWS, "it went on asking although nothing could be kept"
-    assert asked - safe <= 2 * CONCURRENCY, "requests in flight when it failed, and those it could not keep"
+    assert asked - safe <= CONCURRENCY
 
     holdfast("eval", eval_file, cwd=tmp_path)
     assert provider.requests == asked + ROWS - safe
@@ -161,6 +182,7 @@ def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(tmp_path: Path, 
         assert "Make room" in stopped.stdout
         run = run_dir(tmp_path)
         asked, safe = provider.requests, len(kept(run))
+        assert (run / "outputs.jsonl").read_bytes().endswith(b"\n"), "what had no room was cut back"
         assert 0 < safe < asked < ROWS
         assert asked - safe <= CONCURRENCY
 
@@ -200,14 +222,15 @@ def test_a_disk_too_full_for_the_report_keeps_the_run_unfinished(tmp_path: Path,
 
 @contextmanager
 def disk_that_loses_pages(folder: Path) -> Iterator[Path]:
-    """An ext4 whose backing file lies on a tmpfs too small for it: writes succeed, then their sync really fails."""
+    """An ext4 on `folder/runs` whose backing file lies on a tmpfs too small for it, in the folder that is returned.
+
+    Writes succeed, then their sync really fails, while the page cache goes on showing what the disk does not hold.
+    """
     with small_disk(folder / "back", "6m"):
-        image = folder / "back" / "image"
-        mounted = folder / "runs"
+        image, mounted = folder / "back" / "image", folder / "runs"
         mounted.mkdir()
         subprocess.run(["truncate", "-s", "64M", str(image)], check=True)
-        options = ["-E", "lazy_itable_init=1,lazy_journal_init=1", "-J", "size=1", "-b", "1024"]
-        subprocess.run(["mkfs.ext4", "-q", *options, str(image)], check=True)
+        subprocess.run(["mkfs.ext4", "-q", "-J", "size=1", "-b", "1024", str(image)], check=True)
         subprocess.run(["mount", "-o", "loop,errors=continue", str(image), str(mounted)], check=True)
         try:
             yield folder / "back"
@@ -217,25 +240,34 @@ def disk_that_loses_pages(folder: Path) -> Iterator[Path]:
 
 @needs_root
 def test_what_a_really_failed_sync_lost_is_never_counted(tmp_path: Path, provider: Server) -> None:
-    provider.control(latency=0.005, answer="x" * 20_000)
-    keys = {"rows": 600, "limits": {"concurrency": CONCURRENCY}}
-    eval_file = write_eval(tmp_path, provider.base_url, **keys)
+    answer, rows = "x" * 20_000, 400
+    provider.control(latency=0.005, answer=answer)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=rows, limits={"concurrency": CONCURRENCY})
     with disk_that_loses_pages(tmp_path) as backing:
         stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
         assert "Make room or mend the disk" in stopped.stdout
+        counted = int(stopped.stdout.split(f" of {rows} trials have an output")[0].split()[-1])
         asked = provider.requests
-        assert asked < 600
+        assert 0 < counted < asked < rows
+        assert asked - counted <= CONCURRENCY
+
         enlarge(backing, "128m")
-        subprocess.run(["umount", str(tmp_path / "runs")], check=True)  # the page cache, which knows too much, is gone
-        subprocess.run(["e2fsck", "-fp", str(backing / "image")], check=False, stdout=subprocess.DEVNULL)
+        # The file system has turned read-only. What its page cache knows better than the disk goes with the mount.
+        subprocess.run(["umount", str(tmp_path / "runs")], check=True)
+        fsck = subprocess.run(
+            ["e2fsck", "-fy", str(backing / "image")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert fsck.returncode in (0, 1), fsck.stdout
         subprocess.run(["mount", "-o", "loop", str(backing / "image"), str(tmp_path / "runs")], check=True)
-        run = run_dir(tmp_path)
-        shown = int(stopped.stdout.split(" of 600 trials have an output")[0].split()[-1])
-        holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
-        assert provider.requests <= asked + 600 - shown, "what was counted was on the medium"
         holdfast("eval", eval_file, cwd=tmp_path)
-        assert_each_once(run, 600)
-        assert all(record["output"] == "x" * 20_000 for record in kept(run))
+        run = run_dir(tmp_path)
+        # Some kernels' loop device calls a short write a success: then even a sync that returned 0 lost lines, and
+        # it is their checksums that tell.
+        found_out = sum(path.stat().st_size for path in run.glob("set-aside/outputs.jsonl"))
+        assert provider.requests <= asked + rows - counted + found_out // (2 * len(answer))
+        assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
+        assert_each_once(run, rows)
+        assert all(record["output"] == answer for record in kept(run))
 
 
 # What is damaged while nobody looks.
@@ -337,6 +369,21 @@ def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
     holdfast("eval", eval_file, cwd=tmp_path)
     assert provider.requests == ROWS + 2
     assert_same_numbers(run, calm)
+
+
+def test_repair_works_from_inside_the_run_and_refuses_what_is_none(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    _, run = finished
+    assert "nothing to repair" in holdfast("repair", ".", cwd=run).stdout
+    refused = holdfast("repair", tmp_path, cwd=tmp_path, check=2)
+    assert "is not a run directory" in refused.stderr
+
+
+def test_repair_says_what_the_disk_does_not_let_it_do(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    _, run = finished
+    (run / "outputs.jsonl").unlink()
+    (run / "outputs.jsonl").mkdir()
+    refused = holdfast("repair", run, cwd=tmp_path, check=3)
+    assert f"cannot repair {run}: Is a directory" in refused.stderr and "Mend the disk" in refused.stderr
 
 
 GARBAGE = {

@@ -136,21 +136,22 @@ def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
             "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
             remedy="Write a function that calls it.",
         )
+    plain = inspect.unwrap(function)
     try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:
-        file = inspect.getsourcefile(type(function))
+        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
+    except (TypeError, OSError):  # made of C, or typed in
+        file = None
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if file is None or not Path(file).exists():
         raise UsageError(
             f"{name} has no source file, so a change of it could not be noticed",
             remedy="Put the function into a .py file.",
         )
-    reference = plain = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
+    reference = base = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
     number = 1
     while functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
         number += 1
-        reference = f"{plain}_{number}"
+        reference = f"{base}_{number}"
     return reference
 
 

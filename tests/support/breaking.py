@@ -56,7 +56,12 @@ def place_of(eval_file: Path, cwd: Path) -> Path:
 
 
 def holdfast_with_faults(
-    *arguments: str | Path, file: Path | None, faults: list[str], cwd: Path, check: int, largest_file: int | None = None
+    *arguments: str | Path,
+    faults: list[str],
+    cwd: Path,
+    check: int,
+    file: Path | None = None,
+    largest_file: int | None = None,
 ) -> Any:
     """Run the command under strace, which does `faults` to its calls: to those on one file, or to all.
 
@@ -64,15 +69,15 @@ def holdfast_with_faults(
     call is entered, so that a process killed there has not made it. `largest_file` is a limit in bytes on every
     file; a write that would pass it is short, really.
     """
-    calls = sorted({fault.partition(":")[0] for fault in faults})
+    calls = ",".join(sorted({fault.partition(":")[0] for fault in faults}))
     limit = None if largest_file is None else (largest_file, largest_file)
+    strace = [
+        *("strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"),
+        *(() if file is None else ("-P", str(file))),
+        *[part for fault in faults for part in ("-e", f"inject={fault}")],
+    ]
     done = subprocess.run(
-        [
-            *("strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={','.join(calls)}"),
-            *(() if file is None else ("-P", str(file))),
-            *[part for fault in faults for part in ("-e", f"inject={fault}")],
-            *[*HOLDFAST, *map(str, arguments)],
-        ],
+        [*(strace if faults else []), *HOLDFAST, *map(str, arguments)],
         cwd=cwd,
         env=environment(),
         capture_output=True,

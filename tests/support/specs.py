@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,9 +104,14 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
     capsys.readouterr()
+    handler, thresholds = signal.getsignal(signal.SIGTERM), gc.get_threshold()
     try:
         main()
     except SystemExit as leaving:
         said = capsys.readouterr()
         return Ended(leaving.code or 0, said.out, said.err)
+    finally:  # what a command may leave behind, since it ends its process
+        signal.signal(signal.SIGTERM, handler)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
     raise AssertionError("main() ends the process")

@@ -40,14 +40,17 @@ _QUESTIONS: Final = """\
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
 def command(folder: Path) -> int:
     """Write eval.yaml and questions.jsonl into FOLDER (default: here). Nothing is overwritten."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "eval.yaml"
     files = {path: _EVAL.format(name=path), folder / "questions.jsonl": _QUESTIONS}
     for file in files:
         if file.exists():
             raise UsageError(f"{file} is already there", remedy="Choose another folder: holdfast init FOLDER")
-    for file, text in files.items():
-        file.write_text(text, encoding="utf-8")
-        click.echo(f"wrote {file}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            file.write_text(text, encoding="utf-8")
+            click.echo(f"wrote {file}")
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}") from error
     click.echo(f"Run it with:  holdfast eval {path}")
     return 0

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.errors import ManifestError, UsageError
+from holdfast.errors import Fault, ManifestError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.store.index import Index
+    from holdfast.store.rundir import RunDir
 
 
 @click.command("repair")
@@ -18,31 +23,19 @@ def command(run: Path, dry_run: bool) -> int:
     What is set aside counts as not done: the next `holdfast eval` does it again. Exit code 0 when the run
     is sound or was made so, 1 when --dry-run found damage.
     """
-    from holdfast.store.lease import RunLease
     from holdfast.store.rundir import RunDir
 
-    rundir = RunDir(run)
-    if not run.is_dir() or not (rundir.manifest.exists() or any(run.glob("*.jsonl"))):
+    rundir = RunDir(run.resolve())
+    if not run.is_dir() or not (rundir.manifest.exists() or (run / "outputs.jsonl").exists()):
         raise UsageError(f"{run} is not a run directory", remedy="Give the path that `holdfast eval` printed as run:")
-    broken = None
     try:
-        rundir.read_manifest()
-    except ManifestError as error:
-        broken = error.message
-    if dry_run:
-        index = rundir.load(mend=False)
-    else:
-        lease = RunLease(rundir.lease, lost=lambda: None)
-        lease.acquire(0)
-        try:
-            index = rundir.load(mend=True)
-            if broken:
-                rundir.set_manifest_aside()
-            if index.damage and rundir.finished:
-                rundir.reopen()
-                click.echo("took back metrics.json: with lines missing the run is not finished")
-        finally:
-            lease.release()
+        broken, index = (_wrong_with_manifest(rundir), rundir.load(mend=False)) if dry_run else _mend(rundir)
+    except OSError as error:
+        raise Fault(
+            "disk",
+            f"cannot repair {run}: {error.strerror or error}",
+            remedy="Mend the disk first: what it does not give or take is beyond this command.",
+        ) from error
     if broken:
         click.echo(broken)
     for damage in index.damage:
@@ -55,3 +48,30 @@ def command(run: Path, dry_run: bool) -> int:
     if not dry_run:
         click.echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
     return 1 if dry_run else 0
+
+
+def _wrong_with_manifest(rundir: RunDir) -> str | None:
+    try:
+        rundir.read_manifest()
+    except ManifestError as error:
+        return error.message
+    return None
+
+
+def _mend(rundir: RunDir) -> tuple[str | None, Index]:
+    """Set aside all that is damaged; what was wrong."""
+    from holdfast.store.lease import RunLease
+
+    lease = RunLease(rundir.lease, lost=lambda: None)
+    lease.acquire(0)
+    try:
+        broken = _wrong_with_manifest(rundir)  # first: what a later version wrote is not ours to mend
+        index = rundir.load(mend=True)
+        if broken:
+            rundir.set_manifest_aside()
+        if index.damage and rundir.finished:
+            rundir.reopen()
+            click.echo("took back metrics.json: with lines missing the run is not finished")
+        return broken, index
+    finally:
+        lease.release()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.fields import (
     GRADERS,
@@ -119,6 +119,8 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
     data = copy.deepcopy(document.data)
     for key, value in overrides:
         if key == ("dataset", "limit") and isinstance(data.get("samples"), list) and "dataset" not in data:
+            if type(value) is not int or value < 1:
+                raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
             data["samples"] = data["samples"][:value]
         else:
             apply_override(data, key, value)

@@ -1,0 +1,276 @@
+"""`holdfast.evaluate`: the same as the command, from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import holdfast
+from holdfast.errors import ConfigError, UsageError
+from tests.support.running import lines, server
+from tests.support.specs import write_rows, write_spec
+from tests.support.workflow import workflow
+
+SAMPLES = [{"id": f"s{number}", "q": f"word{number}", "expected": f"WORD{number}"} for number in range(12)]
+
+
+def shout(prompt):
+    return prompt.upper()
+
+
+async def shout_later(prompt, context):
+    await asyncio.sleep(0.001 * (5 - int(prompt.removeprefix("word")) % 5))
+    return f"{prompt.upper()} {context.trial}"
+
+
+def is_right(output, expected):
+    return output == expected
+
+
+async def starts_right(output, sample):
+    return holdfast.Verdict(0.5 if output.startswith(sample["expected"]) else 0, "start")
+
+
+class Checker:
+    def __call__(self, output):
+        return True
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    def run(*files, **keys):
+        given = {"runs_dir": tmp_path / "runs", **keys}
+        if not files:
+            given = {"name": "e", "samples": SAMPLES, "prompt": "{{ q }}", **given}
+        return holdfast.evaluate(*files, **given)
+
+    return run
+
+
+class TestPublicNames:
+    def test_they_are_these_and_no_others(self):
+        assert holdfast.__all__ == ["HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+        for name in holdfast.__all__:
+            assert getattr(holdfast, name) is not None
+
+    def test_another_name_is_an_attribute_error(self):
+        with pytest.raises(AttributeError, match="no attribute 'evalute'"):
+            holdfast.evalute  # noqa: B018 - asking for it is the test
+
+    def test_importing_the_package_imports_nothing_heavy(self):
+        script = "import holdfast, sys; print([m for m in sys.modules if m.startswith(('holdfast.', 'pydantic'))])"
+        assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+
+    def test_every_error_is_a_holdfast_error(self):
+        errors = importlib.import_module("holdfast.errors")
+        classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
+        assert len(classes) > 5 and all(issubclass(c, holdfast.HoldfastError) for c in classes)
+
+
+class TestFunctions:
+    def test_a_function_as_target_and_functions_as_graders(self, evaluate):
+        run = evaluate(target=shout, graders=[is_right, starts_right, {"type": "exact"}])
+        assert run.finished and run.exit_code == 0 and run.reason is None
+        assert list(run.metrics["metrics"]) == ["is_right", "starts_right", "exact"]
+        assert (run.metrics["metrics"]["is_right"]["score"], run.metrics["metrics"]["starts_right"]["score"]) == (
+            1,
+            0.5,
+        )
+        assert run.score == pytest.approx(2.5 / 3)
+        assert run.metrics["target"] == "test_api.py:shout"
+
+    def test_results_are_in_the_datasets_order_and_outputs_as_they_finished(self, evaluate):
+        run = evaluate(target=shout_later, graders=[starts_right], trials=2)
+        wanted = [(f"s{number}", trial) for number in range(12) for trial in (1, 2)]
+        assert [(entry["sample"], entry["trial"]) for entry in run.results()] == wanted
+        kept = [(entry["sample"], entry["trial"]) for entry in run.outputs()]
+        assert sorted(kept) == sorted(wanted)
+        assert [entry["output"] for entry in run.results()][:2] == ["WORD0 1", "WORD0 2"]
+
+    def test_lambdas_of_one_line_are_kept_apart(self, evaluate):
+        run = evaluate(target=lambda prompt: prompt, graders=[lambda output: output.startswith("word")])
+        assert run.score == 1 and run.results()[0]["output"] == "word0"
+
+    def test_a_callable_object_will_do(self, evaluate):
+        run = evaluate(target=shout, graders=[Checker()])
+        assert run.score == 1 and list(run.metrics["metrics"]) == ["Checker"]
+
+    def test_what_has_no_source_is_refused(self, evaluate, tmp_path):
+        made = {}
+        exec("def reply(prompt): return prompt", made)
+        for target in (made["reply"], len, functools.partial(shout, "x")):
+            with pytest.raises(UsageError, match="could not be noticed"):
+                evaluate(target=target)
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_changed_function_is_another_run_and_a_comment_is_not(self, evaluate, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(tmp_path)
+        paths = []
+        for number, code in enumerate(
+            [
+                "def reply(prompt):\n    return 'a'\n",
+                "# new\ndef reply(prompt):\n    return 'a'\n",
+                "def reply(prompt):\n    return 'b'\n",
+            ]
+        ):
+            # Three files of one name, as three states of one file: an imported module cannot be changed.
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "agent.py").write_text(code)
+            spec = importlib.util.spec_from_file_location("agent", folder / "agent.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            paths.append(evaluate(target=module.reply).path)
+        assert paths[0] == paths[1] != paths[2]
+
+
+class TestFiles:
+    def test_arguments_are_laid_over_the_file(self, evaluate, tmp_path):
+        path = write_spec(
+            tmp_path, samples=SAMPLES, prompt="{{ q }}", target={"model": "m", "base_url": "http://127.0.0.1:1"}
+        )
+        run = evaluate(path, target=shout, graders=[is_right], trials=2, name="other")
+        assert run.finished and run.score == 1
+        assert (run.metrics["eval"], run.metrics["trials"]) == ("other", 2)
+
+    def test_a_file_may_leave_out_what_the_arguments_give(self, evaluate, tmp_path):
+        write_rows(tmp_path / "sub" / "d.jsonl", SAMPLES)
+        path = write_spec(tmp_path / "sub", samples=None, target=None, graders=None, prompt="{{ q }}")
+        run = evaluate(path, target=shout, dataset="d.jsonl")
+        assert run.finished and run.metrics["total"] == 12, "and paths are relative to the file"
+
+    def test_a_models_name_takes_the_place_of_the_files(self, evaluate, tmp_path):
+        with server() as mock:
+            path = write_spec(tmp_path, target={"model": "first", "base_url": mock.base_url})
+            run = evaluate(path, target="second")
+            assert run.finished and run.metrics["target"] == "second" and mock.requests == 2
+
+    def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate, tmp_path):
+        path = write_spec(tmp_path, trials=0)
+        with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: trials"):
+            evaluate(path)
+        with pytest.raises(ConfigError, match=r"promt: unknown key \(did you mean 'prompt'\?\)"):
+            evaluate(path, trials=1, promt="x")
+
+    def test_a_dataset_by_its_path(self, evaluate, tmp_path):
+        write_rows(tmp_path / "d.jsonl", SAMPLES)
+        for given in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
+            run = holdfast.evaluate(name="e", dataset=given, prompt="{{ q }}", target=shout, runs_dir=tmp_path / "runs")
+            assert run.metrics["total"] == 12
+
+    def test_the_command_and_the_function_find_the_same_run(self, evaluate, tmp_path, monkeypatch):
+        from tests.support.running import holdfast as command
+
+        with server() as mock:
+            path = write_spec(tmp_path, target={"model": "m", "base_url": mock.base_url})
+            run = evaluate(path)
+            done = command("eval", path, cwd=tmp_path)
+            assert "already finished" in done.stdout and mock.requests == 2
+            assert done.stdout.strip().endswith(str(run.path.relative_to(tmp_path)))
+
+
+class TestRuns:
+    def test_the_same_call_again_calls_nobody(self, evaluate):
+        with workflow(lambda asked: {"value": asked.body["p"]}) as service:
+            keys = {"target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}}
+            first, second = evaluate(**keys), evaluate(**keys)
+            assert first == second and len(service.asked) == 12
+            third = evaluate(fresh=True, **keys)
+            assert third.path == first.path and len(service.asked) == 24
+            archived = list(first.path.parent.glob("archived/*/outputs.jsonl"))
+            assert len(archived) == 1 and len(lines(archived[0])) == 12
+
+    def test_a_gate_that_is_not_met_is_exit_code_one(self, evaluate):
+        run = evaluate(target=shout, graders=[starts_right], gate={"starts_right": 0.75})
+        assert run.finished and run.exit_code == 1
+
+    def test_an_unfinished_run_says_why_and_what_to_do(self, evaluate):
+        run = evaluate(target={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
+        assert (run.finished, run.metrics, run.score, run.exit_code) == (False, None, None, 3)
+        assert "refuses connections" in run.reason and "run the same command again" in run.reason
+
+    def test_graders_can_be_left_for_later(self, evaluate):
+        keys = {"target": shout, "graders": [is_right]}
+        first = evaluate(skip_graders=True, **keys)
+        assert not first.finished and first.exit_code == 0 and len(list(first.outputs())) == 12
+        assert evaluate(**keys).score == 1
+
+    def test_runs_are_kept_where_the_environment_says(self, tmp_path, monkeypatch):
+        keys = {"name": "e", "samples": SAMPLES[:1], "prompt": "{{ q }}", "target": shout}
+        monkeypatch.chdir(tmp_path)
+        assert holdfast.evaluate(**keys).path.resolve().is_relative_to(tmp_path / "runs")
+        monkeypatch.setenv("HOLDFAST_RUNS_DIR", str(tmp_path / "elsewhere"))
+        assert holdfast.evaluate(**keys).path.is_relative_to(tmp_path / "elsewhere")
+        assert holdfast.evaluate(**keys, runs_dir=tmp_path / "given").path.is_relative_to(tmp_path / "given")
+
+    def test_a_display_is_told_what_happens(self, evaluate):
+        from holdfast.display.types import Display
+
+        class Recorder(Display):
+            def __init__(self):
+                self.seen = []
+
+            def begin(self, name, target, path, plan):
+                self.seen.append(("begin", name, plan.to_run))
+
+            def output(self, record):
+                self.seen.append(("output", record.sample))
+
+            def grade(self, record):
+                self.seen.append(("grade", record.sample))
+
+            def end(self):
+                self.seen.append(("end",))
+
+        display = Recorder()
+        evaluate(target=shout, graders=[is_right], display=display)
+        assert display.seen[0] == ("begin", "e", 12) and display.seen[-1] == ("end",)
+        for kind in ("output", "grade"):
+            assert sorted(name for what, *name in display.seen if what == kind) == sorted([s["id"]] for s in SAMPLES)
+        assert all(display.seen.index(("output", s["id"])) < display.seen.index(("grade", s["id"])) for s in SAMPLES)
+
+
+class TestEventLoops:
+    def test_it_works_inside_a_running_loop(self, evaluate):
+        async def main():
+            return evaluate(target=shout_later, graders=[starts_right])
+
+        assert asyncio.run(main()).score == 0.5
+
+    def test_what_goes_wrong_there_is_raised_there(self, evaluate, tmp_path):
+        async def main():
+            with pytest.raises(ConfigError, match="asks for nothing_we_have"):
+                evaluate(target=wants_too_much)
+
+        asyncio.run(main())
+        assert not (tmp_path / "runs").exists()
+
+    def test_it_leaves_the_programs_own_signal_handlers_alone(self, evaluate):
+        def mine(*_):
+            """The program's own."""
+
+        before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            evaluate(target=shout)
+            assert [signal.getsignal(number) for number in before] == [mine, mine]
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def wants_too_much(nothing_we_have):
+    return nothing_we_have
+
+
+def test_a_run_can_be_read_without_holdfast(evaluate):
+    run = evaluate(target=shout, graders=[is_right])
+    assert json.loads((run.path / "metrics.json").read_text()) == run.metrics
+    kept = [json.loads(line)["sample"] for line in (run.path / "outputs.jsonl").read_text().splitlines()]
+    assert kept == [output["sample"] for output in run.outputs()]

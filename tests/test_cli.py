@@ -1,0 +1,362 @@
+"""The command line: what it prints, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from holdfast import __version__
+from holdfast.cli.main import _VERBS
+from holdfast.spec.load import load_eval
+from tests.support.running import HOLDFAST, environment, holdfast, lines, metrics, run_dir, server, write_eval
+from tests.support.specs import command, write_spec
+
+ESCAPE = re.compile("\x1b")
+
+
+@pytest.fixture
+def type_in(monkeypatch, capsys, tmp_path):
+    """Type a command in a fresh folder."""
+    for name in ("HOLDFAST_RUNS_DIR", "HOLDFAST_LOCK_TIMEOUT", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *words: command(monkeypatch, capsys, tmp_path, *words)
+
+
+@pytest.fixture(scope="module")
+def mock():
+    with server() as running:
+        yield running
+
+
+def everything(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+class TestItself:
+    def test_its_version(self, tmp_path):
+        assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
+
+    @pytest.mark.parametrize("words", [["--version"], ["--help"]])
+    def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path, words):
+        script = (
+            "import sys\n"
+            "from holdfast.cli.main import main\n"
+            "sys.argv = ['holdfast', *sys.argv[1:]]\n"
+            "try:\n    main()\nexcept SystemExit:\n    pass\n"
+            "print('imported:', *sorted({name.partition('.')[0] for name in sys.modules}))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path, env=environment()
+        )
+        imported = set(done.stdout.splitlines()[-1].split()[1:])
+        assert "click" in imported and "holdfast" in imported
+        heavy = {
+            "aiohttp",
+            "pydantic",
+            "rich",
+            "jinja2",
+            "msgspec",
+            "ruamel",
+            "uvloop",
+            "zstandard",
+            "asyncio",
+            "jmespath",
+        }
+        assert imported & heavy == set()
+
+    @pytest.mark.parametrize("words", [["--help"], ["-h"]])
+    def test_help_lists_every_verb(self, type_in, words):
+        ended = type_in(*words)
+        assert ended.code == 0
+        for verb, said in _VERBS.items():
+            assert re.search(rf"^\s+{verb}\s+{re.escape(said[:30])}", ended.out, re.MULTILINE)
+
+    @pytest.mark.parametrize("verb", _VERBS)
+    def test_every_verb_has_help(self, type_in, verb):
+        ended = type_in(verb, "--help")
+        assert ended.code == 0 and re.search(rf"^Usage: .*{verb}", ended.out) and "--help" in ended.out
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["evall", "x"], "Did you mean 'eval'?"),
+            (["inti"], "Did you mean 'init'?"),
+            (["nonsense"], "No such command 'nonsense'"),
+            (["eval"], "Missing argument 'CONFIG'"),
+            (["eval", "e.yaml", "--trails", "3"], "--trials"),
+            (["eval", "e.yaml", "--trials", "0"], "--trials"),
+            (["eval", "e.yaml", "--concurrency", "0"], "neither a number above 0 nor auto"),
+            (["eval", "e.yaml", "--max-time", "soon"], "not a duration"),
+            (["eval", "e.yaml", "--display", "loud"], "--display"),
+            (["eval", "e.yaml", "not-an-override"], "is not an override"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_wrong_usage_is_exit_code_two_with_what_is_right(self, type_in, tmp_path, words, said):
+        write_spec(tmp_path).rename(tmp_path / "e.yaml")
+        before = everything(tmp_path)
+        ended = type_in(*words)
+        assert ended.code == 2 and said in ended.err
+        assert "Traceback" not in ended.err and everything(tmp_path) == before
+
+    def test_a_bad_lock_timeout_is_named(self, type_in, tmp_path, monkeypatch):
+        write_spec(tmp_path)
+        monkeypatch.setenv("HOLDFAST_LOCK_TIMEOUT", "soon")
+        ended = type_in("eval", "eval.yaml")
+        assert ended.code == 2 and "HOLDFAST_LOCK_TIMEOUT is 'soon'" in ended.err
+
+
+class TestEval:
+    def test_a_run_prints_its_numbers_and_its_place_and_the_same_command_calls_nobody(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=10)
+        before = mock.requests
+        ended = type_in("eval", path)
+        assert ended.code == 0 and mock.requests == before + 10
+        run = run_dir(tmp_path)
+        assert f"run: {run.relative_to(tmp_path)}" in ended.out
+        assert "coverage 100.0% of 10 trials" in ended.out and "0.500" in ended.out and "0.237 – 0.763" in ended.out
+        assert "cost unknown" in ended.out and "30 tokens" in ended.out
+        again = type_in("eval", path)
+        assert again.code == 0 and "already finished" in again.out and mock.requests == before + 10
+        assert "0.237 – 0.763" in again.out
+
+    @pytest.mark.parametrize(
+        ("words", "look"),
+        [
+            (["-m", "other"], lambda found: found["target"] == "other"),
+            (["--model", "other"], lambda found: found["target"] == "other"),
+            (["--trials", "2"], lambda found: found["total"] == 8),
+            (["--limit", "3"], lambda found: found["total"] == 3),
+            (["dataset.limit=1", "--limit", "3"], lambda found: found["total"] == 1),
+            (["--concurrency", "1"], lambda found: found["total"] == 4),
+            (["--concurrency", "auto"], lambda found: found["total"] == 4),
+            (["name=other"], lambda found: found["eval"] == "other"),
+            (["graders.exact.threshold=0"], lambda found: found["passed"] == 1),
+            (["--max-tokens", "1000", "--max-time", "1h"], lambda found: found["coverage"] == 1),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_options_and_overrides_take_effect(self, type_in, tmp_path, mock, words, look):
+        path = write_eval(tmp_path, mock.base_url, rows=4)
+        assert type_in("eval", path, *words).code == 0
+        (found,) = tmp_path.glob("runs/*/*/metrics.json")
+        assert look(json.loads(found.read_text()))
+
+    @pytest.mark.parametrize("limit", [["--limit", "1"], ["dataset.limit=1"]], ids=" ".join)
+    def test_a_limit_holds_for_rows_written_by_hand_too(self, type_in, tmp_path, mock, limit):
+        path = write_spec(tmp_path, target={"model": "m", "base_url": mock.base_url})
+        assert type_in("eval", path, *limit).code == 0
+        assert metrics(run_dir(tmp_path))["total"] == 1
+
+    @pytest.mark.parametrize("limit", ["many", "0", "-1", "1.5", ""])
+    def test_a_limit_that_is_none_is_refused(self, type_in, tmp_path, limit):
+        ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
+        assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
+
+    def test_a_gate_that_is_not_met_is_exit_code_one(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=4, gate={"exact": 0.8, "score": 0.4})
+        for _ in range(2):
+            ended = type_in("eval", path)
+            assert ended.code == 1
+            assert "gate not met: exact is 0.5, below 0.8" in ended.out and "gate not met: score" not in ended.out
+
+    def test_fresh_keeps_the_old_run_aside(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=3)
+        type_in("eval", path)
+        run = run_dir(tmp_path)
+        old = (run / "outputs.jsonl").read_bytes()
+        before = mock.requests
+        for option in ("--fresh", "--force"):
+            ended = type_in("eval", path, option)
+            assert ended.code == 0 and "the earlier run is kept in" in ended.err
+        assert mock.requests == before + 6
+        archived = sorted((run.parent / "archived").glob("*/outputs.jsonl"))
+        assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
+
+    def test_graders_can_be_skipped_and_run_later(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=3)
+        before = mock.requests
+        first = type_in("eval", path, "--skip-graders")
+        assert first.code == 0 and "without --skip-graders" in first.out
+        run = run_dir(tmp_path)
+        assert not (run / "metrics.json").exists() and len(lines(run / "outputs.jsonl")) == 3
+        assert type_in("eval", path).code == 0
+        assert metrics(run)["graded"] == 3 and mock.requests == before + 3
+
+    def test_runs_go_where_they_are_told(self, type_in, tmp_path, mock, monkeypatch):
+        path = write_eval(tmp_path, mock.base_url, rows=1)
+        monkeypatch.setenv("HOLDFAST_RUNS_DIR", "from-environment")
+        assert type_in("eval", path).code == 0
+        assert type_in("eval", path, "--runs-dir", "from-option").code == 0
+        assert not (tmp_path / "runs").exists()
+        assert [
+            len(list((tmp_path / name).glob("e/*/metrics.json"))) for name in ("from-environment", "from-option")
+        ] == [1, 1]
+
+    def test_results_are_in_the_datasets_order_with_several_trials(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=20, trials=3)
+        assert type_in("eval", path).code == 0
+        results = json.loads((run_dir(tmp_path) / "results.json").read_text())["trials"]
+        assert [(entry["sample"], entry["trial"]) for entry in results] == [
+            (f"s{number}", trial) for number in range(20) for trial in (1, 2, 3)
+        ]
+
+    def test_the_command_to_go_on_with_can_be_typed_as_it_is_printed(self, type_in, tmp_path):
+        path = write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
+        words = ["eval", str(path), "target.params={stop: ['[/b]', ':smile:']}", "system=it's [bold]x[/bold]"]
+        ended = type_in(*words)
+        assert ended.code == 3 and "refuses connections" in ended.out
+        (printed,) = [line for line in ended.out.splitlines() if line.startswith("  holdfast ")]
+        assert shlex.split(printed) == ["holdfast", *words]
+
+    @pytest.mark.parametrize("name", ["[red]x[/red]", "a:smile:b", "[/x]"])
+    def test_names_are_printed_as_they_are(self, type_in, tmp_path, mock, name):
+        path = write_eval(tmp_path, mock.base_url, rows=1, graders=[{"type": "exact", "name": name}])
+        ended = type_in("eval", path, f"target.model='{name}'")
+        assert ended.code == 0
+        assert ended.out.count(name) == 2, "in the title and in the table"
+
+
+class TestDryRun:
+    def test_it_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=4, trials=2)
+        before, asked = everything(tmp_path), mock.requests
+        for option in ("-d", "--dry-run"):
+            ended = type_in("eval", path, option, "system=Be brief.")
+            assert ended.code == 0
+            assert "8 trials of 4 samples: 8 to run" in ended.out
+            assert "system: Be brief." in ended.out and "runs/e/test-model-" in ended.out
+        assert everything(tmp_path) == before and mock.requests == asked
+
+    def test_it_knows_what_is_there(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=4)
+        type_in("eval", path)
+        before = everything(tmp_path)
+        assert "4 trials of 4 samples: 4 finished" in type_in("eval", path, "--dry-run").out
+        assert "4 to run" in type_in("eval", path, "--dry-run", "--fresh").out
+        run = run_dir(tmp_path)
+        assert everything(tmp_path) == before
+        for name in ("metrics.json", "grades.jsonl"):
+            (run / name).unlink()
+        (run / "outputs.jsonl").write_text("".join((run / "outputs.jsonl").read_text().splitlines(keepends=True)[:3]))
+        assert "3 to grade, 1 to run" in type_in("eval", path, "--dry-run").out
+
+    def test_the_plan_as_json(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=4)
+        plan = json.loads(type_in("eval", path, "--dry-run", "--json").out)
+        assert (plan["total"], plan["to_run"], plan["finished"], plan["to_grade"]) == (4, 4, 0, 0)
+        assert plan["eval"]["prompt"] == "{{ question }}"
+
+    def test_it_says_what_is_wrong_too(self, type_in, tmp_path):
+        ended = type_in("eval", write_spec(tmp_path, prompt="{{ nothing }}"), "--dry-run")
+        assert ended.code == 2 and "no sample has a field 'nothing'" in ended.err
+
+
+class TestInit:
+    @pytest.mark.parametrize("folder", [None, "new", "deep/er"])
+    def test_it_writes_an_eval_that_can_be_read(self, type_in, tmp_path, folder):
+        ended = type_in("init", *([folder] if folder else []))
+        assert ended.code == 0
+        path = tmp_path / (folder or ".") / "eval.yaml"
+        spec = load_eval(path)
+        assert spec.name == "first-steps"
+        assert (path.parent / "questions.jsonl").read_text().count("\n") == 5
+        (printed,) = [line for line in ended.out.splitlines() if line.startswith("Run it with:")]
+        assert type_in(*shlex.split(printed.removeprefix("Run it with:"))[1:], "--dry-run").code == 0
+
+    @pytest.mark.parametrize("name", ["eval.yaml", "questions.jsonl"])
+    def test_nothing_is_overwritten(self, type_in, tmp_path, name):
+        (tmp_path / name).write_text("mine")
+        ended = type_in("init")
+        assert ended.code == 2 and f"{name} is already there" in ended.err
+        assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
+
+    @pytest.mark.parametrize("folder", ["file", "file/inner"])
+    def test_a_file_in_the_way_is_said(self, type_in, tmp_path, folder):
+        (tmp_path / "file").write_text("mine")
+        ended = type_in("init", folder)
+        assert ended.code == 2 and "Traceback" not in ended.err and ended.err
+
+
+class TestRepair:
+    @pytest.fixture
+    def run(self, type_in, tmp_path, mock):
+        type_in("eval", write_eval(tmp_path, mock.base_url, rows=5))
+        return run_dir(tmp_path)
+
+    def test_a_sound_run_is_left_alone(self, type_in, run):
+        before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+        ended = type_in("repair", run)
+        assert ended.code == 0 and "nothing to repair" in ended.out and "5 outputs and 5 grades are sound" in ended.out
+        assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+    def test_damage_is_found_set_aside_and_done_again(self, type_in, run, tmp_path, mock):
+        content = bytearray((run / "outputs.jsonl").read_bytes())
+        content[30] ^= 1
+        (run / "outputs.jsonl").write_bytes(content)
+        looked = type_in("repair", run, "--dry-run")
+        assert looked.code == 1 and "outputs.jsonl: a damaged line at byte 0" in looked.out
+        assert (run / "outputs.jsonl").read_bytes() == content and (run / "metrics.json").exists()
+        mended = type_in("repair", run)
+        assert mended.code == 0 and "set aside in" in mended.out and "4 outputs" in mended.out
+        assert not (run / "metrics.json").exists() and (run / "set-aside" / "outputs.jsonl").exists()
+        assert "nothing to repair" in type_in("repair", run).out
+        asked = mock.requests
+        assert type_in("eval", "e.yaml").code == 0 and mock.requests == asked + 1
+
+    @pytest.mark.parametrize("place", [".", "nowhere", "e.yaml"])
+    def test_what_is_no_run_is_refused(self, type_in, tmp_path, place):
+        (tmp_path / "e.yaml").touch()
+        ended = type_in("repair", place)
+        assert ended.code == 2 and "Traceback" not in ended.err
+
+
+class TestDisplays:
+    @pytest.mark.parametrize("display", ["plain", "json", "none", "rich", None])
+    def test_what_is_no_terminal_gets_no_escape_codes(self, tmp_path, mock, display):
+        path = write_eval(tmp_path, mock.base_url, rows=5, gate={"exact": 1})
+        words = ["--display", display] if display else []
+        done = holdfast("eval", path, *words, cwd=tmp_path, check=1, env={"TERM": "xterm-256color"})
+        assert not ESCAPE.search(done.stdout)
+        if display != "rich":
+            assert not ESCAPE.search(done.stderr)
+        assert "0.600" in done.stdout and "gate not met" in done.stdout
+
+    def test_none_says_nothing_while_it_runs(self, type_in, tmp_path, mock):
+        assert type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "none").err == ""
+
+    def test_plain_says_what_it_is_about_to_do(self, type_in, tmp_path, mock):
+        said = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
+        assert said[0].startswith("e · test-model · runs/e/test-model-")
+        assert said[1] == "2 trials of 2 samples: 2 to run"
+
+    def test_json_is_one_event_per_line(self, type_in, tmp_path, mock):
+        err = type_in("eval", write_eval(tmp_path, mock.base_url, rows=3, trials=2), "--display", "json").err
+        events = [json.loads(line) for line in err.splitlines()]
+        assert events[0]["event"] == "begin" and (events[0]["total"], events[0]["to_run"]) == (6, 6)
+        kinds = [event["event"] for event in events]
+        assert kinds.count("output") == kinds.count("grade") == 6
+        assert all(isinstance(event["time"], float) for event in events)
+        wanted = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
+        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == wanted
+        assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
+
+    def test_errors_and_notices_are_events_too(self, type_in, tmp_path, mock):
+        path = write_eval(tmp_path, mock.base_url, rows=1, graders=[{"type": "number", "expected": "none"}])
+        first = [json.loads(line) for line in type_in("eval", path, "--display", "json").err.splitlines()]
+        assert [event["status"] for event in first if event["event"] == "grade"] == ["error"]
+        again = [json.loads(line) for line in type_in("eval", path, "--fresh", "--display", "json").err.splitlines()]
+        assert "the earlier run is kept in" in next(event["message"] for event in again if event["event"] == "notice")
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
+    first = subprocess.Popen([*HOLDFAST, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    first.stdout.close()
+    assert b"Traceback" not in first.stderr.read()
+    first.stderr.close()
+    first.wait()

@@ -1,0 +1,238 @@
+"""results.json and metrics.json: what was graded is scored, what was not is said, and both follow from the journals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import holdfast
+from tests.support.running import holdfast as run_command
+from tests.support.running import lines, metrics, run_dir, server, write_eval
+
+AGENT = """\
+def reply(prompt, context):
+    if prompt.startswith("fail"):
+        raise RuntimeError("down")
+    return f"{prompt} {context.trial}"
+
+
+def half(output):
+    return 0.5
+
+
+def picky(output):
+    if "b" in output:
+        raise ValueError("cannot say")
+    return 1.0
+
+
+def undecided(output):
+    return {"score": None} if "b" in output else True
+"""
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+
+    def run(*prompts, graders=(), **keys):
+        return holdfast.evaluate(
+            name=keys.pop("name", "e"),
+            samples=[{"id": f"s{number}", "q": prompt} for number, prompt in enumerate(prompts)],
+            prompt="{{ q }}",
+            target={"python": f"{tmp_path}/agent.py:reply"},
+            graders=[
+                {"type": "python", "name": g, "function": f"{tmp_path}/agent.py:{g}"} if isinstance(g, str) else g
+                for g in graders
+            ],
+            runs_dir=tmp_path / "runs",
+            **{"limits": {"retries": 0}, **keys},
+        )
+
+    return run
+
+
+def text(name, contains, **more):
+    return {"type": "text", "name": name, "contains": contains, **more}
+
+
+class TestCoverage:
+    def test_an_error_of_the_target_is_pending_and_never_a_wrong_answer(self, evaluate):
+        run = evaluate("a", "fail", graders=[text("t", "a")])
+        assert not run.finished and run.metrics is None and run.exit_code == 3
+        assert not (run.path / "metrics.json").exists()
+        accepted = evaluate("a", "fail", graders=[text("t", "a")], accept_errors=True)
+        assert accepted.finished and accepted.exit_code == 0
+        found = accepted.metrics
+        assert (found["total"], found["outputs"], found["graded"], found["coverage"]) == (2, 1, 1, 0.5)
+        assert (found["score"], found["metrics"]["t"]["n"]) == (1.0, 1)
+        assert [(e["status"], e["score"], e["output"]) for e in accepted.results()] == [
+            ("passed", 1.0, "a 1"),
+            ("error", None, None),
+        ]
+
+    def test_an_error_of_a_grader_takes_its_trial_out_of_the_overall_score_alone(self, evaluate):
+        run = evaluate("a", "b", graders=["picky", text("t", "a")], accept_errors=True)
+        found = run.metrics
+        assert (found["coverage"], found["graded"], found["outputs"]) == (0.5, 1, 2)
+        assert (
+            found["metrics"]["picky"]["score"],
+            found["metrics"]["picky"]["errors"],
+            found["metrics"]["picky"]["n"],
+        ) == (1, 1, 1)
+        assert (found["metrics"]["t"]["score"], found["metrics"]["t"]["n"]) == (0.5, 2)
+        assert (found["score"], found["overall"]["n"]) == (1.0, 1)
+
+    def test_a_skipped_output_is_covered_but_not_scored(self, evaluate):
+        run = evaluate("a", "b", graders=["undecided"])
+        found = run.metrics
+        assert run.finished and found["coverage"] == 1
+        assert (found["metrics"]["undecided"]["skipped"], found["metrics"]["undecided"]["n"], found["score"]) == (
+            1,
+            1,
+            1.0,
+        )
+        assert [entry["status"] for entry in run.results()] == ["passed", "skipped"]
+
+    def test_without_graders_outputs_are_what_is_covered_and_there_is_no_score(self, evaluate):
+        run = evaluate("a", "b")
+        assert run.finished and run.score is None
+        assert (run.metrics["coverage"], run.metrics["metrics"], run.metrics["overall"]) == (1, {}, None)
+
+    def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate, tmp_path):
+        keys = {"graders": [text("t", "a")], "limits": {"retries": 0}}
+        evaluate("a", "fail", accept_errors=True, **keys)
+        untouched = evaluate("a", "fail", **keys)
+        assert untouched.finished and len(lines(untouched.path / "errors.jsonl")) == 1
+        retried = evaluate("a", "fail", retry_failed=True, **keys)
+        assert not retried.finished and len(lines(retried.path / "errors.jsonl")) == 2
+        assert not (retried.path / "metrics.json").exists()
+
+
+class TestScores:
+    @pytest.mark.parametrize(
+        ("weights", "wanted"),
+        [((1, 1), 0.75), ((3, 1), 0.875), ((1, 3), 0.625), ((1, 0), 1.0), ((0, 1), 0.5), ((0, 0), None)],
+    )
+    def test_the_overall_score_is_the_weighted_mean(self, evaluate, weights, wanted):
+        run = evaluate(
+            "a", graders=[text("t", "a", weight=weights[0]), {**text("u", ["a", "z"]), "weight": weights[1]}]
+        )
+        assert run.score == wanted
+        assert run.metrics["metrics"]["t"]["weight"] == weights[0]
+
+    def test_a_trial_passes_when_every_grader_passes(self, evaluate):
+        run = evaluate("a", "b", "ab", graders=[text("has a", "a"), text("has b", "b")])
+        assert [entry["status"] for entry in run.results()] == ["failed", "failed", "passed"]
+        assert run.metrics["passed"] == pytest.approx(1 / 3)
+        assert run.score == pytest.approx(2 / 3)
+
+    def test_trials_are_counted_apart_and_together(self, evaluate):
+        run = evaluate("a", "b", trials=3, graders=[text("last", "3")])
+        found = run.metrics["metrics"]["last"]
+        assert (run.metrics["total"], found["n"], found["score"]) == (6, 6, pytest.approx(1 / 3))
+        assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
+        assert found["interval"] == "wilson-clustered"
+
+    def test_results_are_in_the_datasets_order_whatever_finished_first(self, evaluate):
+        prompts = [f"p{number}" for number in range(30)]
+        run = evaluate(*prompts, trials=2, graders=["half"])
+        assert [(entry["sample"], entry["trial"]) for entry in run.results()] == [
+            (f"s{number}", trial) for number in range(30) for trial in (1, 2)
+        ]
+        assert [entry["output"] for entry in run.results()][:3] == ["p0 1", "p0 2", "p1 1"]
+        assert {entry["grades"]["half"]["score"] for entry in run.results()} == {0.5}
+
+
+class TestTheFiles:
+    def test_the_same_run_twice_gives_the_same_bytes_but_for_times(self, evaluate, tmp_path):
+        keys = {"graders": ["half", text("t", "a")], "trials": 2}
+        one = evaluate("a", "b", **keys)
+        first = {name: (one.path / name).read_bytes() for name in ("results.json", "metrics.json")}
+        other = evaluate("a", "b", fresh=True, limits={"concurrency": 1}, **keys)
+        assert other.path == one.path
+        assert (other.path / "results.json").read_bytes() == first["results.json"]
+        before, after = (
+            json.loads(text) for text in (first["metrics.json"], (other.path / "metrics.json").read_bytes())
+        )
+        assert list(before)[-1] == "timing"
+        assert {**before, "timing": 0} == {**after, "timing": 0}
+
+    def test_both_files_can_be_rebuilt_from_the_journals(self, evaluate):
+        keys = {"graders": ["half"]}
+        run = evaluate("a", "b", **keys)
+        before = metrics(run.path), (run.path / "results.json").read_bytes()
+        outputs = (run.path / "outputs.jsonl").read_bytes()
+        for name in ("metrics.json", "results.json"):
+            (run.path / name).unlink()
+        again = evaluate("a", "b", **keys)
+        assert (metrics(again.path), (again.path / "results.json").read_bytes()) == before
+        assert (run.path / "outputs.jsonl").read_bytes() == outputs
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"metrics": 5}'])
+    def test_damaged_metrics_are_made_anew(self, evaluate, content):
+        run = evaluate("a", graders=["half"])
+        before = metrics(run.path)
+        (run.path / "metrics.json").write_text(content)
+        assert metrics(evaluate("a", graders=["half"]).path) == before
+
+    def test_they_are_json_for_anyone(self, evaluate):
+        run = evaluate("a", graders=["half"])
+        results = json.loads((run.path / "results.json").read_text())
+        assert results["schemaVersion"] == "1.0" and results["eval"] == "e" and len(results["trials"]) == 1
+        manifest = json.loads((run.path / "manifest.json").read_text())
+        assert manifest["schemaVersion"] == "1.0" and run.path.name.endswith(manifest["id"])
+        assert manifest["dataset"]["count"] == 1
+        for name in ("outputs.jsonl", "grades.jsonl"):
+            assert all(list(entry)[-1] == "sum" for entry in lines(run.path / name))
+
+    def test_every_output_and_grade_has_the_documented_fields(self, evaluate):
+        run = evaluate("a", graders=["half"])
+        (output,), (grade,) = lines(run.path / "outputs.jsonl"), lines(run.path / "grades.jsonl")
+        assert {"key", "sample", "trial", "attempt", "messages", "output", "turns", "stop", "usage", "timing"} <= set(
+            output
+        )
+        assert set(output["usage"]) == {"input_tokens", "output_tokens", "requests", "cost"}
+        assert set(output["timing"]) == {"started", "seconds", "first_token"}
+        wanted = "key grade_key sample trial grader type turn status score weight feedback details seconds"
+        assert set(wanted.split()) <= set(grade)
+        assert (grade["key"], grade["turn"], grade["status"], grade["score"]) == (output["key"], None, "passed", 0.5)
+
+    def test_the_times_are_those_of_the_trials(self, evaluate):
+        run = evaluate("a", "b", "c", graders=["half"])
+        seconds = sorted(entry["timing"]["seconds"] for entry in lines(run.path / "outputs.jsonl"))
+        assert run.metrics["timing"]["trial_seconds_p50"] == pytest.approx(seconds[1])
+        assert seconds[1] <= run.metrics["timing"]["trial_seconds_p95"] <= seconds[2]
+
+
+class TestAfterTheFact:
+    def test_other_thresholds_and_weights_make_the_numbers_anew_without_a_request(self, tmp_path):
+        with server() as mock:
+            grader = {"type": "text", "contains": ["question", "nothing"]}
+            path = write_eval(tmp_path, mock.base_url, rows=4, graders=[grader, {"type": "exact"}])
+            run_command("eval", path, cwd=tmp_path)
+            run = run_dir(tmp_path)
+            before = metrics(run)
+            assert (before["metrics"]["text"]["passed"], before["score"], mock.requests) == (0, 0.5, 4)
+            grades = (run / "grades.jsonl").read_bytes()
+            grader |= {"threshold": 0.5, "weight": 3}
+            write_eval(tmp_path, mock.base_url, rows=4, graders=[grader, {"type": "exact"}])
+            done = run_command("eval", path, cwd=tmp_path)
+            after = metrics(run)
+            assert (after["metrics"]["text"]["passed"], after["metrics"]["text"]["threshold"]) == (4, 0.5)
+            assert (after["passed"], before["passed"]) == (0.5, 0.0)
+            assert after["score"] == pytest.approx((3 * 0.5 + 0.5) / 4)
+            assert mock.requests == 4 and (run / "grades.jsonl").read_bytes() == grades
+            assert "already finished" not in done.stdout
+            assert "already finished" in run_command("eval", path, cwd=tmp_path).stdout
+
+    def test_a_gate_is_looked_at_anew_each_time(self, tmp_path):
+        with server() as mock:
+            path = write_eval(tmp_path, mock.base_url, rows=4)
+            run_command("eval", path, cwd=tmp_path, check=0)
+            missed = run_command("eval", path, "gate.exact=0.75", cwd=tmp_path, check=1)
+            assert "gate not met: exact is 0.5, below 0.75" in missed.stdout
+            run_command("eval", path, "gate.score=0.5", cwd=tmp_path, check=0)
+            run_command("eval", path, "gate.passed=0.51", cwd=tmp_path, check=1)
+            assert mock.requests == 4

@@ -1,0 +1,236 @@
+"""Fingerprints of Python code: every change that can matter shows, comments and layout do not."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError
+from holdfast.spec.source import source_fingerprint
+
+CODE = '''\
+"""A module."""
+import os
+
+LIMIT = 3
+
+
+class Agent:
+    """Does things."""
+
+    names = [
+        "a",
+        "b",
+    ]
+
+    def reply(self, prompt: str) -> str:
+        if prompt:
+            return f"{prompt!r:>{LIMIT}} {os.sep}"
+        else:
+            return """several
+            lines"""
+
+
+async def later(x, *, y=1):
+    async with x as z:
+        return [v async for v in z if v != "#not a comment"]
+'''
+
+
+def fingerprint(folder, text, name="agent.py"):
+    (folder / name).write_text(text)
+    return source_fingerprint(folder / name, folder)
+
+
+def with_comments(lines, places):
+    """The lines with comments and blank lines put where Python allows any."""
+    out = []
+    inside = False
+    for number, line in enumerate(lines):
+        if number in places and not inside:
+            out.extend(["", "# a comment", " " * 7 + "# deep"])
+        quotes = line.count('"""')
+        inside = inside != (quotes % 2 == 1)
+        out.append(line + "  # after" if number in places and not inside and quotes == 0 and line else line)
+    return "\n".join(out) + "\n"
+
+
+@given(st.sets(st.integers(0, CODE.count("\n"))))
+def test_comments_and_blank_lines_anywhere_change_nothing(tmp_path_factory, places):
+    folder = tmp_path_factory.getbasetemp()
+    text = with_comments(CODE.splitlines(), places)
+    compile(text, "agent.py", "exec")
+    assert fingerprint(folder, text) == fingerprint(folder, CODE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda code: code.rstrip("\n"),
+        lambda code: code.rstrip("\n") + "  # the end",
+        lambda code: code + "\n\n\n",
+        lambda code: code.replace("    ", "\t").replace("\t\t\tlines", "            lines"),
+        lambda code: code.replace("names = [", "names = [  # first\n"),
+        lambda code: code.replace("LIMIT = 3", "LIMIT  =  3"),
+        lambda code: code.replace("\n", "\r\n"),
+    ],
+    ids=["no last newline", "comment at the end", "blank end", "tabs", "comment in a list", "spaces", "other newlines"],
+)
+def test_layout_changes_nothing(tmp_path, change):
+    (tmp_path / "agent.py").write_bytes(change(CODE).encode())
+    assert source_fingerprint(tmp_path / "agent.py", tmp_path) == fingerprint(tmp_path, CODE)
+
+
+def tokens_that_matter():
+    """Where each token of the code stands that is more than layout."""
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    found = tokenize.generate_tokens(io.StringIO(CODE).readline)
+    return [token for token in found if token.type not in layout and token.string.strip()]
+
+
+@given(st.data())
+def test_any_name_number_or_text_that_changes_shows(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    chosen = [
+        t for t in tokens_that_matter() if t.type in (tokenize.NAME, tokenize.NUMBER) and t.string not in ("async",)
+    ]
+    token = data.draw(st.sampled_from(chosen))
+    lines = CODE.splitlines(keepends=True)
+    row, column = token.start
+    lines[row - 1] = lines[row - 1][:column] + data.draw(st.sampled_from(["x9", "y8"])) + lines[row - 1][token.end[1] :]
+    changed = "".join(lines)
+    try:
+        compile(changed, "agent.py", "exec")
+    except SyntaxError:
+        return
+    assert fingerprint(folder, changed) != fingerprint(folder, CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{prompt!r:>{LIMIT}}", "{prompt!s:>{LIMIT}}"),
+        ("} {os", "}  {os"),
+        ("#not a comment", "#not a  comment"),
+        ("Does things.", "Does other things."),
+        ("            lines", "             lines"),
+        ("        else:\n            return", "        return"),
+        ("    async with x as z:\n        return", "    async with x as z:\n        pass\n    return"),
+    ],
+    ids=["f-string", "space in an f-string", "hash in a text", "docstring", "space in a text", "branch", "indentation"],
+)
+def test_what_only_looks_like_layout_shows(tmp_path, old, new):
+    assert old in CODE
+    changed = CODE.replace(old, new)
+    assert fingerprint(tmp_path, changed) != fingerprint(tmp_path, CODE)
+
+
+def test_every_python_takes_the_same_fingerprint(tmp_path):
+    """A run goes on under another version of Python, though 3.12 reads f-strings otherwise than 3.11."""
+    assert fingerprint(tmp_path, CODE) == {"agent.py": "sha256:e91bac4b0aee77a9be61107740e420dd"}
+
+
+class TestImports:
+    @pytest.fixture
+    def project(self, tmp_path):
+        files = {
+            "agent.py": "",
+            "helper.py": "X = 1\n",
+            "pkg/__init__.py": "",
+            "pkg/a.py": "from . import b\nfrom .sub.c import C\n",
+            "pkg/b.py": "B = 1\n",
+            "pkg/sub/__init__.py": "",
+            "pkg/sub/c.py": "from ..b import B\nfrom ... import nothing\nC = 1\n",
+            "loose/d.py": "D = 1\n",
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("code", "files"),
+        [
+            ("import helper", {"helper.py"}),
+            ("import helper as h, os, json", {"helper.py"}),
+            ("from helper import X", {"helper.py"}),
+            ("def f():\n    import helper", {"helper.py"}),
+            ("try:\n    import helper\nexcept ImportError:\n    pass", {"helper.py"}),
+            ("import pkg", {"pkg/__init__.py"}),
+            ("import pkg.b", {"pkg/__init__.py", "pkg/b.py"}),
+            ("from pkg import b", {"pkg/__init__.py", "pkg/b.py"}),
+            (
+                "import pkg.a",
+                {"pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/sub/__init__.py", "pkg/sub/c.py"},
+            ),
+            ("from loose.d import D", {"loose/d.py"}),
+            ("import loose.d", {"loose/d.py"}),
+            ("import numpy, not_installed_anywhere", set()),
+            ("x = 'import helper'", set()),
+        ],
+    )
+    def test_the_local_modules_that_are_imported_and_no_others(self, project, code, files):
+        assert set(fingerprint(project, code + "\n")) == {"agent.py", *files}
+
+    def test_modules_that_import_each_other_are_read_once(self, project):
+        (project / "helper.py").write_text("import agent\n")
+        assert set(fingerprint(project, "import helper\n")) == {"agent.py", "helper.py"}
+
+    def test_names_are_relative_so_that_another_machine_has_the_same(self, project, tmp_path_factory):
+        import shutil
+
+        first = fingerprint(project, "import pkg.a\nimport helper\n")
+        other = tmp_path_factory.mktemp("other") / "deep" / "er"
+        shutil.copytree(project, other)
+        assert source_fingerprint(other / "agent.py", other) == first
+
+    def test_a_module_inside_a_package_finds_its_siblings(self, project):
+        (project / "pkg" / "agent.py").write_text("from pkg import b\nfrom .sub import c\n")
+        found = source_fingerprint(project / "pkg" / "agent.py", project)
+        assert {"agent.py", "b.py", "sub/c.py"} <= set(found)
+
+    def test_modules_of_the_evals_folder_are_found_for_code_elsewhere(self, project):
+        (project / "agents").mkdir()
+        (project / "agents" / "one.py").write_text("import helper\n")
+        assert "helper.py" in source_fingerprint(project / "agents" / "one.py", project)
+
+
+class TestWhatCannotBeRead:
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"def f(:\n", r"agent\.py:1: not valid Python"),
+            (b"x = 1\n\nif x:\n", r"agent\.py:3: not valid Python"),
+            (b"x = '\xff'\n", r"agent\.py"),
+            (b"x = 1\0\n", r"agent\.py"),
+            (b"# coding: no-such-coding\n", r"agent\.py"),
+        ],
+        ids=["syntax", "unfinished", "not UTF-8", "NUL", "unknown coding"],
+    )
+    def test_a_broken_file_is_named_with_its_line(self, tmp_path, content, words):
+        (tmp_path / "agent.py").write_bytes(content)
+        with pytest.raises(ConfigError, match=words):
+            source_fingerprint(tmp_path / "agent.py", tmp_path)
+
+    def test_a_missing_file_is_named(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"agent\.py: no such file"):
+            source_fingerprint(tmp_path / "agent.py", tmp_path)
+
+    def test_a_folder_is_no_file(self, tmp_path):
+        (tmp_path / "agent.py").mkdir()
+        with pytest.raises(ConfigError, match="cannot be read"):
+            source_fingerprint(tmp_path / "agent.py", tmp_path)
+
+    def test_a_broken_module_that_is_imported_is_named_itself(self, tmp_path):
+        (tmp_path / "helper.py").write_text("def f(:\n")
+        with pytest.raises(ConfigError, match=r"helper\.py:1"):
+            fingerprint(tmp_path, "import helper\n")
+
+    def test_a_declared_coding_is_respected(self, tmp_path):
+        (tmp_path / "agent.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
+        declared = source_fingerprint(tmp_path / "agent.py", tmp_path)
+        assert declared == fingerprint(tmp_path, "x = 'é'\n")

@@ -1,0 +1,165 @@
+"""The numbers, against scipy, numpy and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, wilson
+from holdfast.report.tally import Tally, UsageTally
+from holdfast.store.records import Usage
+
+counts = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
+clusters = st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=20).filter(any)
+
+
+def test_the_quantile_is_that_of_a_95_percent_interval():
+    assert pytest.approx(stats.norm.ppf(0.975), abs=1e-12) == Z95
+
+
+@given(counts)
+def test_wilson_is_scipys(found):
+    passes, total = found
+    wanted = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
+    assert wilson(passes / total, total) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+
+
+@given(st.floats(0, 1), st.floats(1, 1e6))
+def test_wilson_holds_its_proportion_and_stays_inside(share, count):
+    low, high = wilson(share, count)
+    assert 0 <= low <= share <= high <= 1
+    assert low < high
+
+
+@given(counts)
+def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(found):
+    passes, total = found
+    sums = [1.0] * passes + [0.0] * (total - passes)
+    mean, low, high, _, method = estimate(sums, [1] * total, proportion=True)
+    wanted = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
+    assert mean == passes / total and method == "wilson"
+    assert (low, high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
+def test_without_clusters_the_standard_error_is_that_of_a_mean(scores):
+    found = estimate(scores, [1] * len(scores), proportion=False)
+    assert found.mean == pytest.approx(numpy.mean(scores))
+    assert found.stderr == pytest.approx(stats.sem(scores), abs=1e-9)
+
+
+@given(clusters)
+def test_the_standard_error_is_clustered_by_sample(scores):
+    """The sandwich estimator for a mean: residuals are summed inside each cluster before they are squared."""
+    kept = [numpy.array(cluster) for cluster in scores if cluster]
+    assume(len(kept) > 1)
+    everything = numpy.concatenate(kept)
+    residuals = numpy.array([(cluster - everything.mean()).sum() for cluster in kept])
+    correction = len(kept) / (len(kept) - 1)
+    wanted = math.sqrt(correction * (residuals**2).sum()) / len(everything)
+    found = estimate([sum(cluster) for cluster in scores], [len(cluster) for cluster in scores], proportion=False)
+    assert found.mean == pytest.approx(everything.mean())
+    assert found.stderr == pytest.approx(wanted, abs=1e-9)
+
+
+def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many():
+    alike = estimate([5.0, 0.0] * 20, [5] * 40, proportion=True)
+    once = estimate([1.0, 0.0] * 20, [1] * 40, proportion=True)
+    assert alike.high - alike.low == pytest.approx(once.high - once.low, rel=0.05)
+    draw = random.Random(1)
+    apart = estimate([float(sum(draw.random() < 0.5 for _ in range(5))) for _ in range(40)], [5] * 40, proportion=True)
+    assert apart.high - apart.low < 0.7 * (alike.high - alike.low)
+
+
+@given(clusters, st.booleans())
+def test_every_interval_holds_its_mean_and_stays_inside(scores, proportion):
+    if proportion:
+        scores = [[float(score > 0.5) for score in cluster] for cluster in scores]
+    found = estimate([math.fsum(c) for c in scores], [len(c) for c in scores], proportion=proportion)
+    if found.low is None:
+        assert found.method == "none" and sum(map(bool, scores)) == 1 and not proportion
+    else:
+        assert 0 <= found.low <= found.mean + 1e-12 and found.mean - 1e-12 <= found.high <= 1
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_no_spread_is_not_taken_for_certainty(passes):
+    found = estimate([float(passes)] * 4, [3] * 4, proportion=True)
+    assert found.high - found.low > 0.3
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(found):
+    trials, passes, k = found
+    outcomes = [True] * passes + [False] * (trials - passes)
+    draws = list(itertools.combinations(outcomes, k))
+    assert pass_at_k(trials, passes, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 1))
+def test_quantiles_are_numpys(values, share):
+    assert quantile(sorted(values), share) == pytest.approx(numpy.quantile(values, share), rel=1e-9, abs=1e-6)
+
+
+class TestTally:
+    def test_errors_are_counted_and_never_scored(self):
+        tally = Tally(2)
+        tally.add([("passed", 1.0), ("error", None)])
+        tally.add([("failed", 0.0), ("skipped", None)])
+        found = tally.summary()
+        assert (found["score"], found["n"]) == (0.5, 2)
+        assert (found["passed"], found["failed"], found["errors"], found["skipped"]) == (1, 1, 1, 1)
+
+    def test_with_nothing_graded_there_is_no_number(self):
+        tally = Tally(1)
+        tally.add([("error", None)])
+        found = tally.summary()
+        assert (found["score"], found["low"], found["stderr"], found["n"], found["errors"]) == (None, None, None, 0, 1)
+
+    def test_pass_at_k_is_there_for_every_k_up_to_the_trials(self):
+        tally = Tally(3)
+        tally.add([("passed", 1.0), ("failed", 0.0), ("failed", 0.0)])
+        tally.add([("failed", 0.0)] * 3)
+        found = tally.summary()
+        assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+        assert "pass@4" not in found
+
+    def test_a_sample_with_fewer_graded_trials_counts_only_for_the_ks_it_has(self):
+        tally = Tally(2)
+        tally.add([("passed", 1.0)])
+        tally.add([("failed", 0.0), ("failed", 0.0)])
+        found = tally.summary()
+        assert (found["pass@1"], found["pass@2"]) == (0.5, 0.0)
+
+    @given(
+        st.lists(
+            st.lists(st.sampled_from([("passed", 1.0), ("failed", 0.0), ("error", None)]), min_size=2, max_size=2),
+            min_size=1,
+        )
+    )
+    def test_scores_of_nought_and_one_get_wilson_and_others_do_not(self, samples):
+        tally = Tally(2)
+        for verdicts in samples:
+            tally.add(verdicts)
+        found = tally.summary()
+        assert found["n"] == sum(score is not None for verdicts in samples for _, score in verdicts)
+        assert found["interval"].startswith("wilson") == (found["n"] > 0)
+        tally.add([("passed", 0.75), ("failed", 0.25)])
+        assert not tally.summary()["interval"].startswith("wilson") or tally.summary()["stderr"] == 0
+
+
+class TestUsageTally:
+    def test_one_unknown_makes_the_sum_unknown_and_nought_does_not(self):
+        tally = UsageTally()
+        tally.add(Usage(10, 5, 1, 0.0))
+        tally.add(Usage(1, 1, 1, 0.25))
+        assert tally.summary() == {"input_tokens": 11, "output_tokens": 6, "requests": 2, "cost": 0.25}
+        tally.add(Usage(None, 3, 1, None))
+        assert tally.summary() == {"input_tokens": None, "output_tokens": None, "requests": 3, "cost": None}
