@@ -107,7 +107,7 @@ def generation_keys(found):
 
 
 def graders_of(found):
-    return found.work.graders
+    return [slot.fingerprint for slot in found.work.slots]
 
 
 MODEL = EVAL["target"]

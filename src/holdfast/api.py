@@ -6,16 +6,19 @@ import functools
 import inspect
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.canonical import digest
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
-from holdfast.errors import UsageError
+from holdfast.errors import Interrupted, UsageError
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.load import build_eval
 
@@ -86,12 +89,18 @@ def evaluate(
     )
     spec = _spec(eval_file, target, graders, fields)
     outcome = _in_own_thread(spec, options, display or Quiet())
+    if isinstance(outcome.reason, Interrupted):
+        raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
+    reason = None if outcome.reason is None else str(outcome.reason)
+    if outcome.metrics is None and reason is None and not skip_graders:
+        left = outcome.plan.to_run + outcome.plan.to_grade
+        reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
     return Run(
         path=outcome.rundir.path,
         finished=outcome.metrics is not None,
         metrics=outcome.metrics,
         exit_code=outcome.exit_code,
-        reason=None if outcome.reason is None else str(outcome.reason),
+        reason=reason,
     )
 
 
@@ -111,14 +120,13 @@ def _spec(
     if isinstance(target, str):
         data["target"] = {**(data.get("target") or {}), "model": target}
     elif callable(target):
-        data["target"] = {"python": _reference(target, functions)}
+        given = _given(target, functions)
+        data["target"] = {"python": given.pop("function"), **given}
     elif target is not None:
         data["target"] = dict(target)
     if graders is not None:
         data["graders"] = [
-            {"type": "python", "name": _name(grader), "function": _reference(grader, functions)}
-            if callable(grader)
-            else dict(grader)
+            {"type": "python", "name": _name(grader), **_given(grader, functions)} if callable(grader) else dict(grader)
             for grader in graders
         ]
     return build_eval(Document(data, document.path, document.lines), folder, functions)
@@ -127,6 +135,61 @@ def _spec(
 def _name(function: Callable[..., Any]) -> str:
     """A function's name, or that of a callable object's class."""
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _given(function: Callable[..., Any], functions: dict[str, Any]) -> dict[str, Any]:
+    """A function as an eval file would give it: file and name, and a version for what it carries along."""
+    state = _carried(function)
+    return {"function": _reference(function, functions), **({"version": digest(state)} if state else {})}
+
+
+def _carried(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function brings beside its source: closed-over values, or the object whose method it is."""
+    plain = inspect.unwrap(function)
+    values: dict[str, Any] = {}
+    owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
+    if owner is not None and not inspect.ismodule(owner):
+        values |= {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
+    code = getattr(plain, "__code__", None)
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=True):
+        with suppress(ValueError):  # not filled yet
+            values[name] = cell.cell_contents
+    values = {name: value for name, value in values.items() if not (callable(value) or inspect.ismodule(value))}
+    if code is not None and "<" in code.co_qualname:
+        values["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
+    try:
+        msgspec.json.encode(values)
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(
+            f"{getattr(function, '__qualname__', function)} carries {', '.join(values)}, and a change of these could "
+            "not be noticed",
+            remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
+        ) from None
+    return values
+
+
+def _code_digest(code: CodeType) -> str:
+    constants = [_code_digest(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return digest([code.co_code.hex(), list(code.co_names), constants])
+
+
+def _is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
+    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    try:
+        waiting = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    while waiting:
+        found = waiting.pop()
+        if (found.co_qualname, found.co_code, found.co_names) == (code.co_qualname, code.co_code, code.co_names):
+            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
+            if constants[0] == constants[1]:
+                return True
+        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
+    return False
 
 
 def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
@@ -146,6 +209,11 @@ def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
         raise UsageError(
             f"{name} has no source file, so a change of it could not be noticed",
             remedy="Put the function into a .py file.",
+        )
+    if not _is_what_the_file_says(function, file):
+        raise UsageError(
+            f"{file} has changed since {name} was imported from it",
+            remedy="Import it again (importlib.reload, or start Python anew), so that what runs is what is read.",
         )
     reference = base = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
     number = 1
@@ -173,7 +241,12 @@ def _in_own_thread(spec: Eval, options: Options, display: Display) -> Outcome:
 
     thread = threading.Thread(target=work, name="holdfast-evaluate")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:  # Ctrl-C in a notebook reaches us here; the run hears of it at its next look
+        options.cancelled.set()
+        thread.join()
+        raise
     if isinstance(result[0], BaseException):
         raise result[0]
     return result[0]

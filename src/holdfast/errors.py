@@ -16,7 +16,7 @@ A message says what is wrong and where; `remedy` says what to do.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,9 +92,10 @@ class Fault(HoldfastError):
 
     exit_code = 3
 
-    def __init__(self, kind: FaultKind, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, kind: FaultKind, message: str, *, remedy: str | None = None, status: int | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.kind = kind
+        self.status = status
 
 
 class AttemptError(HoldfastError):
@@ -110,8 +111,11 @@ class AttemptError(HoldfastError):
         status: int | None = None,
         retry: bool = True,
         retry_after: float | None = None,
+        usage: Any = None,
     ) -> None:
         super().__init__(message)
+        self.usage = usage
+        """what the failed attempt has used all the same, where that is known"""
         self.kind = kind
         self.status = status
         self.retry = retry

@@ -11,11 +11,14 @@ import functools
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.spec.source import source_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +34,7 @@ def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any
     """Import the file and take the function; `where` is the place in the eval file, for messages."""
     path, name = split_reference(reference, folder)
     try:
-        found: Any = _module(path.resolve())
+        found: Any = _module(path.resolve(), folder)
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
@@ -43,21 +46,54 @@ def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any
     return found  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _module(path: Path) -> Any:
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+_modules: dict[Path, tuple[dict[str, str], Any]] = {}
+"""users' files that are loaded, with the digests of the code they were loaded with"""
+
+
+def _module(path: Path, folder: Path) -> Any:
+    """The file as it is now. What was loaded before from other code, or for another file, is loaded anew."""
+    digests = source_fingerprint(path, folder)
+    if path in _modules and _modules[path][0] == digests:
+        return _modules[path][1]
+    _forget_others(path, digests)
+    sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
     known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    if path.stem not in sys.modules:
+    if path not in _modules and getattr(known, "__file__", None) == str(path):
+        module = known  # the script that runs us, or something it has imported
+    else:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        before = sys.modules.get(path.stem)
         sys.modules[path.stem] = module  # so that dataclasses and pickles inside it work
-    spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(path.stem, None)  # not half of it, the next time
+            raise
+        finally:
+            if before is not None and not _is_users(before):
+                sys.modules[path.stem] = before
+    _modules[path] = digests, module
     return module
+
+
+def _forget_others(path: Path, digests: dict[str, str]) -> None:
+    """Two files may each import a `util` of their own, and a helper may have changed since it was imported."""
+    local = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in digests}
+    for name in [name for name in sys.modules if name in local and name != path.stem]:
+        if _is_users(sys.modules[name]):
+            del sys.modules[name]
+
+
+def _is_users(module: Any) -> bool:
+    """Whether a module is a user's file, and not Python's or an installed package's."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return False
+    places = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(Path(file).is_relative_to(place) for place in places if place)
 
 
 class Function:
@@ -96,6 +132,21 @@ class Function:
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:  # it may leave its own work, but not take the run with it
             raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled us: it leaked out of the function, and would end the worker without a word.
+            raise RuntimeError("the function was cancelled from inside") from error
+
+
+def said_with_place(error: BaseException) -> str:
+    """An exception of a user's code with the line of theirs that raised it: `agent.py:12: ValueError: odd`."""
+    ours = Path(__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if not Path(frame.filename).is_relative_to(ours)), None)
+    where = f"{Path(place.filename).name}:{place.lineno}: " if place is not None else ""
+    return f"{where}{type(error).__name__}: {error}"
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
@@ -109,8 +160,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             future.set_result(result)
         elif isinstance(error, StopIteration):
             future.set_exception(RuntimeError("the function raised StopIteration"))
-        elif isinstance(error, SystemExit):
-            future.set_exception(RuntimeError(f"the function called sys.exit({error.code!r})"))
+        elif not isinstance(error, Exception):
+            future.set_exception(RuntimeError(f"the function raised {type(error).__name__}: {error}"))
         else:
             future.set_exception(error)
 

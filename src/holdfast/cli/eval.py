@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.places import runs_dir_option, runs_directory
+from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.fields import parse_duration
 from holdfast.spec.overrides import parse_override
@@ -197,8 +196,3 @@ def _dry_run(spec: Eval, options: Options, *, as_json: bool) -> int:
     _, plan = look_around(found, index, options.runs_dir, others)
     print_compiled(found, rundir, plan, as_json=as_json)
     return 0
-
-
-def command_line() -> str:
-    """This command as it can be typed again."""
-    return shlex.join(["holdfast", *sys.argv[1:]])

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from holdfast.cli.eval import command_line, make_display, patience
-from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.cli.eval import make_display, patience
+from holdfast.cli.places import command_line, find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shlex
 import signal
 import sys
 from importlib import import_module
@@ -87,11 +86,22 @@ def main() -> None:
         error.show()
         code = 2
     except (click.Abort, KeyboardInterrupt) as stopped:
-        again = shlex.join(["holdfast", *sys.argv[1:]])
+        from holdfast.cli.places import command_line
+
+        again = command_line()
         click.echo(f"interrupted; everything that finished is on disk. Go on with:\n  {again}", err=True)
         code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
     except BrokenPipeError:
         code = 141
         sys.stderr.close()
+    except OSError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        code = 3
+    except Exception:  # never exit code 1, which would say that a gate was not met
+        import traceback
+
+        traceback.print_exc()
+        click.echo("holdfast: this is a bug of Holdfast's; everything that finished is on disk", err=True)
+        code = 3
     gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
     sys.exit(code)

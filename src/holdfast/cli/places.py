@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -34,3 +36,8 @@ def find_run(name: str, runs_dir: Path) -> Path:
             f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
         )
     raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
+
+
+def command_line() -> str:
+    """This command as it is typed to go on: without --fresh, which would start anew."""
+    return shlex.join(["holdfast", *(word for word in sys.argv[1:] if word not in ("--fresh", "--force", "--again"))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest, digest_bytes
 from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 
 class Sample(NamedTuple):
@@ -58,6 +60,9 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
+        # Text formats hold no NaN. Elsewhere it would be written as null, which canonical JSON, though slower, is not.
+        paths = self._block.path if self._block else ["samples"]
+        self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
         if self._block and self._block.where:
             try:
@@ -119,9 +124,11 @@ class Dataset:
         seen: dict[str, str] = {}
         for sample in self:
             if sample.id in seen:
+                same = f"the same row as {seen[sample.id]}, and neither has an id"
+                named = f"sample id {sample.id!r} is already used at {seen[sample.id]}"
                 raise DataError(
                     sample.where,
-                    f"sample id {sample.id!r} is already used at {seen[sample.id]}",
+                    same if sample.digest[7:19] == sample.id else named,
                     remedy="Ids name samples: make them unique, or set dataset.id to a field that is.",
                 )
             seen[sample.id] = sample.where
@@ -168,7 +175,8 @@ class Dataset:
     def _sample(self, found: tuple[str, Row]) -> Sample:
         where, row = found
         try:
-            content = digest_bytes(_encode(row))
+            encoded = _encode(row)
+            content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
         except (TypeError, ValueError) as error:  # from Python anything may come
             raise DataError(where, f"cannot be kept as JSON: {error}") from error
         name = self._block.id if self._block else None

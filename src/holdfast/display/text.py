@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from holdfast.store.records import ErrorRecord, Grade, Output
 
 _PLAIN_SECONDS = 10.0
+_SHOWN_ALIKE = 3
+
+
+def say(line: str) -> None:
+    """A line on standard error. Where it cannot be written (a full disk, a closed pipe) the run goes on without it."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(line + "\n")
 
 
 class Quiet(Display):
@@ -24,7 +33,7 @@ class Quiet(Display):
 
     def notice(self, message: str) -> None:
         """Notices are never swallowed."""
-        sys.stderr.write(f"{message}\n")
+        say(message)
 
 
 class Plain(Quiet):
@@ -32,15 +41,22 @@ class Plain(Quiet):
 
     def __init__(self) -> None:
         self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, so that one sees it lives
+        self._errors: Counter[tuple[str, str, str]] = Counter()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """What is about to happen."""
-        sys.stderr.write(plan_lines(name, target, path, plan) + "\n")
+        say(plan_lines(name, target, path, plan))
 
     def error(self, record: ErrorRecord) -> None:
         """Attempts that are not repeated are worth a line."""
-        if record.final:
-            sys.stderr.write(f"{record.sample} #{record.trial}: {record.where}: {record.kind}: {record.message}\n")
+        if not record.final:
+            return
+        alike = (record.where, record.kind, record.message)
+        self._errors[alike] += 1
+        if self._errors[alike] <= _SHOWN_ALIKE:
+            say(f"{record.sample} #{record.trial}: {record.where}: {record.kind}: {record.message}")
+        elif self._errors[alike] == _SHOWN_ALIKE + 1:
+            say("… and more like this, which are in errors.jsonl")
 
     def tick(self, progress: Progress) -> None:
         """A line every ten seconds."""
@@ -58,7 +74,7 @@ class Plain(Quiet):
         ]
         if progress.errors:
             parts.append("errors " + " ".join(f"{kind}={count}" for kind, count in progress.errors.items()))
-        sys.stderr.write("  ".join(parts) + "\n")
+        say("  ".join(parts))
 
 
 class Events(Display):
@@ -114,4 +130,4 @@ class Events(Display):
 
     def _emit(self, event: str, **fields: Any) -> None:
         line = msgspec.json.encode({"event": event, "time": round(time.time(), 3), **fields})
-        sys.stderr.write(line.decode() + "\n")
+        say(line.decode())

@@ -41,10 +41,17 @@ def delay_before(retry: int, error: AttemptError) -> float:
 class Streak:
     """Failures in a row. Enough of them, with not one success between, and the rest would fail too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, proven: bool) -> None:
         self._given_up = 0
         self._refused = 0
-        self._ever = False
+        self._ever = proven
+        """something has worked, now or in an earlier process"""
+
+    def as_seen(self, fault: Fault) -> AttemptError | Fault:
+        """Once something has worked, a 403 or 404 is about one request (a filter, a missing page), not about all."""
+        if self._ever and fault.status in (403, 404):
+            return AttemptError("bad_request", fault.message, status=fault.status, retry=False)
+        return fault
 
     def success(self) -> None:
         """Something worked."""
@@ -79,7 +86,7 @@ class Attempts:
         self._window = window
         self._keeper = keeper
         self._progress = progress
-        self._streak = Streak()
+        self._streak = Streak(proven=progress.outputs > 0)
 
     async def target(self, call: Callable[[], Awaitable[T]], job: Job, deadline: float) -> T:
         """Ask the target; its failures steer the window and can stop the run."""
@@ -99,8 +106,10 @@ class Attempts:
                     result = await call()
             except TimeoutError:
                 error: AttemptError | Fault = _too_late(seconds, begun, deadline)
-            except (AttemptError, Fault) as raised:
+            except AttemptError as raised:
                 error = raised
+            except Fault as raised:
+                error = self._streak.as_seen(raised) if where == "target" else raised
             else:
                 if where == "target":
                     self._streak.success()
@@ -151,6 +160,7 @@ class Attempts:
                 time=round(time.time(), 3),
                 seconds=round(time.monotonic() - begun, 6),
                 final=final,
+                usage=getattr(error, "usage", None),
             )
         )
 

@@ -107,6 +107,8 @@ class Keeper:
         """Keep a failed attempt, without waiting."""
         if record.where == "target":
             self._index.attempts[record.key] = self._index.attempts.get(record.key, 0) + 1
+        if record.usage is not None:
+            self._index.spent.add(record.usage)
         self._progress.errors[record.kind] += 1
         self._journal.post("errors", to_line(record))
         self._display.error(record)

@@ -7,6 +7,7 @@ is held until the output is synced, so that a kill repeats at most the requests 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -27,11 +28,11 @@ from holdfast.errors import AttemptError, DataError, Fault, HoldfastError, Inter
 from holdfast.export.nat import NatMirror
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
-from holdfast.spec.fields import ModelTarget
+from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
-from holdfast.targets.embedded import PARALLEL, is_embedded
+from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
+_GRACE_SECONDS: Final = 10.0
+"""how long what is in flight may go on after a fault of all"""
 
 
 class Loop:
@@ -53,6 +56,7 @@ class Loop:
     def __init__(self, opened: Opened, parts: Parts, options: Options, display: Display) -> None:
         found, plan = opened.identified, opened.plan
         self._opened = opened
+        self._options = options
         self._target = parts.target
         self._player = parts.player
         self._graders = [] if options.skip_graders else parts.graders
@@ -89,7 +93,12 @@ class Loop:
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
         async with AsyncExitStack() as stack:
-            journal = Journal(self._opened.rundir.path, notice=self._display.notice, failed=self.brake.pull)
+            journal = Journal(
+                self._opened.rundir.path,
+                notice=self._display.notice,
+                failed=self.brake.pull,
+                held=self._opened.lease.still_held,
+            )
             stack.push_async_callback(journal.close)
             if self._mirror is not None:
                 self._mirror.begin(self._earlier_outputs())
@@ -115,10 +124,13 @@ class Loop:
             )
             stack.push_async_callback(self._grading.close)
             for watcher in (self._tick(), self._watch_dataset()):
-                stack.callback(asyncio.create_task(watcher).cancel)
+                task = asyncio.create_task(watcher)
+                task.add_done_callback(self._ended)
+                stack.callback(task.cancel)
             self._admit()
             while self._workers:
                 await asyncio.wait(self._workers)
+                self._admit()
             await self._grading.finish()
             self.faults = list(self._grading.down.values())
         self._display.tick(self.progress)
@@ -165,9 +177,12 @@ class Loop:
             worker.add_done_callback(self._left)
 
     def _left(self, worker: asyncio.Task[None]) -> None:
-        """A worker has ended. One that ended by a bug of ours takes the run with it instead of hiding it."""
         self._workers.discard(worker)
-        if not worker.cancelled() and (crash := worker.exception()) is not None:
+        self._ended(worker)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """One that ended by a bug of ours takes the run with it instead of hiding it."""
+        if not task.cancelled() and (crash := task.exception()) is not None:
             self._crash = crash
             self.interrupt(Fault("rejected", f"internal error: {crash!r}"))
 
@@ -183,6 +198,10 @@ class Loop:
             finally:
                 self.progress.in_flight -= 1
             if len(self._workers) > self._window.limit:
+                # Out of the count at once: others that wake in the same turn of the loop must not leave on its account.
+                task = asyncio.current_task()
+                assert task is not None
+                self._workers.discard(task)
                 return
             job = self._next()
             if self._window.auto:
@@ -273,6 +292,7 @@ class Loop:
         self.brake.pull(BudgetReached(f"budget reached: {said}", f"Raise --{name} to go on from here."))
 
     async def _tick(self) -> None:
+        faulted = 0.0
         while True:
             self.progress.limit = self._window.limit
             self.progress.mark()
@@ -280,6 +300,12 @@ class Loop:
             self._check_budget()
             if self._opened.lost and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
+            if self._options.cancelled.is_set() and not self.brake.pulled:
+                self.interrupt(Interrupted(signal.SIGINT))
+            if isinstance(self.brake.reason, Fault):
+                faulted = faulted or time.monotonic()
+                if time.monotonic() - faulted > _GRACE_SECONDS:
+                    self.interrupt(self.brake.reason)  # they would fail alike, or never end
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _watch_dataset(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,5 +31,7 @@ class Options:
     """grade anew what has its verdicts already"""
     accept_drift: bool = False
     """keep outputs although the target's code has changed"""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """set from another thread to stop the run as Ctrl-C would"""
     wait: float = 0
     """seconds to wait for another process that holds the run"""

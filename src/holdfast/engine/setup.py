@@ -153,21 +153,23 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
     found, rundir = opened.identified, opened.rundir
     if options.fresh and (place := rundir.set_aside()):
         notice(f"the earlier run is kept in {place}")
-    if rundir.read_manifest() is None:
-        rundir.write_manifest(_manifest(found))
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        manifest = _manifest(found, fresh=options.fresh)
+        rundir.write_manifest(manifest)
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     for damage in opened.index.damage:
         notice(str(damage))
     if options.again:
         opened.index.verdicts.clear()
-    others = [] if options.fresh or options.again else neighbours(found, rundir, options.runs_dir)
+    others = [] if manifest.fresh or options.again else neighbours(found, rundir, options.runs_dir)
     borrowed, opened.plan = look_around(found, opened.index, options.runs_dir, others)
     if borrowed:
         adopt(borrowed, rundir, opened.index)
 
 
-def _manifest(found: Identified) -> Manifest:
+def _manifest(found: Identified, *, fresh: bool) -> Manifest:
     spec = found.spec
     host = platform.uname()  # not `platform.platform()`, which starts a process to learn the processor's name
     return Manifest(
@@ -180,6 +182,7 @@ def _manifest(found: Identified) -> Manifest:
         platform=f"{host.system} {host.release} {host.machine}",
         fingerprints={**found.parts, "work": found.work.digest},
         identity=found.identity,
+        fresh=fresh,
         drift=found.drift,
         dataset={
             "source": found.dataset.source,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -29,8 +29,17 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
+REVISIONS: Final = {"prompt": 1, "choice": 1, "number": 1}
+"""Raised when the way a grader of ours judges changes, so that its earlier verdicts are not served."""
+
+
 def grader_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
     """What of a grader can change its verdict."""
+    identity = _own_identity(block, spec)
+    return {**identity, "revision": REVISIONS[block.type]} if block.type in REVISIONS else identity
+
+
+def _own_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
     match block:
         case PythonGrader():
             path, name = split_reference(block.function, spec.folder)

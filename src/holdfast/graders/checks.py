@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.fields import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
 _MOST_DIGITS = 10_000
 """numbers further from 1 than this many digits are noise, and no arithmetic can hold them"""
@@ -98,7 +98,7 @@ class Choice(_Check):
         super().__init__(fingerprint)
         self.block = block
         letter = f"([{re.escape(block.choices)}])"
-        named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be|:)\W*)*{letter}(?![\w'])"
+        named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be)\W+)?{letter}(?![\w'])"
         # From the plainest to the vaguest. An A or I before a small word is an article or a pronoun as a rule.
         self._patterns = [
             re.compile(rf"\\boxed\{{\W*(?:text\W*)?{letter}(?!\w)"),
@@ -178,7 +178,7 @@ class Number(_Check):
 
 def _numbers(text: str) -> list[Decimal]:
     numbers = []
-    for match in _NUMBER.finditer(text):
+    for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
         try:
             number = Decimal(match[0].replace(",", ""))
         except InvalidOperation:  # an exponent no number needs

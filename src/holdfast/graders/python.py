@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.functions import Function
+from holdfast.functions import Function, said_with_place
 from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
 
@@ -56,7 +56,7 @@ class PythonCheck:
         except AttemptError:
             raise
         except Exception as error:  # the user's own: an error grade, never a score
-            raise AttemptError("grader", f"{type(error).__name__}: {error}", retry=False) from error
+            raise AttemptError("grader", said_with_place(error), retry=False) from error
         verdict = as_verdict(returned)
         try:
             msgspec.json.encode(verdict)

@@ -82,6 +82,10 @@ def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[
         drop = (before - now) / before * 100 if before else 0.0
         said = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
         checks.append(Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)"))
+    lost = [name for name in metric_names(baseline) if name not in metric_names(current)]
+    checks += [Check(name, False, f"{name} is in the baseline and not in this run") for name in lost]
+    if not checks:
+        checks.append(Check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
     return checks
 
 

@@ -54,7 +54,7 @@ def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) 
         return Estimate(mean, *wilson(mean, effective), stderr, "wilson" if total == clusters else "wilson-clustered")
     if stderr is None:
         return Estimate(mean, None, None, None, "none")
-    if stderr == 0:
+    if stderr < 1e-12:
         # No spread was seen, which is not the same as certainty: a proportion would be allowed this much.
         return Estimate(mean, *wilson(mean, clusters), stderr, "wilson")
     low, high = max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)

@@ -54,7 +54,7 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
         table = Table(title=title, title_justify="left", title_style="bold")
         reached = any("not_reached" in values for values in metrics["metrics"].values())
         extra = ["not reached"] if reached else []
-        ks = [k for k in range(1, metrics["trials"] + 1) if metrics["trials"] > 1]
+        ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
         for column in ("grader", "score", "95 % interval", "passed", "graded", *extra, *(f"pass@{k}" for k in ks)):
             table.add_column(column, justify="left" if column == "grader" else "right")
         rows = dict(metrics["metrics"])

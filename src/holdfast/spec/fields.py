@@ -76,7 +76,7 @@ class ModelTarget(Block):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
     model: str = Field(min_length=1)
-    base_url: str | None = None
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """default: $OPENAI_BASE_URL"""
     api_key_env: str = "OPENAI_API_KEY"
     """the environment variable that holds the key"""
@@ -89,6 +89,11 @@ class ModelTarget(Block):
     """`url`: the same model name behind another base_url is another model"""
     version: str | None = None
     """change it when the same name answers differently from now on"""
+
+
+def is_embedded(model: str) -> bool:
+    """Whether a model's name means one that runs on this machine, inside Holdfast."""
+    return model.startswith("local/")
 
 
 class PythonTarget(Block):

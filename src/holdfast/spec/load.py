@@ -331,12 +331,13 @@ def _with_player(
 def _same_endpoint(
     model: str | None, base_url: str | None, api_key_env: str | None, target: dict[str, Any]
 ) -> dict[str, Any]:
-    """Where a judge or a simulated user is asked: what it does not say is the target's, if it is the same model."""
-    same = model is None or model == target.get("model")
+    """Where a judge or a simulated user is asked: where it does not say, there where the target is."""
+    chosen = model or target["model"]
+    near = "model" in target and not is_embedded(chosen) and not is_embedded(str(target["model"]))
     return {
-        "model": model or target["model"],
-        "base_url": base_url or (target.get("base_url") if same else None),
-        "api_key_env": api_key_env or (target.get("api_key_env") if same else None) or "OPENAI_API_KEY",
+        "model": chosen,
+        "base_url": base_url or (target.get("base_url") if near else None),
+        "api_key_env": api_key_env or (target.get("api_key_env") if near else None) or "OPENAI_API_KEY",
     }
 
 

@@ -19,7 +19,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return tuple(path.split(".")), read_value(value) if value else None
+        # A template would be a YAML mapping of a mapping, which nobody means.
+        return tuple(path.split(".")), value if value.lstrip().startswith("{{") else read_value(
+            value
+        ) if value else None
     except (YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{text!r}: the value is not valid YAML") from error
 

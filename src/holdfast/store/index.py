@@ -6,6 +6,7 @@ Transcripts stay on disk: the index knows where each output lies, what it used, 
 from __future__ import annotations
 
 import os
+from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,9 +81,8 @@ class Spent:
     """how many trials and grades have no known price"""
     unmetered: int = 0
     """how many of them do not say how many tokens they took"""
-    seconds: float = 0.0
-    """wall time with work in hand, the pauses between processes left out"""
-    _busy_until: float = 0.0
+    _starts: array[float] = field(default_factory=lambda: array("d"))
+    _ends: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, usage: Usage) -> None:
         """Count what one trial or grade used."""
@@ -96,9 +96,18 @@ class Spent:
             self.cost += usage.cost
 
     def add_time(self, started: float, ended: float) -> None:
-        """Count a stretch of work; stretches come in order of their ends and may overlap."""
-        self.seconds += max(0.0, ended - max(started, self._busy_until))
-        self._busy_until = max(self._busy_until, ended)
+        """Note a stretch of work; stretches may overlap and come in any order."""
+        self._starts.append(started)
+        self._ends.append(ended)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time with work in hand, the pauses between processes left out."""
+        total, busy_until = 0.0, 0.0
+        for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
+            total += max(0.0, ended - max(started, busy_until))
+            busy_until = max(busy_until, ended)
+        return total
 
 
 @dataclass
@@ -156,6 +165,7 @@ class _ErrorHead(msgspec.Struct):
     where: str
     time: float
     seconds: float
+    usage: Usage | None = None
 
 
 _output_head = msgspec.json.Decoder(OutputHead)
@@ -279,6 +289,9 @@ def _take_grade(index: Index, _: Path, line: Line) -> None:
 
 def _take_error(index: Index, _: Path, line: Line) -> None:
     head = _error_head.decode(line.data)
+    index.spent.add_time(head.time - head.seconds, head.time)
+    if head.usage is not None:
+        index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
 

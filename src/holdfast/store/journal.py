@@ -17,6 +17,7 @@ both again              the batch failed: whoever waits gets `Fault("disk")`, fo
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -38,6 +39,11 @@ JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grade
 """In the order they are written within a batch: a grade on disk means that its output is, too."""
 
 _MAX_WRITE: Final = 64 << 20
+_TAKEN: Final = "It has taken this run over, because this one was silent for too long. Nothing of its work was touched."
+
+
+class SecondWriter(OSError):
+    """Bytes that are not ours stand in a file that is ours alone to write: our lease was taken over."""
 
 
 class Place(NamedTuple):
@@ -68,6 +74,8 @@ class _Segment:
     path: Path
     fd: int
     good: int
+    unsynced: int = 0
+    """bytes of a batch whose sync failed"""
 
     @classmethod
     def open(cls, path: Path) -> _Segment:
@@ -78,28 +86,35 @@ class _Segment:
     def append(self, data: bytes) -> None:
         """Write and sync, or leave the file as it was and raise."""
         self._write(data)
+        self.unsynced = len(data)
         sync(self.fd)
+        self.unsynced = 0
         self.good += len(data)
 
     def _write(self, data: bytes) -> None:
         for attempt in (1, 2):
+            written = 0
             try:
                 view = memoryview(data)
                 for start in range(0, len(data), _MAX_WRITE):
-                    os.write(self.fd, view[start : start + _MAX_WRITE])
-                # The size is asked rather than the return values added up: it also tells of a second writer.
-                if os.fstat(self.fd).st_size == self.good + len(data):
-                    return
-                failure = OSError(28, "short write")
+                    written += os.write(self.fd, view[start : start + _MAX_WRITE])
+                failure = OSError(errno.ENOSPC, "the disk took only a part of it")
             except OSError as error:
                 failure = error
+            size = os.fstat(self.fd).st_size
+            if size == self.good + len(data) == self.good + written:
+                return
+            if size > self.good + written:
+                raise SecondWriter(errno.EBUSY, "another process has written to it")
             os.ftruncate(self.fd, self.good)
             if attempt == 2:
                 raise failure
 
     def retire(self) -> None:
+        """Cut back what no sync vouches for, unless somebody else's lines follow it, and let the file go."""
         with suppress(OSError):
-            os.ftruncate(self.fd, self.good)
+            if os.fstat(self.fd).st_size <= self.good + self.unsynced:
+                os.ftruncate(self.fd, self.good)
         with suppress(OSError):
             os.close(self.fd)
 
@@ -118,11 +133,17 @@ class Journal:
     """Appends to the journal files of one writer in a run directory."""
 
     def __init__(
-        self, directory: Path, *, notice: Callable[[str], None], failed: Callable[[Fault], None] | None = None
+        self,
+        directory: Path,
+        *,
+        notice: Callable[[str], None],
+        failed: Callable[[Fault], None] | None = None,
+        held: Callable[[], bool] = lambda: True,
     ) -> None:
         self.directory = directory
         self._notice = notice
         self._failed = failed
+        self._held = held
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Entry] = []
         self._queue: SimpleQueue[list[_Entry] | None] = SimpleQueue()
@@ -181,6 +202,9 @@ class Journal:
     def _commit(self, entries: list[_Entry]) -> _Done:
         places: dict[JournalName, Place] = {}
         failures: dict[JournalName, Fault] = {}
+        if not self._held():
+            fault = Fault("lease_lost", f"{self.directory} is another process's now", remedy=_TAKEN)
+            return _Done({}, dict.fromkeys(JOURNALS, fault))
         for name in JOURNALS:
             data = b"".join([entry.line for entry in entries if entry.name == name])
             if not data:
@@ -191,6 +215,8 @@ class Journal:
             try:
                 places[name] = self._append(name, data)
                 self.bytes_written += len(data)
+            except SecondWriter as error:
+                failures[name] = Fault("lease_lost", f"{self.directory / name}.jsonl: {error.strerror}", remedy=_TAKEN)
             except OSError as error:
                 failures[name] = Fault(
                     "disk",
@@ -206,7 +232,7 @@ class Journal:
         try:
             segment.append(data)
         except OSError as error:
-            if os.fstat(segment.fd).st_size <= segment.good:
+            if not segment.unsynced:
                 raise  # the write itself failed and was cut back: the file is sound
             path = self._replace(name)
             self._loop.call_soon_threadsafe(
@@ -240,8 +266,12 @@ class Journal:
                 elif waiter is None and self._failed is not None:
                     self._failed(failure)
                 continue
-            if waiter is not None and not waiter.done():
-                waiter.set_result(Place(done.places[name].path, offsets[name]))
+            if waiter is not None:
+                if not waiter.done():
+                    waiter.set_result(Place(done.places[name].path, offsets[name]))
             elif then is not None:
-                then()
+                try:
+                    then()
+                except Exception as error:  # whoever else waits on this batch must not hang because of it
+                    self._loop.call_exception_handler({"message": "after a journal write", "exception": error})
             offsets[name] += len(line)

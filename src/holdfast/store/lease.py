@@ -41,6 +41,7 @@ class RunLease:
     def __init__(self, path: Path, *, lost: Callable[[], None]) -> None:
         self._path = path
         self._info = path.with_suffix(".holder")
+        self._identity = (0, 0)
         self._lock = SoftFileLease(
             path,
             lease_duration=LEASE_SECONDS,
@@ -61,16 +62,31 @@ class RunLease:
                 ) from None
         holder = Holder(os.uname().nodename, os.getpid(), time.time())
         try:
+            found = self._path.stat()
+            self._identity = found.st_dev, found.st_ino
             self._info.write_bytes(msgspec.json.encode(holder))
         except OSError:
             self.release()
             raise
 
+    def still_held(self) -> bool:
+        """Whether the lease file is still the one this process made. A contender may move it aside for an instant."""
+        for pause in (0.0, 0.02, 0.1, 0.3):
+            time.sleep(pause)
+            try:
+                found = self._path.stat()
+            except OSError:
+                continue
+            if (found.st_dev, found.st_ino) == self._identity:
+                return True
+        return False
+
     def release(self) -> None:
         """Let the next process have the run. Where the disk does not allow it, our end does: see `acquire`."""
         if self._lock.is_locked:
-            with suppress(OSError):
-                self._info.unlink()
+            if self.still_held():  # else the note is the new holder's
+                with suppress(OSError):
+                    self._info.unlink()
             with suppress(OSError):
                 self._lock.release()
 
@@ -129,15 +145,15 @@ class RunLease:
 def is_held(path: Path) -> bool:
     """Whether some process is writing the run, as far as can be told without taking the lease."""
     try:
-        silent = time.time() - path.stat().st_mtime
-    except OSError:
-        return False
-    try:
+        if time.time() - path.stat().st_mtime > LEASE_SECONDS:
+            return False
         holder = msgspec.json.decode(path.with_suffix(".holder").read_bytes(), type=Holder)
+    except FileNotFoundError:
+        return path.exists()
     except (OSError, msgspec.DecodeError):
-        return silent < LEASE_SECONDS
+        return True
     if holder.host != os.uname().nodename:
-        return silent < LEASE_SECONDS
+        return True
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:

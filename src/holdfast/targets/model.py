@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, UsageError
+from holdfast.spec.fields import is_embedded
 from holdfast.targets.client import Client, bearer
-from holdfast.targets.embedded import is_embedded, serve
+from holdfast.targets.embedded import serve
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.functions import Function
+from holdfast.functions import Function, said_with_place
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reply
 
@@ -59,7 +59,7 @@ class PythonFunction:
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
-            raise AttemptError("agent", f"{type(error).__name__}: {error}") from error
+            raise AttemptError("agent", said_with_place(error)) from error
         return _settled(_as_reply(returned))
 
 
