@@ -160,6 +160,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             future.set_result(result)
         elif isinstance(error, StopIteration):
             future.set_exception(RuntimeError("the function raised StopIteration"))
+        elif isinstance(error, SystemExit):
+            future.set_exception(RuntimeError(f"the function called sys.exit({error.code!r})"))
         elif not isinstance(error, Exception):
             future.set_exception(RuntimeError(f"the function raised {type(error).__name__}: {error}"))
         else:

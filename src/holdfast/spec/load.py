@@ -27,6 +27,7 @@ from holdfast.spec.fields import (
     PromptGrader,
     ResponderBlock,
     TargetBlock,
+    is_embedded,
     without_password,
 )
 from holdfast.spec.overrides import apply_override

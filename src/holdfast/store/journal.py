@@ -98,7 +98,7 @@ class _Segment:
                 view = memoryview(data)
                 for start in range(0, len(data), _MAX_WRITE):
                     written += os.write(self.fd, view[start : start + _MAX_WRITE])
-                failure = OSError(errno.ENOSPC, "the disk took only a part of it")
+                failure = OSError(errno.ENOSPC, "short write")
             except OSError as error:
                 failure = error
             size = os.fstat(self.fd).st_size
@@ -110,11 +110,16 @@ class _Segment:
             if attempt == 2:
                 raise failure
 
-    def retire(self) -> None:
-        """Cut back what no sync vouches for, unless somebody else's lines follow it, and let the file go."""
+    def cut_back(self) -> None:
+        """Drop what no sync vouches for, unless somebody else's lines follow it."""
         with suppress(OSError):
             if os.fstat(self.fd).st_size <= self.good + self.unsynced:
                 os.ftruncate(self.fd, self.good)
+        self.unsynced = 0
+
+    def retire(self) -> None:
+        """Drop what no sync vouches for, and let the file go."""
+        self.cut_back()
         with suppress(OSError):
             os.close(self.fd)
 
@@ -240,7 +245,11 @@ class Journal:
                 f"sync of {segment.path} failed ({error.strerror}); going on in {path}",
             )
             segment = self._segments[name]
-            segment.append(data)
+            try:
+                segment.append(data)
+            except OSError:
+                segment.cut_back()
+                raise
         return Place(segment.path, segment.good - len(data))
 
     def _replace(self, name: JournalName) -> Path:
