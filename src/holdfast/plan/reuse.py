@@ -57,6 +57,9 @@ class Borrowed:
 def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]]) -> Borrowed:
     """Look for what is missing here in other runs, given by name and in the order to ask them."""
     found = Borrowed()
+    lenders = list(lenders)
+    if not lenders:
+        return found  # with nobody to ask, a large run need not make all its keys
     wanted = {key for key in work.keys(survey) if key not in index.outputs}
     owed: set[str] = set()
     for key, ref in index.outputs.items():
