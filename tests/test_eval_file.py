@@ -244,6 +244,8 @@ class TestWhatIsRefused:
             ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["a second grader called 'n'"]),
             ("{type: exact}", "{type: text}", 5, ["checks nothing", "contains", "regex_match"]),
             ("{type: exact}", "{type: text, contains: [], regex_match: []}", 5, ["checks nothing"]),
+            ("{type: exact}", "{type: text, contains: ''}", 5, ["checks nothing", "in every answer"]),
+            ("{type: exact}", "{type: text, contains: a, regex_match: ['']}", 5, ["checks nothing"]),
             ("{type: exact}", "{type: json_schema}", 5, ["checks nothing: give at least one of schema, schema_file"]),
             ("{type: exact}", "{type: json_schema, schema: {}}", 5, ["checks nothing"]),
             ("{type: exact}", "{type: choice, choices: ''}", 5, ["graders[0].choices"]),

@@ -80,6 +80,13 @@ class TestText:
     def test_the_score_is_the_share_of_checks_that_hold(self, tmp_path, block, answer, wanted):
         assert score(tmp_path, {"type": "text", **block}, answer, word="Stone") == wanted
 
+    @pytest.mark.parametrize(
+        "key", ["contains", "contains_cs", "contains_any", "contains_any_cs", "not_contains", "not_contains_cs"]
+    )
+    def test_a_field_that_is_empty_is_an_error_since_every_answer_contains_it(self, tmp_path, key):
+        error = grade(tmp_path, {"type": "text", key: "{{ word }}"}, "any answer", word="")
+        assert isinstance(error, AttemptError) and "is empty for this row" in error.message
+
     def test_every_failed_check_is_named(self, tmp_path):
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
         feedback = grade(tmp_path, block, "b").feedback
@@ -478,6 +485,28 @@ class TestPython:
         for name in ("raises", "unkeepable"):
             assert [(found[key, name]["status"], found[key, name]["score"]) for key in "ab"] == [("error", None)] * 2
         assert found["a", "raises"]["feedback"] == "KeyError: 'lost'"
+
+
+def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    async def broken_later(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("holdfast.graders.checks.Exact.check", broken)
+    monkeypatch.setattr("holdfast.graders.prompt.Judge.judge", broken_later)
+    run = holdfast.evaluate(
+        name="e",
+        samples=[{"id": str(number), "expected": "2"} for number in range(100)],
+        prompt="hello",
+        target={"command": ["echo", "2"]},
+        graders=[{"type": "exact"}, {"type": "number"}, {**JUDGE, "rubric": "r", "base_url": "http://127.0.0.1:9/v1"}],
+        runs_dir=tmp_path / "runs",
+        accept_errors=True,
+    )
+    numbers = {name: (found["passed"], found["errors"]) for name, found in run.metrics["metrics"].items()}
+    assert numbers == {"exact": (0, 100), "number": (100, 0), "judge": (0, 100)}
 
 
 class TestThresholds:

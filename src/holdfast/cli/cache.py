@@ -136,14 +136,15 @@ def _remove(path: Path) -> None:
 def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
     if not ids:
         return runs
-    chosen = []
+    chosen: dict[str, Listed] = {}
     for wanted in ids:
-        matches = [run for run in runs if run.id.startswith(wanted) or Path(run.path) == Path(wanted)]
+        # Every id begins with an empty text, as an unset variable of the shell leaves it.
+        matches = [run for run in runs if wanted and (run.id.startswith(wanted) or Path(run.path) == Path(wanted))]
         if len({run.path for run in matches}) != 1:
             said = f"fits {len(matches)} runs" if matches else "is no run"
             raise UsageError(f"{wanted!r} {said}", remedy="`holdfast cache ls` lists them with their ids.")
-        chosen += matches
-    return chosen
+        chosen[matches[0].path] = matches[0]
+    return list(chosen.values())
 
 
 def _chosen(given: dict[str, Any]) -> list[Listed]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.run import Outcome
+    from holdfast.engine.setup import Identified
+    from holdfast.plan.plan import Plan
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
 
@@ -78,11 +80,11 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
 
     spec = load_eval(config, _overrides(overrides, given))
     options = _options(given)
+    baseline = baseline_of(spec)
     if given["dry_run"]:
-        return _dry_run(spec, options, as_json=given["json"])
+        return _dry_run([spec, *([baseline] if baseline else [])], options, as_json=given["json"])
 
     outcome = _run(spec, options, given)
-    baseline = baseline_of(spec)
     if baseline is None or outcome.exit_code > 4:
         return outcome.exit_code
     beside = _run(baseline, options, given)
@@ -102,7 +104,11 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
 
     print_outcome(outcome, command_line())
     if given["log_samples"] or given["output_path"] or (spec.output.nat and outcome.metrics is not None):
-        _write_copies(outcome.rundir, spec, given)
+        try:
+            _write_copies(outcome.rundir, spec, given)
+        except OSError as error:
+            remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
+            raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     return outcome
 
 
@@ -121,7 +127,8 @@ def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:
     if given["output_path"]:
         written += write_folder(reader, given["output_path"])
     if spec.output.nat and rundir.finished:
-        written += write_nat(reader, spec.folder / spec.output.nat.dir, spec.output.nat.step_filter)
+        # The lines again too: where all was reused, nothing was written while it ran.
+        written += write_nat(reader, spec.folder / spec.output.nat.dir, spec.output.nat.step_filter, lines=True)
     for path in written:
         click.echo(f"wrote {path}")
 
@@ -179,11 +186,18 @@ def make_display(wanted: str | None) -> Display:
     return Events() if kind == "json" else Plain() if kind == "plain" else Quiet()
 
 
-def _dry_run(spec: Eval, options: Options, *, as_json: bool) -> int:
-    """The compiled eval and the plan, with nothing written."""
+def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
+    """The compiled eval and the plan, its baseline's too, with nothing written."""
+    from holdfast.report.table import print_compiled
+
+    print_compiled([_planned(spec, options) for spec in specs], as_json=as_json)
+    return 0
+
+
+def _planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
+    """What a run would do, and where."""
     from holdfast.engine.around import accept_drift, look_around, neighbours
     from holdfast.engine.setup import identify
-    from holdfast.report.table import print_compiled
     from holdfast.store.index import Index
 
     found = identify(spec)
@@ -194,5 +208,4 @@ def _dry_run(spec: Eval, options: Options, *, as_json: bool) -> int:
     others = [] if options.fresh else neighbours(found, rundir, options.runs_dir)
     index = Index() if options.fresh else rundir.load(mend=False)
     _, plan = look_around(found, index, options.runs_dir, others)
-    print_compiled(found, rundir, plan, as_json=as_json)
-    return 0
+    return found, rundir, plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from holdfast.cli.eval import make_display, patience
 from holdfast.cli.places import command_line, find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
+
+if TYPE_CHECKING:
+    from holdfast.store.rundir import Manifest, RunDir
 
 
 @click.command("grade")
@@ -45,16 +48,30 @@ def command(run: str, config: Path | None, overrides: tuple[str, ...], **given: 
     spec = (
         load_eval(config, laid_over)
         if config
-        else eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, laid_over)
+        else eval_of_run(_without_budgets(manifest.eval), manifest.folder, manifest.eval_file, laid_over)
     )
     options = Options(
-        runs_dir=rundir.path.parent.parent,
+        runs_dir=_home(rundir, manifest, root),
         grade_only=True,
         again=given["again"],
         accept_errors=given["accept_errors"],
         wait=patience(given["wait"]),
-        outputs_of=manifest,
+        outputs_of=(rundir, manifest),
     )
     outcome = run_eval(spec, options, make_display(given["display"]))
     print_outcome(outcome, command_line())
     return outcome.exit_code
+
+
+def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
+    """What a run may spend was said for generating: where that is spent, grading could not even begin."""
+    kept = {key: value for key, value in (data.get("limits") or {}).items() if not key.startswith("max_")}
+    return {**data, "limits": kept} if "limits" in data else data
+
+
+def _home(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
+    """The runs directory in which a run lies. One that was copied elsewhere, or archived, has none of its own."""
+    from holdfast.store.files import slug
+
+    place = rundir.path if len(rundir.path.parts) > 2 else rundir.path.resolve()
+    return place.parent.parent if place.parent.name == slug(manifest.name) else root

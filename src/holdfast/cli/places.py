@@ -24,11 +24,12 @@ def runs_directory(given: Path | None) -> Path:
 def find_run(name: str, runs_dir: Path) -> Path:
     """A run by its path, its id, or the beginning of its id."""
     path = Path(name)
-    if (path / "manifest.json").exists():
+    if name and (path / "manifest.json").exists():
         return path
     from holdfast.store.catalog import find_runs
 
-    matches = [run.path for run in find_runs(runs_dir) if run.path.name.rpartition("-")[2].startswith(name)]
+    ids = ((run.path, run.path.name.rpartition("-")[2]) for run in find_runs(runs_dir))
+    matches = [path for path, known in ids if name and known.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:

@@ -5,6 +5,7 @@ Only manifests are read of runs that cannot help. Nothing here writes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,14 @@ def _nearness(found: Identified, manifest: Manifest) -> tuple[bool, int, int, st
     return manifest.name == found.spec.name, same, int(manifest.dataset.get("count", 0)), manifest.created
 
 
-def look_around(found: Identified, index: Index, runs_dir: Path, others: Iterable[Neighbour]) -> tuple[Borrowed, Plan]:
-    """What can be borrowed, and the plan with its reasons."""
+def look_around(
+    found: Identified, index: Index, runs_dir: Path, others: Iterable[Neighbour], *, grades: bool = True
+) -> tuple[Borrowed, Plan]:
+    """What can be borrowed, without the verdicts if they are not wanted, and the plan with its reasons.
+
+    A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
+    its like.
+    """
     neighbourhood = list(others)
     borrowed = borrow(
         found.survey,
@@ -62,8 +69,9 @@ def look_around(found: Identified, index: Index, runs_dir: Path, others: Iterabl
         [
             (label(other, runs_dir), other)
             for other, manifest in neighbourhood
-            if manifest.fingerprints.get("work") == found.work.digest
+            if manifest.fingerprints.get("work") == found.work.digest and (found.drift or not manifest.drift)
         ],
+        grades=grades,
     )
     plan = make_plan(found.survey, found.work, index, borrowed)
     if index.outputs or plan.complete:
@@ -89,12 +97,13 @@ def _reasons(found: Identified, rundir: RunDir, manifest: Manifest) -> list[str]
 def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
     """What became of the nearest run's rows. Their keys are made with its work, so a new prompt does not hide them."""
     earlier: dict[str, str] = {}
-    for path in rundir.journals("outputs"):
-        for line in scan(path):
-            if line.sound:
-                first = _first.decode(line.data)
-                if first.trial == 1:
-                    earlier[first.sample] = first.key
+    with suppress(OSError, msgspec.DecodeError):  # what cannot be read is found to be missing below
+        for path in rundir.journals("outputs"):
+            for line in scan(path):
+                if line.sound:
+                    first = _first.decode(line.data)
+                    if first.trial == 1:
+                        earlier[first.sample] = first.key
     if len(earlier) < manifest.dataset.get("count", 0):
         return "rows changed"  # it did not finish, so what it lacks says nothing
     work = str(manifest.fingerprints.get("work"))
@@ -109,19 +118,31 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
 
 
 def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identified:
-    """Keep the keys of the nearest run whose target differs in its code alone. The new run says so for ever."""
+    """Keep the keys of the nearest run whose target differs in its code alone. The new run says so for ever.
+
+    Where this code has itself finished a run there is nothing to accept; one that it only began does not count, or an
+    eval that was started without --accept-drift by mistake could not be started with it.
+    """
+    if rundir.finished:
+        return found
+    begun = rundir.manifest.exists()
     for other, manifest in neighbours(found, rundir, runs_dir):
         old, new = manifest.identity.get("target", {}), found.identity["target"]
         same_target = _without_code(old) == _without_code(new)
         same_talk = manifest.fingerprints.get("conversation") == found.parts["conversation"]
         if manifest.name != found.spec.name or not same_target or not same_talk:
             continue
-        if manifest.fingerprints.get("work") == found.work.digest:
-            return found  # nothing has drifted
+        if manifest.fingerprints.get("work") == found.work.digest and not manifest.drift:
+            if other.finished:
+                return found
+            begun = True
+            continue
         drift = {"from": label(other, runs_dir), "was": _code(old), "is": _code(new)}
         parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": digest(drift["is"])}
         work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
         return replace(found, work=work, parts=parts, drift=drift, id=run_id(found.spec.name, parts))
+    if begun:
+        return found
     raise UsageError(
         "--accept-drift: there is no earlier run of this eval that differs only in the target's code",
         remedy="Run it without --accept-drift.",
@@ -136,8 +157,12 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
 
 
-def with_outputs_of(manifest: Manifest, found: Identified) -> Identified:
-    """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed."""
+def with_outputs_of(lender: Neighbour, found: Identified) -> Identified:
+    """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed.
+
+    Where the eval is the run's own, its verdicts go where the run is, wherever that may be.
+    """
+    rundir, manifest = lender
     if manifest.drift is not None and _without_code(manifest.identity["target"]) == _without_code(
         found.identity["target"]
     ):
@@ -145,7 +170,7 @@ def with_outputs_of(manifest: Manifest, found: Identified) -> Identified:
         parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": manifest.fingerprints["drift"]}
         found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
     if manifest.fingerprints.get("work") == found.work.digest:
-        return found
+        return replace(found, place=rundir.path) if found.id == manifest.id else found
     changes = "; ".join(identity_changes(manifest.identity, found.identity)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",

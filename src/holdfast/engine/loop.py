@@ -101,8 +101,8 @@ class Loop:
             )
             stack.push_async_callback(journal.close)
             if self._mirror is not None:
-                self._mirror.begin(self._earlier_outputs())
                 stack.callback(self._mirror.close)
+                self._begin_mirror(self._mirror)
             if not await self._open(stack):
                 return
             self._keeper = Keeper(
@@ -136,6 +136,12 @@ class Loop:
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
+
+    def _begin_mirror(self, mirror: NatMirror) -> None:
+        try:
+            mirror.begin(self._earlier_outputs())
+        except OSError as error:  # a copy for others that cannot be written is no reason not to run
+            self._display.notice(f"output.nat is not kept up while the eval runs: {error}")
 
     def _earlier_outputs(self) -> Iterator[tuple[dict[str, Any], Output]]:
         """What is there already, with its rows, in the dataset's order."""

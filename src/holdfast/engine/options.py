@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.store.rundir import Manifest
+    from holdfast.store.rundir import Manifest, RunDir
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Options:
     skip_graders: bool = False
     grade_only: bool = False
     """never ask the target: grade the outputs that are there"""
-    outputs_of: Manifest | None = None
+    outputs_of: tuple[RunDir, Manifest] | None = None
     """the run whose outputs are to be graded"""
     again: bool = False
     """grade anew what has its verdicts already"""

@@ -50,6 +50,7 @@ class Outcome:
     already: bool = False
     """it was finished before we came"""
     skipped_graders: bool = False
+    grade_only: bool = False
     missed_gates: tuple[str, ...] = ()
 
     @property
@@ -105,7 +106,8 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> 
     spent = opened.index.spent
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.work.slots and left.to_grade):
-        return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
+        skipped, only = options.skip_graders, options.grade_only
+        return Outcome(rundir, left, None, spent, reason, skipped_graders=skipped, grade_only=only)
     try:
         metrics = write_report(found, rundir, opened.index)
     except Fault as changed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
 from holdfast.spec.fields import HttpTarget, without_password
 from holdfast.spec.load import target_name
-from holdfast.store.files import make_directory
+from holdfast.store.files import make_directory, slug
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
 from holdfast.store.rundir import Manifest, RunDir
@@ -54,10 +53,14 @@ class Identified:
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
     drift: dict[str, Any] | None = None
+    place: Path | None = None
+    """where it is, when that is already known: a run may have been moved"""
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Where this run lives."""
-        return RunDir(runs_dir / _slug(self.spec.name) / f"{_slug(target_name(self.spec.target))}-{self.id}")
+        if self.place is not None:
+            return RunDir(self.place)
+        return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         notice(f"the earlier run is kept in {place}")
     manifest = rundir.read_manifest()
     if manifest is None:
-        manifest = _manifest(found, fresh=options.fresh)
+        manifest = manifest_of(found, fresh=options.fresh)
         rundir.write_manifest(manifest)
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
@@ -163,13 +166,16 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         notice(str(damage))
     if options.again:
         opened.index.verdicts.clear()
-    others = [] if manifest.fresh or options.again else neighbours(found, rundir, options.runs_dir)
-    borrowed, opened.plan = look_around(found, opened.index, options.runs_dir, others)
+    others = [] if manifest.fresh else neighbours(found, rundir, options.runs_dir)
+    if options.outputs_of is not None:
+        others.insert(0, options.outputs_of)
+    borrowed, opened.plan = look_around(found, opened.index, options.runs_dir, others, grades=not options.again)
     if borrowed:
         adopt(borrowed, rundir, opened.index)
 
 
-def _manifest(found: Identified, *, fresh: bool) -> Manifest:
+def manifest_of(found: Identified, *, fresh: bool = False) -> Manifest:
+    """What a new run says of itself."""
     spec = found.spec
     host = platform.uname()  # not `platform.platform()`, which starts a process to learn the processor's name
     return Manifest(
@@ -217,8 +223,3 @@ def _without_passwords(value: Any) -> Any:
         else _without_passwords(inner)
         for key, inner in value.items()
     }
-
-
-def _slug(text: str) -> str:
-    """A name that is safe as a folder's."""
-    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"

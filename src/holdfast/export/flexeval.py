@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.errors import UsageError
 from holdfast.store.files import make_directory, replacing
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
-    """Both files; metrics.json, which there too marks a finished evaluation, last and for finished runs only."""
+    """Both files; metrics.json, which there too marks a finished evaluation, last and of finished runs only."""
     make_directory(folder)
     written = [folder / "outputs.jsonl"]
     encode = msgspec.json.Encoder().encode
@@ -24,10 +23,8 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
         for trial in reader.trials():
             file.write(encode(_row(trial)) + b"\n")
     if not reader.rundir.finished:
-        raise UsageError(
-            f"{reader.rundir.path} is not finished: {written[0]} has what is there, and metrics.json was not written",
-            remedy="Finish the run with `holdfast eval`, then export it again.",
-        )
+        (folder / "metrics.json").unlink(missing_ok=True)  # of an earlier export, which would now be a lie
+        return written
     metrics = msgspec.json.decode(reader.rundir.metrics.read_bytes())
     flat: dict[str, Any] = {"coverage": metrics["coverage"]}
     for name, values in metrics["metrics"].items():

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.export.samples import write_samples
-from holdfast.store.files import make_directory, replacing
+from holdfast.store.files import make_directory, replacing, slug
 
 if TYPE_CHECKING:
     from holdfast.export.reading import RunReader
@@ -23,7 +22,7 @@ def write_folder(reader: RunReader, folder: Path) -> list[Path]:
     """Write both; the results have the metrics and the eval that gave them."""
     manifest = reader.manifest
     sources = manifest.dataset.get("source") or ["samples"]
-    place = folder / _slug(manifest.target) / _slug(Path(str(sources[0])).name.partition(".")[0] or manifest.name)
+    place = folder / slug(manifest.target) / slug(Path(str(sources[0])).name.partition(".")[0] or manifest.name)
     make_directory(place)
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
     results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
@@ -33,7 +32,3 @@ def write_folder(reader: RunReader, folder: Path) -> list[Path]:
     with replacing(results) as file:
         file.write(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
     return [results, samples]
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.store.files import make_directory, replacing
+from holdfast.store.files import make_directory, replacing, slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -70,8 +70,10 @@ def _steps(output: Output, wanted: frozenset[str]) -> Iterator[dict[str, Any]]:
         before = message.get("content")
 
 
-def write_nat(reader: RunReader, folder: Path, steps: Iterable[str] = DEFAULT_STEPS) -> list[Path]:
-    """All of NAT's files for a run."""
+def write_nat(
+    reader: RunReader, folder: Path, steps: Iterable[str] = DEFAULT_STEPS, *, lines: bool = False
+) -> list[Path]:
+    """All of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order."""
     make_directory(folder)
     trials = reader.manifest.trials
     verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in reader.manifest.identity.get("graders", {})}
@@ -87,10 +89,15 @@ def write_nat(reader: RunReader, folder: Path, steps: Iterable[str] = DEFAULT_ST
     for name, items in verdicts.items():
         scores = [item["score"] for item in items if item["score"] is not None]
         mean = sum(scores) / len(scores) if scores else None
-        path = folder / f"{name}_output.json"
+        path = folder / f"{slug(name)}_output.json"
         with replacing(path) as file:
             file.write(msgspec.json.format(_encode({"average_score": mean, "eval_output_items": items}), indent=2))
         written.append(path)
+    if lines:
+        mirror = NatMirror(folder, steps, trials)
+        mirror.begin((trial.fields, trial.output) for trial in reader.trials())
+        mirror.close()
+        written.append(mirror.path)
     return written
 
 
@@ -110,18 +117,18 @@ class NatMirror:
     """`workflow_output.jsonl`, kept up while a run is going on. The journals are the truth; this is a copy."""
 
     def __init__(self, folder: Path, steps: Iterable[str], trials: int) -> None:
-        self._path = folder / "workflow_output.jsonl"
+        self.path = folder / "workflow_output.jsonl"
         self._steps = tuple(steps)
         self._trials = trials
         self._fd: int | None = None
 
     def begin(self, earlier: Iterable[tuple[dict[str, Any], Output]]) -> None:
         """Write what is there already, so that a resumed run neither lacks nor repeats a line."""
-        make_directory(self._path.parent)
-        with replacing(self._path) as file:
+        make_directory(self.path.parent)
+        with replacing(self.path) as file:
             for fields, output in earlier:
                 file.write(self._line(fields, output))
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def add(self, fields: dict[str, Any], output: Output) -> None:
         """A trial has finished. Failing to copy it fails nothing: it is written anew by the next process."""

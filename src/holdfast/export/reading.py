@@ -2,17 +2,22 @@
 
 Where the dataset is gone or has changed, the trials still come, in the order in which they finished and without
 the row's fields.
+
+Verdicts are found by their keys and judged by the thresholds and weights of the report: a grader that has been renamed,
+or whose threshold has moved, since it gave them says here what it says in `metrics.json`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.plan.keys import generation_key
+from holdfast.plan.keys import generation_key, grade_key
+from holdfast.report.metrics import grading_rules
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import OutputRef, read_output
 from holdfast.store.lines import scan
@@ -25,6 +30,18 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import Manifest, RunDir
 
 _grade = msgspec.json.Decoder(Grade)
+
+
+class _Rules(msgspec.Struct):
+    threshold: float
+    weight: float
+
+
+class _Report(msgspec.Struct):
+    metrics: dict[str, _Rules]
+
+
+_report = msgspec.json.Decoder(_Report)
 
 
 class Trial(NamedTuple):
@@ -48,13 +65,14 @@ class RunReader:
         self.rundir = rundir
         self.manifest: Manifest = manifest
         self._outputs = rundir.load(mend=False).outputs
-        self._grades: dict[str, dict[str, Grade]] = {}
+        self._grades: dict[str, Grade] = {}
         for path in rundir.journals("grades"):
             for line in scan(path):
                 if line.sound:
                     grade = _grade.decode(line.data)
-                    self._grades.setdefault(grade.key, {})[grade.grader] = grade
-        self._order = list(manifest.identity.get("graders", {}))
+                    self._grades[grade.grade_key] = grade
+        self._graders: dict[str, str] = manifest.fingerprints.get("graders", {})
+        self._rules = self._grading_rules()
         self.missing_rows = 0
         """outputs whose row the dataset no longer has"""
 
@@ -80,12 +98,28 @@ class RunReader:
         manifest = self.manifest
         return eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
 
+    def _grading_rules(self) -> dict[str, _Rules]:
+        """Thresholds and weights by grader: the report's, and before there is one, the eval's."""
+        with suppress(OSError, msgspec.DecodeError):
+            return _report.decode(self.rundir.metrics.read_bytes()).metrics
+        return msgspec.convert(grading_rules(self.spec), dict[str, _Rules])
+
     def _trial(self, ref: OutputRef, fields: dict[str, Any]) -> Trial:
         output = read_output(ref)
-        found = self._grades.get(output.key, {})
-        grades = [found[name] for name in self._order if name in found]
-        status, score = _together(grades, len(self._order))
+        grades = [
+            self._today(name, grade)
+            for name, fingerprint in self._graders.items()
+            if (grade := self._grades.get(grade_key(output.key, output.digest, fingerprint))) is not None
+        ]
+        status, score = _together(grades, len(self._graders))
         return Trial(fields, output, grades, status, score)
+
+    def _today(self, name: str, grade: Grade) -> Grade:
+        rules = self._rules[name]
+        status = grade.status
+        if grade.score is not None and status in ("passed", "failed"):
+            status = "passed" if grade.score >= rules.threshold else "failed"
+        return msgspec.structs.replace(grade, grader=name, status=status, weight=rules.weight)
 
 
 def _together(grades: list[Grade], wanted: int) -> tuple[GradeStatus, float | None]:

@@ -81,14 +81,21 @@ class Text(_Check):
             (block.contains_cs, block.not_contains_cs, block.contains_any_cs, exact, str),
         ):
             count += len(wanted) + len(unwanted) + bool(any_of)
-            failures += [f"lacks {part!r}" for part in wanted if fold(rendered(part, fields)) not in text]
-            failures += [f"contains {part!r}" for part in unwanted if fold(rendered(part, fields)) in text]
-            if any_of and not any(fold(rendered(part, fields)) in text for part in any_of):
+            failures += [f"lacks {part!r}" for part in wanted if fold(_sought(part, fields)) not in text]
+            failures += [f"contains {part!r}" for part in unwanted if fold(_sought(part, fields)) in text]
+            if any_of and not any(fold(_sought(part, fields)) in text for part in any_of):
                 failures.append(f"has none of {any_of}")
         count += len(self._match) + len(self._not_match)
         failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(exact)]
         failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(exact)]
         return Verdict((count - len(failures)) / count, "; ".join(failures))
+
+
+def _sought(part: str, fields: dict[str, Any]) -> str:
+    text = rendered(part, fields)
+    if not text:
+        raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
+    return text
 
 
 class Choice(_Check):

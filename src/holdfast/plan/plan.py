@@ -152,10 +152,10 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
             ref = own or lent.get(key)
             if ref is None:
                 continue
-            if work.missing(key, ref, verdicts):
-                to_grade += 1
-            elif own is not None and not work.missing(key, ref, index.verdicts):
+            if own is not None and not work.missing(key, ref, index.verdicts):
                 finished += 1
+            elif work.missing(key, ref, verdicts):
+                to_grade += 1
             else:
                 reused += 1
     total = survey.count * work.trials

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -55,15 +55,20 @@ class Borrowed:
         return bool(self.outputs or self.verdicts or self.steps)
 
 
-def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]]) -> Borrowed:
+def borrow(
+    survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]], *, grades: bool = True
+) -> Borrowed:
     """Look for what is missing here in other runs, given by name and in the order to ask them."""
     found = Borrowed()
+    lenders = list(lenders)
+    if not lenders:
+        return found  # with nobody to ask, a large run need not make all its keys
     wanted = {key for key in work.keys(survey) if key not in index.outputs}
     owed: set[str] = set()
     for key, ref in index.outputs.items():
         owed.update(_owed(work, key, ref, index))
     for name, rundir in lenders:
-        if not wanted and not owed:
+        if not wanted and not (owed and grades):
             break
         for path in rundir.journals("outputs"):
             for offset, line in _hits(path, _KEY, wanted):
@@ -80,7 +85,7 @@ def borrow(survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, _KEY, wanted - index.steps.keys()):
                 found.steps.append((name, line[_KEY].decode(), (path, offset, len(line))))
-        for path in rundir.journals("grades"):
+        for path in rundir.journals("grades") if grades else ():
             for offset, line in _hits(path, _GRADE_KEY, owed):
                 grade = read_grade_head(line)
                 if grade is None or grade.status == "error":
@@ -116,13 +121,17 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
 
 
 def _hits(path: Path, place: slice, wanted: set[str]) -> Iterator[tuple[int, bytes]]:
-    """The sound lines whose key, read from its fixed place without decoding the line, is wanted."""
+    """The sound lines whose key, read from its fixed place without decoding the line, is wanted.
+
+    A file that cannot be read lends nothing, and stops nobody.
+    """
     if not wanted:
         return
     keys = {key.encode() for key in wanted}
-    for offset, line in scan_raw(path):
-        if line[place] in keys and is_sound(line):
-            yield offset, line
+    with suppress(OSError):
+        for offset, line in scan_raw(path):
+            if line[place] in keys and is_sound(line):
+                yield offset, line
 
 
 def _copy(
@@ -137,10 +146,12 @@ def _copy(
             if source not in files:
                 files[source] = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, files[source])
-            line = with_source(os.pread(files[source], length, offset), lenders[key])
-            waiting.append((key, line))
-            size += len(line)
-            if size > _CHUNK or number == len(lines):
+            line = os.pread(files[source], length, offset)
+            if is_sound(line):  # its owner may have mended the file meanwhile, which moves lines
+                line = with_source(line, lenders[key])
+                waiting.append((key, line))
+                size += len(line)
+            if waiting and (size > _CHUNK or number == len(lines)):
                 at = append_lines(path, b"".join([line for _, line in waiting]))
                 for copied, line in waiting:
                     yield copied, at, len(line) - 1

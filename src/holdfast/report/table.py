@@ -17,6 +17,8 @@ from holdfast.report.compare import read_finished
 from holdfast.report.paired import paired_difference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.engine.run import Outcome
     from holdfast.engine.setup import Identified
     from holdfast.plan.plan import Plan
@@ -124,40 +126,46 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     if outcome.skipped_graders and left.to_run == 0:
         console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
         return
+    if outcome.grade_only and left.to_run:
+        console.print(f"{left.to_run:,} trials have no output yet; `holdfast eval` runs them. Grading never does.")
+        if reason is None and not left.to_grade:
+            return
     if reason is None:
         errors = outcome.rundir.path / "errors.jsonl"
-        console.print(
-            f"{left.to_run + left.to_grade:,} trials have errors and stay pending; why: {errors}",
-            soft_wrap=True,
-        )
+        pending = left.to_grade + (0 if outcome.grade_only else left.to_run)
+        console.print(f"{pending:,} trials have errors and stay pending; why: {errors}", soft_wrap=True)
         console.print("Go on (only they are tried again), or add --accept-errors to finish without them:")
     else:
         console.print("Go on with:")
     console.print(f"  {command}", soft_wrap=True)
 
 
-def print_compiled(found: Identified, rundir: RunDir, plan: Plan, *, as_json: bool) -> None:
-    """The eval as it was understood, and what a run would do."""
+def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_json: bool) -> None:
+    """The eval as it was understood, and what a run would do: the eval's own, then its baseline's if it has one."""
     if as_json:
-        numbers = {name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")}
-        said = {
-            "run": str(rundir.path),
-            "already_finished": rundir.finished,
-            **numbers,
-            "lenders": dict(plan.lenders),
-            "reasons": plan.reasons,
-            "eval": found.spec.document.data,
-        }
-        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+        said, *beside = [_as_json(*each) for each in planned]
+        sys.stdout.write(msgspec.json.encode({**said, **({"baseline": beside[0]} if beside else {})}).decode() + "\n")
         return
     from io import StringIO
 
     from ruamel.yaml import YAML
 
     yaml, text = YAML(), StringIO()
-    yaml.dump(found.spec.document.data, text)
+    yaml.dump(planned[0][0].spec.document.data, text)
     console = _console()
     console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
     console.print()
-    console.print(f"run: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
-    console.print(str(plan))
+    for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
+        console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
+        console.print(str(plan), soft_wrap=True)
+
+
+def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+    return {
+        "run": str(rundir.path),
+        "already_finished": rundir.finished,
+        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
+        "lenders": dict(plan.lenders),
+        "reasons": plan.reasons,
+        "eval": found.spec.document.data,
+    }

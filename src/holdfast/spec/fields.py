@@ -235,6 +235,8 @@ class TextGrader(GraderBlock):
     def _regexes_compile(self) -> TextGrader:
         for pattern in [*self.regex_match, *self.regex_not_match]:
             compile_regex(pattern)
+        if any("" in getattr(self, field) for field in self.checks):
+            raise ValueError("checks nothing: an empty text is in every answer")
         return self
 
 

@@ -129,14 +129,27 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
 
 
 def baseline_of(spec: Eval) -> Eval | None:
-    """The same eval of the target under `baseline:`, which takes what it does not say from the first of its kind."""
+    """The same eval of the target under `baseline:`, which takes what it does not say from the first of its kind.
+
+    The same judge judges both, and copies for other tools go into a folder of their own.
+    """
     data = spec.document.data
     if not isinstance(data.get("baseline"), dict):
         return None
     kinds = [next((kind for kind in TARGETS if kind in side), None) for side in (data["target"], data["baseline"])]
     target = {**data["target"], **data["baseline"]} if kinds[0] == kinds[1] else data["baseline"]
-    changed = {**data, "target": target}
+    problems: list[Problem] = []
+    _target(target, spec.document, problems, "baseline")
+    if problems:
+        raise ConfigError(problems)
+    changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
+    for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
+        if isinstance(grader, PromptGrader):
+            inherited = {"model": grader.model, "base_url": grader.base_url, "api_key_env": grader.api_key_env}
+            raw.update({key: value for key, value in inherited.items() if value is not None})
+    if spec.output.nat is not None:
+        changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
     return build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
 
 
@@ -229,16 +242,16 @@ def _check_version(document: Document) -> None:
     document.data["schemaVersion"] = version
 
 
-def _target(data: Any, document: Document, problems: list[Problem]) -> TargetBlock | None:
+def _target(data: Any, document: Document, problems: list[Problem], key: str = "target") -> TargetBlock | None:
     if not isinstance(data, dict):
         return None  # the top model has said so
     kinds = [kind for kind in TARGETS if kind in data]
     if len(kinds) != 1:
         said = f"has {' and '.join(kinds)}" if kinds else "names none"
         message = f"{said}; a target is exactly one of {', '.join(TARGETS)}"
-        problems.append(Problem(document.where(("target",)), message))
+        problems.append(Problem(document.where((key,)), message))
         return None
-    return cast("TargetBlock | None", _validate(TARGETS[kinds[0]], data, ("target",), document, problems))
+    return cast("TargetBlock | None", _validate(TARGETS[kinds[0]], data, (key,), document, problems))
 
 
 def _checkpoints(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[Checkpoint, ...]:

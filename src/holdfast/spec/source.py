@@ -37,6 +37,8 @@ def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
         seen.add(path)
         text = _read(path)
         name = path.name if path == entry.resolve() else _relative(path, roots)
+        while name in found:  # two files of one name, found from different places, both count
+            name = f"../{name}"
         found[name] = digest_bytes(_tokens(text))
         waiting.extend(_imported(ast.parse(text), path, roots))
     return dict(sorted(found.items()))

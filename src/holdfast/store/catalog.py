@@ -37,6 +37,15 @@ def sound_runs(root: Path) -> Iterator[tuple[RunDir, Manifest]]:
 def _folders(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
-            return sorted(path / entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(path / entry.name for entry in entries if _is_folder(entry))
     except OSError:
         return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Not hidden, and named by a text: other names are nobody's eval, and could not be printed."""
+    try:
+        entry.name.encode()
+        return not entry.name.startswith(".") and entry.is_dir()
+    except (OSError, UnicodeEncodeError):
+        return False  # a symbolic link to itself, say, which must not hide its neighbours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
@@ -30,6 +31,11 @@ else:
         After a failed sync Linux keeps pages that never reached the disk and calls them clean.
         """
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def slug(text: str) -> str:
+    """A name that is safe as a file's or a folder's."""
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"
 
 
 def sync_directory(path: Path) -> None:

@@ -309,9 +309,11 @@ def _read(path: Path, index: Index, durable: bool, take: Callable[[Index, Path, 
         _settle_on_medium(path)
     for line in scan(path):
         if line.sound:
-            with suppress(msgspec.DecodeError):
+            try:
                 take(index, path, line)
                 continue
+            except msgspec.DecodeError:
+                pass  # sound, but not a record of ours
         index.damage.append(Damage(path, line.offset, len(line.data) + line.whole, torn=not line.whole))
 
 

@@ -139,10 +139,11 @@ def _listed(rundir: RunDir) -> Listed | None:
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
     with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(path / entry.name)
-            else:
-                yield entry.path, entry.stat(follow_symlinks=False)
+            with suppress(OSError):  # a live run's temporary file may be gone by now
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(path / entry.name)
+                else:
+                    yield entry.path, entry.stat(follow_symlinks=False)
 
 
 def _read_numbers(rundir: RunDir) -> _Numbers | None:

@@ -47,10 +47,44 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     eval: dict[str, Any]
 
 
+class _Fingerprints(msgspec.Struct):
+    dataset: str
+    conversation: str
+    target: str
+    work: str
+
+
+class _Target(msgspec.Struct):
+    kind: str
+    source: dict[str, str] = {}
+    files: dict[str, str] = {}
+
+
+class _Identity(msgspec.Struct):
+    conversation: dict[str, Any]
+    target: _Target
+    graders: dict[str, Any]
+
+
+class _Dataset(msgspec.Struct):
+    count: int
+    source: list[str] = []
+
+
+class _Inside(msgspec.Struct):
+    """What other runs look at in a manifest: where it is not so, the manifest is not one of ours."""
+
+    fingerprints: _Fingerprints
+    identity: _Identity
+    dataset: _Dataset
+
+
 class RunDir:
     """One run on disk. Reading needs nothing; writing needs the run's lease."""
 
     def __init__(self, path: Path) -> None:
+        if path.name in ("", ".."):
+            path = path.resolve()  # `.` has no name, and so no neighbour to be the lease
         self.path = path
         self.manifest = path / "manifest.json"
         self.results = path / "results.json"
@@ -100,6 +134,7 @@ class RunDir:
                     f"{self.manifest}: schemaVersion {version!r}; this Holdfast reads {SCHEMA_VERSION}",
                     remedy="Use the version of Holdfast that wrote this run, or start anew with --fresh.",
                 )
+            msgspec.json.decode(data, type=_Inside)
             return msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
             raise ManifestError(

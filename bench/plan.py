@@ -1,0 +1,181 @@
+"""How long planning and listing take: a table, and exit code 1 where a promise is missed.
+
+    python bench/plan.py [--quick]
+
+Plans (`--dry-run`) an eval of 100,000 trials beside 10 earlier runs: some lend outputs and grades, some have another
+prompt and lend nothing. Lists 1,000 runs (`cache ls`), most of them finished, some not, some damaged. Both are whole
+commands, timed from start to end. The runs are made by the store's own code, so they are what `eval` leaves behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.engine.setup import Identified, identify, manifest_of
+from holdfast.plan.keys import grade_key
+from holdfast.spec.load import load_eval
+from holdfast.spec.overrides import parse_override
+from holdfast.store.records import Grade, Output, Timing, Usage, to_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+DIGEST = "sha256:" + "d" * 32
+ANSWER = "The answer is 42, as far as anyone can tell. " * 8
+PLAN_SECONDS, LIST_SECONDS = 5.0, 1.0
+
+
+class Figure(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    seconds: float
+    most: float | None = None
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the promise is kept; a figure without one always is."""
+        return self.most is None or self.seconds <= self.most
+
+
+def write_eval(folder: Path, rows: int) -> Path:
+    """An eval whose target is never asked."""
+    with (folder / "data.jsonl").open("w") as file:
+        for number in range(rows):
+            file.write(json.dumps({"id": f"s{number}", "question": f"What is {number}?", "expected": "42"}) + "\n")
+    spec = {
+        "name": "bench",
+        "dataset": {"path": "data.jsonl"},
+        "target": {"model": "nobody", "base_url": "http://127.0.0.1:1/v1"},
+        "prompt": "{{ question }}",
+        "graders": [{"type": "number"}],
+    }
+    path = folder / "bench.yaml"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def make_run(eval_file: Path, *overrides: str) -> Path:
+    """A run in which everything is done, as the command would have left it."""
+    found = identify(load_eval(eval_file, [parse_override(text) for text in overrides]))
+    rundir = found.directory(eval_file.parent / "runs")
+    rundir.write_manifest(manifest_of(found))
+    with (rundir.path / "outputs.jsonl").open("wb") as outputs, (rundir.path / "grades.jsonl").open("wb") as grades:
+        for sample in found.dataset:
+            for trial in range(1, found.spec.trials + 1):
+                write_trial(found, sample.id, found.work.key(sample.digest, trial), trial, outputs.write, grades.write)
+    metrics = {"score": 1.0, "coverage": 1.0, "outputs": found.survey.count * found.spec.trials, "metrics": {}}
+    rundir.metrics.write_text(json.dumps(metrics))
+    return rundir.path
+
+
+def write_trial(
+    found: Identified,
+    sample: str,
+    key: str,
+    trial: int,
+    output: Callable[[bytes], Any],
+    grade: Callable[[bytes], Any],
+) -> None:
+    """An output and its grade."""
+    usage = Usage(12, 90, 1, 0.0001)
+    said = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
+    output(to_line(Output(key, sample, trial, 1, said, ANSWER, 1, "stop", usage, Timing(0.0, 0.1), DIGEST)))
+    own = grade_key(key, DIGEST, found.work.graders[0])
+    grade(to_line(Grade(key, own, sample, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
+
+
+def spend(repeats: int, *arguments: str, cwd: Path) -> tuple[float, str]:
+    """The median of some runs of the command, and what it said."""
+    took, said = [], ""
+    for _ in range(repeats):
+        began = time.monotonic()
+        said = subprocess.run([*HOLDFAST, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
+        took.append(time.monotonic() - began)
+    return median(took), said
+
+
+def planning(folder: Path, rows: int, repeats: int) -> list[Figure]:
+    """`--dry-run` of two trials per row, with most of it done in ten other runs."""
+    eval_file = write_eval(folder, rows)
+    make_run(eval_file, "trials=1")
+    for number in range(4):
+        make_run(eval_file, "trials=2", f"dataset.offset={number}", f"dataset.limit={rows // 2}")
+    for number in range(5):
+        make_run(eval_file, f"prompt=Another {number} {{{{ question }}}}")
+    size = sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
+    seconds, said = spend(repeats, "eval", "bench.yaml", "trials=2", "--dry-run", "--json", cwd=folder)
+    plan = json.loads(said)
+    if not plan["reused"] >= rows * 3 // 2 or not plan["to_run"] or plan["total"] != 2 * rows:
+        raise SystemExit(f"not the plan that was meant: {said}")
+    note = f"{plan['reused']:,} reused, {plan['to_run']:,} to run; {size / 1e6:,.0f} MB of earlier runs"
+    return [Figure(f"plan {2 * rows:,} trials, 10 earlier runs", seconds, PLAN_SECONDS, note)]
+
+
+def listing(folder: Path, runs: int, repeats: int) -> list[Figure]:
+    """`cache ls` over many copies of a small run."""
+    run = make_run(write_eval(folder, 20))
+    manifest = json.loads((run / "manifest.json").read_text())
+    for number in range(1, runs):
+        name = f"{number:08x}"
+        copy = run.parent.parent / f"bench{number % 7}" / f"nobody-{name}"
+        shutil.copytree(run, copy)
+        (copy / "manifest.json").write_text(json.dumps({**manifest, "id": name}) if number % 50 else "{")
+        if number % 10 == 0:
+            (copy / "metrics.json").unlink()
+    figures = []
+    for options in ([], ["--json"], ["--model", "NOBODY", "--status", "finished"]):
+        seconds, said = spend(repeats, "cache", "ls", *options, cwd=folder)
+        found = len(json.loads(said)) if options == ["--json"] else said.count("\n") - 1
+        if found != runs and not options[1:]:
+            raise SystemExit(f"{found} runs listed of {runs}")
+        what = " ".join(["cache ls", *options])
+        figures.append(Figure(f"{what}, {runs:,} runs", seconds, LIST_SECONDS, f"{found:,} listed"))
+    return figures
+
+
+def table(figures: list[Figure]) -> str:
+    """The figures as lines of text."""
+    rows = [("what", "measured", "wanted", "", "")]
+    for figure in figures:
+        wanted = "" if figure.most is None else f"≤ {figure.most:g} s"
+        verdict = "" if figure.most is None else "ok" if figure.ok else "NOT"
+        rows.append((figure.what, f"{figure.seconds:.2f} s", wanted, verdict, figure.note))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
+        for row in rows
+    )
+
+
+def main() -> int:
+    """Measure and say it."""
+    parser = argparse.ArgumentParser(description="Measure how long planning and listing take.")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the size, once")
+    quick = parser.parse_args().quick
+    rows, runs, repeats = (5_000, 100, 1) if quick else (50_000, 1_000, 3)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        for part in ("start", "plan", "list"):
+            (Path(name) / part).mkdir()
+        seconds, _ = spend(repeats, "--version", cwd=Path(name) / "start")
+        figures.append(Figure("for scale: holdfast --version", seconds))
+        figures += planning(Path(name) / "plan", rows, repeats)
+        figures += listing(Path(name) / "list", runs, repeats)
+    print(table(figures))
+    return 0 if all(figure.ok for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Runs for other tools: what is in the files is what is in the run, and the files read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.support.breaking import kept
+from tests.support.lab import Lab, rows
+from tests.support.running import Server, holdfast, lines, metrics, server, start, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS, TRIALS = 5, 2
+FORMATS = ["csv", "parquet", "nat", "flexeval", "samples"]
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Lab:
+    """A run with trials, two graders, and text that every format has to quote."""
+    lab = Lab(tmp_path_factory.mktemp("finished"), provider, rows=rows(ROWS))
+    lab.rows[2]["question"] = lab.rows[2]["expected"] = 'a "quoted", line\nbroken,\tünd 日本 🦀'
+    lab.spec["trials"] = TRIALS
+    lab.spec["graders"].append({"type": "text", "name": "mentions", "contains": "question", "weight": 3})
+    lab.run = lab.eval("--log-samples").run  # type: ignore[attr-defined]
+    return lab
+
+
+def export(lab: Lab, wanted: str, run: Path | None = None) -> Path:
+    """The folder with what was exported."""
+    where = run or lab.run  # type: ignore[attr-defined]
+    holdfast("export", where, "--to", wanted, cwd=lab.folder)
+    return where / "export" / wanted
+
+
+def order(lab: Lab) -> list[tuple[str, int]]:
+    return [(row["id"], trial) for row in lab.rows for trial in range(1, TRIALS + 1)]
+
+
+def results(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())["trials"]
+    return found
+
+
+class TestTables:
+    def test_csv_has_every_trial_as_it_was_graded(self, finished: Lab) -> None:
+        with (export(finished, "csv") / "trials.csv").open(newline="", encoding="utf-8") as file:
+            table = list(csv.DictReader(file))
+        assert [(row["sample"], int(row["trial"])) for row in table] == order(finished)
+        for row, result in zip(table, results(finished.run), strict=True):
+            assert (row["output"], row["status"]) == (result["output"], result["status"])
+            assert float(row["score"]) == result["score"]
+            for name in ("correct", "mentions"):
+                assert row[f"{name}.status"] == result["grades"][name]["status"]
+                assert float(row[f"{name}.score"]) == result["grades"][name]["score"]
+            assert int(row["requests"]) == 1 and float(row["seconds"]) > 0 and row["cost"] == ""
+
+    def test_parquet_has_the_same_with_types(self, finished: Lab) -> None:
+        table = parquet.read_table(export(finished, "parquet") / "trials.parquet")
+        records = table.to_pylist()
+        assert [(row["sample"], row["trial"]) for row in records] == order(finished)
+        assert [row["output"] for row in records] == [result["output"] for result in results(finished.run)]
+        assert [row["score"] for row in records] == [result["score"] for result in results(finished.run)]
+        kinds = {name: str(table.schema.field(name).type) for name in table.schema.names}
+        assert (kinds["score"], kinds["correct.score"], kinds["trial"]) == ("double", "double", "int64")
+        assert {row["cost"] for row in records} == {None}, "an unknown price is not 0"
+
+
+class TestSamples:
+    def test_log_samples_writes_the_transcripts_into_the_run(self, finished: Lab) -> None:
+        logged = lines(finished.run / "samples.jsonl")
+        assert [(line["sample"], line["trial"]) for line in logged] == order(finished)
+        by_key = {(output["sample"], output["trial"]): output for output in kept(finished.run)}
+        for line in logged:
+            assert line["messages"] == by_key[line["sample"], line["trial"]]["messages"]
+            assert {grade["grader"] for grade in line["grades"]} == {"correct", "mentions"}
+            assert line["fields"] == next(row for row in finished.rows if row["id"] == line["sample"])
+        assert (export(finished, "samples") / "samples.jsonl").read_bytes() == (
+            finished.run / "samples.jsonl"
+        ).read_bytes()
+
+    def test_output_path_names_model_dataset_time_and_id(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider)
+        lab.spec["target"]["model"] = "org/model:7b"
+        for _ in range(2):  # a finished run is written just the same
+            run = lab.eval("--output-path", "out").run
+            written = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*.json*"))
+            run_id = run.name.rpartition("-")[2]
+            results_file, samples_file = written[0], written[-1]
+            assert results_file.parent == samples_file.parent and results_file.parts[:2] == ("org-model-7b", "data")
+            assert results_file.match(f"results_????????T??????Z_{run_id}.json")
+            assert samples_file.match(f"samples_????????T??????Z_{run_id}.jsonl")
+            body = json.loads((tmp_path / "out" / results_file).read_text())
+            assert body["finished"] is True and body["metrics"]["score"] == 0.5
+            assert body["eval"]["name"] == "e"
+            assert len(lines(tmp_path / "out" / samples_file)) == len(lab.rows)
+            shutil.rmtree(tmp_path / "out")
+
+    def test_a_place_that_cannot_be_written_is_said(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider)
+        (tmp_path / "out").write_text("a file")
+        done = lab.eval("--output-path", "out", check=2)
+        assert "cannot write the copies" in done.err and "Traceback" not in done.err
+        assert metrics(done.run)["coverage"] == 1.0, "and the run is whole"
+
+
+class TestNat:
+    def test_the_files_hold_the_run(self, finished: Lab) -> None:
+        folder = export(finished, "nat")
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "correct_output.json",
+            "mentions_output.json",
+            "workflow_output.json",
+        ]
+        workflow = json.loads((folder / "workflow_output.json").read_text())
+        assert [row["id"] for row in workflow] == [f"{name}_rep{trial - 1}" for name, trial in order(finished)]
+        fields = {row["id"]: row for row in finished.rows}
+        for row, (name, _) in zip(workflow, order(finished), strict=True):
+            assert row["question"] == row["generated_answer"] == fields[name]["question"]
+            assert row["answer"] == row["expected"] == fields[name]["expected"], "the dataset's columns come along"
+            (step,) = row["intermediate_steps"]
+            assert step["payload"]["event_type"] == "LLM_END"
+            assert step["payload"]["data"] == {"input": row["question"], "output": row["generated_answer"]}
+        for name in ("correct", "mentions"):
+            body = json.loads((folder / f"{name}_output.json").read_text())
+            assert [item["id"] for item in body["eval_output_items"]] == [row["id"] for row in workflow]
+            scores = [result["grades"][name]["score"] for result in results(finished.run)]
+            assert [item["score"] for item in body["eval_output_items"]] == scores
+            assert body["average_score"] == pytest.approx(metrics(finished.run)["metrics"][name]["score"])
+            assert {item["error"] for item in body["eval_output_items"]} == {None}
+
+    def test_one_trial_keeps_the_samples_ids(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider)
+        workflow = json.loads((export(lab, "nat", lab.eval().run) / "workflow_output.json").read_text())
+        assert [row["id"] for row in workflow] == [row["id"] for row in lab.rows]
+
+    def test_an_error_has_no_score(self, tmp_path: Path, provider: Server) -> None:
+        (tmp_path / "g.py").write_text("def grade(output):\n    raise ValueError('no idea')\n")
+        lab = Lab(tmp_path, provider, spec={"graders": [{"type": "python", "name": "n", "function": "g.py:grade"}]})
+        run = lab.eval("--accept-errors").run
+        body = json.loads((export(lab, "nat", run) / "n_output.json").read_text())
+        assert body["average_score"] is None
+        assert len(body["eval_output_items"]) == len(lab.rows)
+        assert all(item["score"] is None and "no idea" in item["error"] for item in body["eval_output_items"])
+
+    def test_a_graders_name_cannot_lead_out_of_the_folder(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider, spec={"graders": [{"type": "exact", "name": "../../up / there"}]})
+        folder = export(lab, "nat", lab.eval().run)
+        assert {path.name for path in folder.iterdir()} == {"workflow_output.json", "up-there_output.json"}
+
+
+class TestFlexeval:
+    def test_the_files_hold_the_run(self, finished: Lab) -> None:
+        folder = export(finished, "flexeval")
+        outputs = lines(folder / "outputs.jsonl")
+        assert [(row["extra_info"]["id"], row["extra_info"]["trial"]) for row in outputs] == order(finished)
+        for row, result in zip(outputs, results(finished.run), strict=True):
+            assert row["lm_output"] == result["output"] and row["finish_reason"] == "stop"
+            assert row["references"] == [row["extra_info"]["expected"]]
+            assert row["extra_info"]["messages"] == [{"role": "user", "content": row["extra_info"]["question"]}]
+            assert (row["correct"], row["mentions"]) == tuple(grade["score"] for grade in result["grades"].values())
+        flat = json.loads((folder / "metrics.json").read_text())
+        known = metrics(finished.run)["metrics"]
+        assert flat["coverage"] == 1.0
+        assert all(flat[name] == known[name]["score"] for name in known)
+        assert flat["correct-pass@2"] == known["correct"]["pass@2"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "file", "prompt", "expected"),
+    [
+        ("nat", "workflow_output.json", "{{ question }}", "{{ answer }}"),
+        ("flexeval", "outputs.jsonl", "{{ extra_info.question }}", "{{ references[0] }}"),
+        ("samples", "samples.jsonl", "{{ fields.question }}", "{{ fields.expected }}"),
+        ("csv", "trials.csv", "{{ output }}", "{{ output }}"),
+        ("parquet", "trials.parquet", "{{ output }}", "{{ output }}"),
+    ],
+)
+def test_an_export_can_be_the_dataset_of_a_new_eval(
+    finished: Lab, tmp_path: Path, provider: Server, wanted: str, file: str, prompt: str, expected: str
+) -> None:
+    lab = Lab(tmp_path, provider)
+    shutil.copy(export(finished, wanted) / file, tmp_path)
+    lab.spec |= {"dataset": {"path": file}, "prompt": prompt}
+    lab.spec["graders"] = [{"type": "exact", "expected": expected}]
+    done = lab.eval()
+    assert done.asked == ROWS * TRIALS
+    tables = wanted in ("csv", "parquet")  # which have the answers, but not the rows' fields
+    assert metrics(done.run)["score"] == (1.0 if tables else metrics(finished.run)["metrics"]["correct"]["score"])
+
+
+class TestWhatIsNotAsItShouldBe:
+    @pytest.mark.parametrize("wanted", FORMATS)
+    def test_an_unfinished_run_gives_what_there_is_and_says_so(
+        self, finished: Lab, tmp_path: Path, wanted: str
+    ) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(finished.run, run, ignore=shutil.ignore_patterns("export", "metrics.json", "results.json"))
+        some = (run / "outputs.jsonl").read_text().splitlines(keepends=True)[:3]
+        (run / "outputs.jsonl").write_text("".join(some))
+        done = holdfast("export", run, "--to", wanted, cwd=tmp_path)
+        assert "not finished" in done.stderr
+        files = {path.name: path for path in (run / "export" / wanted).iterdir()}
+        counted = {
+            "csv": lambda: len(files["trials.csv"].read_text().splitlines()) - 1,
+            "parquet": lambda: parquet.read_table(files["trials.parquet"]).num_rows,
+            "nat": lambda: len(json.loads(files["workflow_output.json"].read_text())),
+            "flexeval": lambda: len(lines(files["outputs.jsonl"])),
+            "samples": lambda: len(lines(files["samples.jsonl"])),
+        }[wanted]()
+        broken_lines = sum(json.loads(line)["output"].count("\n") for line in some) if wanted == "csv" else 0
+        assert counted - broken_lines == 3
+        assert "metrics.json" not in files, "which marks a finished evaluation"
+
+    @pytest.mark.parametrize("wanted", FORMATS)
+    def test_a_run_whose_dataset_has_gone_is_exported_without_its_fields(
+        self, tmp_path: Path, provider: Server, wanted: str
+    ) -> None:
+        lab = Lab(tmp_path, provider)
+        run = lab.eval().run
+        (tmp_path / "data.jsonl").unlink()
+        done = holdfast("export", run, "--to", wanted, cwd=tmp_path)
+        assert f"{len(lab.rows)} rows are no longer in the dataset" in done.stderr
+        files = (run / "export" / wanted).iterdir()
+        texts = [str(parquet.read_table(file)) if wanted == "parquet" else file.read_text() for file in files]
+        assert all(any(row["question"] in text for text in texts) for row in lab.rows), "every answer is there"
+
+    def test_a_new_threshold_weight_and_name_are_exported_as_they_are_reported(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        (tmp_path / "g.py").write_text("def half(output): return 0.5\n")
+        lab = Lab(tmp_path, provider)
+        lab.spec["graders"].append({"type": "python", "name": "half", "function": "g.py:half", "threshold": 0.9})
+        lab.eval()
+        lab.spec["graders"][1] |= {"threshold": 0.2, "weight": 3}
+        lab.spec["graders"][0]["name"] = "right"
+        done = lab.eval()
+        assert done.work == (0, {})
+        with (export(lab, "csv", done.run) / "trials.csv").open(newline="") as file:
+            table = list(csv.DictReader(file))
+        for row, result in zip(table, results(done.run), strict=True):
+            assert (row["status"], float(row["score"])) == (result["status"], result["score"])
+            assert row["half.status"] == "passed" and row["right.status"] == result["grades"]["right"]["status"]
+
+    @pytest.mark.parametrize("wanted", ["xlsx", ""])
+    def test_a_format_that_is_none_is_refused(self, finished: Lab, wanted: str) -> None:
+        holdfast("export", finished.run, "--to", wanted, cwd=finished.folder, check=2)
+
+
+class TestNatWhileItRuns:
+    def lab(self, tmp_path: Path, provider: Server, **nat: Any) -> Lab:
+        return Lab(tmp_path, provider, rows=rows(30), spec={"output": {"nat": {"dir": "nat", **nat}}})
+
+    def test_lines_come_as_trials_finish_and_survive_a_kill_without_gap_or_repeat(self, tmp_path: Path) -> None:
+        with server(latency=0.05) as slow:
+            lab = self.lab(tmp_path, slow)
+            lab.spec["limits"] = {"concurrency": 2}
+            lab.write()
+            path = tmp_path / "nat" / "workflow_output.jsonl"
+            for wanted in (4, 12):
+                process = start("eval", "e.yaml", cwd=tmp_path)
+                wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= wanted, "lines")  # noqa: B023
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                before = path.read_bytes()
+                assert not (tmp_path / "nat" / "workflow_output.json").exists(), "the whole comes at the end"
+                path.write_bytes(before + b'{"id": "torn')
+            slow.control(latency=0)
+            lab.eval()
+        found = lines(path)
+        assert [row["id"] for row in found] == [row["id"] for row in lab.rows]
+        assert found == json.loads((tmp_path / "nat" / "workflow_output.json").read_text())
+        assert (tmp_path / "nat" / "correct_output.json").exists()
+
+    def test_what_was_reused_is_there_too(self, tmp_path: Path, provider: Server) -> None:
+        lab = self.lab(tmp_path, provider)
+        lab.eval()
+        for more in (0, 2):
+            shutil.rmtree(tmp_path / "nat")
+            lab.rows = lab.rows[::-1] + rows(more, start=90)
+            assert lab.eval().asked == more
+            assert [row["id"] for row in lines(tmp_path / "nat" / "workflow_output.jsonl")] == [
+                row["id"] for row in lab.rows
+            ]
+
+    def test_steps_are_filtered(self, tmp_path: Path, provider: Server) -> None:
+        lab = self.lab(tmp_path, provider, step_filter=["TOOL_END"])
+        lab.eval()
+        assert all(row["intermediate_steps"] == [] for row in lines(tmp_path / "nat" / "workflow_output.jsonl"))
+
+    def test_a_folder_that_cannot_be_made_stops_no_eval(self, tmp_path: Path, provider: Server) -> None:
+        lab = self.lab(tmp_path, provider)
+        (tmp_path / "nat").write_text("a file")
+        done = lab.eval(check=2)
+        assert "output.nat" in done.err and "cannot write the copies" in done.err and "Traceback" not in done.err
+        assert done.asked == 30 and metrics(done.run)["coverage"] == 1.0

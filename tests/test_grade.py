@@ -1,0 +1,214 @@
+"""`holdfast grade`: verdicts on outputs that are there, without one call to the target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.breaking import assert_same_numbers, kept, metrics_bytes
+from tests.support.lab import Lab, rows
+from tests.support.running import Server, holdfast, metrics, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 6
+NOBODY = "http://127.0.0.1:1/v1"
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Server]:
+    with server(answer="judge") as running:
+        yield running
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server, judge: Server) -> Lab:
+    graders = [
+        {"type": "exact", "name": "correct"},
+        {"type": "prompt", "name": "judge", "rubric": "polite", "model": "j", "base_url": judge.base_url},
+    ]
+    return Lab(tmp_path, provider, judge, rows(ROWS), {"graders": graders})
+
+
+def generated(lab: Lab) -> Path:
+    """A run that has outputs and no grades, and a target that is gone since."""
+    run = lab.eval("--skip-graders").run
+    assert kept(run, "grades") == [] and not (run / "metrics.json").exists()
+    lab.spec["target"]["base_url"] = NOBODY
+    lab.write()
+    return run
+
+
+def test_grading_afterwards_gives_the_bytes_that_grading_at_once_gives(lab: Lab) -> None:
+    lab.spec["trials"] = 2
+    at_once = lab.eval("--runs-dir", "at-once").run
+    run = generated(lab)
+    done = lab.do("grade", run)
+    assert done.work == (0, {"correct": 2 * ROWS, "judge": 2 * ROWS}) and done.run == run
+    assert_same_numbers(run, at_once)
+
+
+def test_eval_after_skipping_graders_grades_too(lab: Lab) -> None:
+    lab.eval("--skip-graders")
+    assert lab.eval().work == (0, {"correct": ROWS, "judge": ROWS})
+
+
+def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
+    run = generated(lab)
+    name = run.name.rpartition("-")[2]
+    assert lab.do("grade", name).graded == {"correct": ROWS, "judge": ROWS}
+    assert lab.do("grade", name[:5], "--again").graded == {"correct": ROWS, "judge": ROWS}
+
+
+@pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "e"])
+def test_a_run_that_is_not_there_is_said_with_where_it_was_looked_for(lab: Lab, name: str) -> None:
+    generated(lab)
+    said = lab.do("grade", name, check=2).err
+    assert f"no run '{name}'" in said and "holdfast cache ls" in said
+
+
+def test_a_beginning_that_fits_two_runs_is_refused_with_both(lab: Lab) -> None:
+    run = generated(lab)
+    twin = run.with_name(run.name + "0")
+    shutil.copytree(run, twin)
+    said = lab.do("grade", run.name.rpartition("-")[2], check=2).err
+    assert "fits 2 runs" in said and run.name in said and twin.name in said and "more digits" in said
+
+
+def test_more_graders_go_with_copies_into_the_run_that_eval_would_use(lab: Lab) -> None:
+    run = lab.eval().run
+    before = metrics_bytes(run)
+    lab.spec["graders"].append({"type": "text", "name": "new", "contains": "question 1"})
+    lab.spec["target"]["base_url"] = NOBODY
+    lab.write()
+    done = lab.do("grade", run, "e.yaml")
+    assert done.work == (0, {"new": ROWS}) and done.run != run
+    assert metrics(done.run)["metrics"]["new"]["passed"] == 1
+    assert metrics_bytes(run) == before, "the run that was graded is left as it was"
+    assert lab.eval().work == (0, {}), "and eval finds it all done"
+
+
+def test_a_changed_grader_grades_anew_beside_the_old_verdicts(lab: Lab) -> None:
+    lab.rows[1]["expected"] = "QUESTION 1"
+    run = lab.eval().run
+    done = lab.do("grade", run, "graders.correct.ignore_case=true")
+    assert done.work == (0, {"correct": ROWS})
+    assert metrics(run)["metrics"]["correct"]["passed"] == 3
+    assert metrics(done.run)["metrics"]["correct"]["passed"] == 4
+
+
+def test_a_new_threshold_is_taken_over_without_grading(lab: Lab) -> None:
+    run = lab.eval().run
+    done = lab.do("grade", run, "graders.judge.threshold=0.1")
+    assert done.work == (0, {}) and done.run == run
+    assert metrics(run)["metrics"]["judge"]["threshold"] == 0.1
+
+
+def test_nothing_is_graded_twice_unless_again_is_said(lab: Lab) -> None:
+    run = generated(lab)
+    assert lab.do("grade", run).judged == ROWS
+    assert lab.do("grade", run).work == (0, {})
+    again = lab.do("grade", run, "--again")
+    assert again.judged == ROWS and again.graded == {"correct": ROWS, "judge": ROWS}
+    assert metrics(run)["metrics"]["judge"]["n"] == ROWS, "the later verdict counts, once"
+
+
+def test_again_with_other_graders_keeps_the_outputs_and_none_of_the_verdicts(lab: Lab) -> None:
+    run = lab.eval().run
+    lab.spec["graders"].append({"type": "text", "name": "new", "contains": "q"})
+    lab.write()
+    assert lab.do("grade", run, "e.yaml", "--again").work == (0, {"correct": ROWS, "judge": ROWS, "new": ROWS})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": "Say: {{ question }}"}, "prompt changed"),
+        ({"system": "Be brief."}, "system added"),
+        ({"target": {"model": "other", "base_url": NOBODY}}, "target.model test-model → other"),
+    ],
+)
+def test_an_eval_whose_outputs_would_be_others_is_refused_with_what_changed(
+    lab: Lab, change: dict[str, object], reason: str
+) -> None:
+    run = generated(lab)
+    lab.spec.update(change)
+    lab.write()
+    said = lab.do("grade", run, "e.yaml", check=2).err
+    assert reason in said and "holdfast eval" in said
+    assert kept(run, "grades") == []
+
+
+def test_rows_without_an_output_are_said_and_not_called_errors(lab: Lab) -> None:
+    run = generated(lab)
+    lab.rows += rows(2, start=50)
+    lab.write()
+    done = lab.do("grade", run, "e.yaml", check=3)
+    assert done.work == (0, {"correct": ROWS, "judge": ROWS})
+    assert "2 trials have no output yet; `holdfast eval` runs them" in done.out
+    assert "have errors" not in done.out
+
+
+def test_an_unfinished_run_is_graded_as_far_as_it_goes(lab: Lab) -> None:
+    run = lab.eval("--skip-graders", "--max-tokens", 1, "--concurrency", 1, check=3).run
+    assert lab.do("grade", run, check=3).graded == {"correct": 1, "judge": 1}
+    assert lab.eval().work == (ROWS - 1, {"correct": ROWS - 1, "judge": ROWS - 1})
+
+
+def test_a_judge_that_is_down_keeps_what_is_graded_and_exits_3(lab: Lab, judge: Server) -> None:
+    run = generated(lab)
+    done = lab.do("grade", run, f"graders.judge.base_url={NOBODY}", check=3)
+    assert done.graded == {"correct": ROWS}
+    assert lab.do("grade", run).graded == {"judge": ROWS}
+
+
+def test_a_run_that_was_moved_is_graded_where_it_is(lab: Lab, tmp_path: Path) -> None:
+    run = generated(lab)
+    moved = tmp_path / "copies" / "mine"
+    moved.parent.mkdir()
+    run.rename(moved)
+    assert holdfast("grade", moved, cwd=tmp_path)
+    assert metrics(moved)["coverage"] == 1.0
+    assert list(lab.runs.rglob("manifest.json")) == [] and sorted(p.name for p in moved.parent.iterdir()) == ["mine"]
+    assert "already finished" in holdfast("grade", ".", cwd=moved).stdout
+
+
+def test_a_run_that_was_moved_lends_its_outputs_to_other_graders(lab: Lab, tmp_path: Path) -> None:
+    run = generated(lab)
+    moved = tmp_path / "copies" / "mine"
+    moved.parent.mkdir()
+    run.rename(moved)
+    lab.spec["graders"] = [{"type": "text", "name": "new", "contains": "q"}]
+    lab.write()
+    done = lab.do("grade", moved, "e.yaml")
+    assert done.work == (0, {"new": ROWS}) and done.run.parent == lab.runs / "e"
+    assert {output["source"] for output in kept(done.run)} == {str(moved)}
+
+
+def test_what_an_archived_run_has_can_be_graded(lab: Lab) -> None:
+    generated(lab)
+    lab.spec["target"]["base_url"] = lab.provider.base_url
+    lab.eval("--fresh", "--skip-graders")
+    (archived,) = lab.runs.glob("e/archived/*/")
+    assert lab.do("grade", archived).run == archived
+    assert metrics(archived)["coverage"] == 1.0
+
+
+def test_changed_code_of_a_python_target_is_named(lab: Lab) -> None:
+    lab.use_agent()
+    run = lab.eval("--skip-graders").run
+    lab.edit("agent.py", "return answer(prompt)", "return answer(prompt) + '!'")
+    said = lab.do("grade", run, check=2).err
+    assert "agent.py changed" in said
+    assert json.loads((run / "manifest.json").read_text())["drift"] is None

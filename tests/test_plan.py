@@ -1,0 +1,368 @@
+"""A plan one can read: what would be done, and why, before anything is; and runs directories full of rubbish."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.lab import Lab, rows, tree
+from tests.support.running import Server, holdfast, metrics, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    return Lab(tmp_path, provider, rows=rows(ROWS), spec={"target": target(provider)})
+
+
+def target(provider: Server, **params: Any) -> dict[str, Any]:
+    return {"model": "test-model", "base_url": provider.base_url, "params": {"temperature": 0, **params}}
+
+
+def edit_agent(lab: Lab, *files: str) -> None:
+    for name in files:
+        lab.edit(name, "return answer(prompt)" if name == "agent.py" else "return prompt", "return 'x'")
+
+
+class TestDryRun:
+    def test_it_writes_nothing_and_asks_nobody(self, lab: Lab) -> None:
+        lab.write()
+        before = tree(lab.folder)
+        done = lab.do("eval", "e.yaml", "--dry-run")
+        assert (done.asked, tree(lab.folder)) == (0, before), "not even the runs directory is made"
+        lab.eval()
+        lab.rows += rows(2, start=50)
+        lab.spec["graders"].append({"type": "text", "contains": "q"})
+        lab.write()
+        (lab.runs / "e" / "other-00000000").mkdir()
+        with (next(lab.runs.glob("e/test*/")) / "outputs.jsonl").open("a") as file:
+            file.write('{"torn":')
+        before = tree(lab.folder)
+        for options in ([], ["--json"], ["--fresh"], ["--trials", 3]):
+            done = lab.do("eval", "e.yaml", "--dry-run", *options)
+            assert done.asked == 0
+            assert tree(lab.folder) == before
+
+    def test_it_never_runs_the_users_code(self, lab: Lab) -> None:
+        lab.use_agent()
+        lab.spec["graders"] = [{"type": "python", "name": "g", "function": "grade.py:grade"}]
+        body = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+        for name in ("agent.py", "tools/answers.py"):
+            path = lab.folder / name
+            path.write_text(body + path.read_text())
+        (lab.folder / "grade.py").write_text(body + "def grade(output): return 1\n")
+        lab.plan()
+        assert list(lab.folder.rglob("*.ran")) == []
+        lab.eval()
+        assert len(list(lab.folder.rglob("*.ran"))) == 3, "as running does"
+
+    def test_it_shows_the_compiled_eval(self, lab: Lab) -> None:
+        lab.write()
+        shown = lab.do("eval", "e.yaml", "--dry-run", "target.params.temperature=0.7", "--limit", 3).out
+        assert re.search(r"temperature: 0.7", shown) and re.search(r"limit: 3", shown)
+        assert "3 trials of 3 samples: 3 to run" in shown
+
+    def test_it_says_that_all_is_done(self, lab: Lab) -> None:
+        run = lab.eval().run
+        lab.write()
+        shown = lab.do("eval", "e.yaml", "--dry-run").out
+        assert f"run: {run.relative_to(lab.folder)} (finished)" in shown
+        assert f"{ROWS} trials of {ROWS} samples: {ROWS} finished\n" in shown
+        plan = lab.plan()
+        assert plan["already_finished"] is True and plan["finished"] == plan["total"] == ROWS
+
+    def test_text_json_and_the_real_run_agree(self, lab: Lab) -> None:
+        first = lab.eval().run
+        lab.rows += rows(2, start=50)
+        lab.spec["graders"].append({"type": "text", "name": "more", "contains": "q"})
+        plan = lab.plan()
+        label = f"e/{first.name}"
+        assert {key: plan[key] for key in ("total", "finished", "reused", "to_grade", "to_run")} == {
+            "total": ROWS + 2,
+            "finished": 0,
+            "reused": 0,
+            "to_grade": ROWS,
+            "to_run": 2,
+        }
+        assert plan["lenders"] == {label: ROWS}
+        assert plan["reasons"] == ["grader `more` added", "2 rows new"]
+        assert plan["eval"]["name"] == "e"
+        line = (
+            f"{ROWS + 2} trials of {ROWS + 2} samples: {ROWS} to grade, 2 to run "
+            f"(grader `more` added; 2 rows new); {ROWS} outputs from {label}"
+        )
+        assert line in lab.do("eval", "e.yaml", "--dry-run").out.splitlines()
+        real = lab.eval()
+        name, said = real.err.splitlines()[:2]
+        assert said == line and name == f"e · test-model · {plan['run']}"
+        assert real.work == (2, {"correct": 2, "more": ROWS + 2})
+
+    def test_an_unfinished_run_counts_what_it_has(self, lab: Lab) -> None:
+        lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
+        plan = lab.plan()
+        assert (plan["finished"], plan["to_run"], plan["lenders"], plan["reasons"]) == (1, ROWS - 1, {}, [])
+
+    def test_outputs_without_grades_are_to_be_graded(self, lab: Lab) -> None:
+        lab.eval("--skip-graders")
+        plan = lab.plan()
+        assert (plan["finished"], plan["to_grade"], plan["to_run"]) == (0, ROWS, 0)
+
+    def test_with_a_baseline_it_plans_both(self, lab: Lab) -> None:
+        lab.eval()
+        lab.spec["baseline"] = {"model": "other-model"}
+        plan = lab.plan()
+        assert plan["finished"] == ROWS and plan["baseline"]["to_run"] == ROWS
+        lab.write()
+        shown = lab.do("eval", "e.yaml", "--dry-run").out
+        assert f"{ROWS} finished" in shown and f"{ROWS} to run" in shown and "other-model" in shown
+
+
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("change", "reasons"),
+        [
+            (lambda lab: lab.spec.update(prompt="Say: {{ question }}"), ["prompt changed"]),
+            (lambda lab: lab.spec.update(system="Be brief."), ["system added"]),
+            (
+                lambda lab: lab.spec.update(target=target(lab.provider, temperature=0.7)),
+                ["target.params.temperature 0 → 0.7"],
+            ),
+            (
+                lambda lab: lab.spec.update(target=target(lab.provider, max_tokens=9)),
+                ["target.params.max_tokens (none) → 9"],
+            ),
+            (
+                lambda lab: lab.spec["target"].update(model="other"),
+                ["target.model test-model → other"],
+            ),
+            (lambda lab: lab.spec["graders"][0].update(ignore_case=True), ["grader `correct` changed"]),
+            (
+                lambda lab: lab.spec.update(graders=[{"type": "text", "contains": "x"}]),
+                ["grader `correct` removed", "grader `text` added"],
+            ),
+            (lambda lab: lab.spec.update(trials=2), ["trials 1 → 2"]),
+            (
+                lambda lab: lab.spec.update(prompt="Say: {{ question }}", trials=2),
+                ["prompt changed", "trials 1 → 2"],
+            ),
+            (lambda lab: setattr(lab, "rows", lab.rows + rows(1, start=50)), ["1 row new"]),
+        ],
+        ids=lambda value: None if callable(value) else "; ".join(value),
+    )
+    def test_they_name_what_changed(self, lab: Lab, change: Any, reasons: list[str]) -> None:
+        lab.eval()
+        change(lab)
+        assert lab.plan()["reasons"] == reasons
+        lab.write()
+        assert f"({'; '.join(reasons)})" in lab.do("eval", "e.yaml", "--dry-run").out
+        assert f"({'; '.join(reasons)})" in lab.eval().err
+
+    def test_rows_are_counted_by_what_became_of_them(self, lab: Lab) -> None:
+        lab.rows = rows(20)
+        lab.eval()
+        edited = [{**row, "question": "edited"} for row in lab.rows[:3]]
+        lab.rows = edited + lab.rows[3:-1] + rows(12, start=50)
+        assert lab.plan()["reasons"] == ["12 rows new, 3 changed, 1 gone"]
+        lab.spec["prompt"] = "Say: {{ question }}"
+        assert lab.plan()["reasons"] == ["prompt changed", "12 rows new, 3 changed, 1 gone"], "a new prompt hides none"
+
+    @pytest.mark.parametrize(
+        ("files", "reason"),
+        [
+            (["agent.py"], "agent.py changed"),
+            (["agent.py", "tools/answers.py"], "agent.py and tools/answers.py changed"),
+        ],
+    )
+    def test_they_name_the_files_of_code_that_changed(self, lab: Lab, files: list[str], reason: str) -> None:
+        lab.use_agent()
+        lab.eval()
+        edit_agent(lab, *files)
+        assert lab.plan()["reasons"] == [reason]
+
+    def test_the_nearest_run_is_the_one_compared_with(self, lab: Lab) -> None:
+        lab.eval()
+        lab.spec["prompt"] = "Say: {{ question }}"
+        lab.eval()
+        lab.spec["trials"] = 2
+        assert lab.plan()["reasons"] == ["trials 1 → 2"]
+
+    def test_a_first_run_has_no_reasons(self, lab: Lab) -> None:
+        assert lab.plan()["reasons"] == []
+
+
+class TestRubbishInTheRunsDirectory:
+    def litter(self, lab: Lab) -> int:
+        """All that should not be there; returns how many of it look like runs."""
+        folder = lab.runs / "e"
+        good = next(folder.glob("test-model-*/"))
+        manifest = json.loads((good / "manifest.json").read_text())
+
+        def run(name: str, content: Any, outputs: bytes = b"") -> None:
+            (folder / name).mkdir()
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            (folder / name / "manifest.json").write_bytes(data)
+            (folder / name / "outputs.jsonl").write_bytes(outputs)
+
+        whole = (good / "outputs.jsonl").read_bytes()
+        strange = [
+            {**manifest, "dataset": {"count": "many", "source": 3}},
+            {**manifest, "dataset": []},
+            {**manifest, "identity": {"target": [], "graders": 7}},
+            {**manifest, "identity": {**manifest["identity"], "target": {"kind": "model", "source": [1]}}},
+            {**manifest, "fingerprints": {"work": 5}},
+            {**manifest, "trials": "all"},
+            {**manifest, "schemaVersion": "9.0"},
+            {"name": "e"},
+            [1, 2],
+            b"",
+            b"{",
+            b"\xff\xfe\x00",
+            (good / "manifest.json").read_bytes()[:200],
+        ]
+        for number, content in enumerate(strange):
+            run(f"strange-{number:08x}", content, whole)
+        run("torn-0000000a", manifest, whole[:-30])
+        run("rotten-0000000b", manifest, whole.replace(b"question", b"QUESTION") + b"\x00\xff\n\n{}\nnull\n")
+        (folder / "folders-0000000c" / "manifest.json").mkdir(parents=True)
+        (folder / "folders-0000000d" / "outputs.jsonl").mkdir(parents=True)
+        (folder / "folders-0000000d" / "grades.jsonl").mkdir()
+        (folder / "folders-0000000d" / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "folders-0000000e").mkdir()
+        (folder / "folders-0000000e" / "metrics.json").write_text('{"score": "high"}')
+        (folder / "loop-0000000f").symlink_to("loop-0000000f")
+        (folder / "hole-00000010").symlink_to("nowhere")
+        (folder / "a file").write_text("not a run")
+        (lab.runs / "a file").write_text("not a folder")
+        (lab.runs / "notes" / "deep" / "deeper").mkdir(parents=True)
+        (lab.runs / "notes" / "deep" / "readme.txt").write_text("mine")
+        (lab.runs / "archived").mkdir()
+        foreign = os.fsencode(folder) + b"/\xff-00000011"
+        os.mkdir(foreign)  # noqa: PTH102 - the name is no text
+        with open(foreign + b"/manifest.json", "wb") as file:  # noqa: PTH123
+            file.write(b"{}")
+        return len(strange) + 2 + 2
+
+    @pytest.fixture
+    def littered(self, lab: Lab) -> Lab:
+        lab.eval()
+        self.looks_like_runs = self.litter(lab)
+        lab.rows += rows(1, start=50)
+        lab.write()
+        return lab
+
+    def test_none_of_it_stops_an_eval_or_its_plan(self, littered: Lab) -> None:
+        plan = littered.plan()
+        assert (plan["reused"], plan["to_run"]) == (ROWS, 1)
+        done = littered.eval()
+        assert done.work == (1, {"correct": 1})
+        assert metrics(done.run)["coverage"] == 1.0
+
+    def test_none_of_it_stops_a_listing(self, littered: Lab) -> None:
+        listed = json.loads(holdfast("cache", "ls", "--json", cwd=littered.folder).stdout)
+        by_path = {run["path"].rpartition("/")[2]: run["status"] for run in listed}
+        assert len(listed) == self.looks_like_runs + 1
+        assert by_path["strange-0000000a"] == by_path["strange-00000000"] == "damaged"
+        assert [status for name, status in by_path.items() if name.startswith("test-model-")] == ["finished"]
+        text = holdfast("cache", "ls", cwd=littered.folder).stdout
+        assert len(text.splitlines()) == len(listed) + 1
+
+    def test_a_run_that_is_not_this_evals_is_named_by_its_path(self, littered: Lab) -> None:
+        refused = holdfast("export", "strange-", "--to", "csv", cwd=littered.folder, check=2).stderr
+        assert "no run 'strange-'" in refused
+        refused = holdfast("export", "runs/e/strange-0000000a", "--to", "csv", cwd=littered.folder, check=2).stderr
+        assert "manifest" in refused and "Traceback" not in refused
+
+
+class TestFingerprintsOfCode:
+    """Counted by the plan alone: nothing of this is ever imported."""
+
+    FILES = {  # noqa: RUF012 - read only
+        "agent.py": "from pkg import inner\nimport space.deep.leaf\nfrom circle import one\ndef reply(): ...\n",
+        "pkg/__init__.py": "from .inner import name\n",
+        "pkg/inner.py": "from . import sibling\nfrom .sub.far import thing\nname = 1\n",
+        "pkg/sibling.py": "value = 1\n",
+        "pkg/sub/__init__.py": "",
+        "pkg/sub/far.py": "from ...pkg2 import x\nfrom ..up import y\nthing = 1\n",
+        "pkg/up.py": "y = 1\n",
+        "space/deep/leaf.py": "import lazy\n",
+        "lazy.py": "def f():\n    import hidden\n",
+        "hidden.py": "h = 1\n",
+        "circle/__init__.py": "",
+        "circle/one.py": "from circle import two\n",
+        "circle/two.py": "from . import one\n",
+        "unused.py": "u = 1\n",
+    }
+
+    @pytest.fixture
+    def project(self, lab: Lab) -> Lab:
+        for name, text in self.FILES.items():
+            path = lab.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("raise SystemExit('imported')\n" + text if name != "unused.py" else text)
+        lab.spec["target"] = {"python": "agent.py:reply"}
+        return lab
+
+    def test_packages_relative_imports_namespaces_and_cycles_are_followed(self, project: Lab) -> None:
+        from holdfast.spec.source import source_fingerprint
+
+        found = source_fingerprint(project.folder / "agent.py", project.folder)
+        assert set(found) == set(self.FILES) - {"unused.py"}
+        for name in self.FILES:
+            path = project.folder / name
+            text = path.read_text()
+            path.write_text(text + "changed = True\n")
+            again = source_fingerprint(project.folder / "agent.py", project.folder)
+            differing = {file for file in found if again[file] != found[file]}
+            assert differing == ({name} if name != "unused.py" else set())
+            path.write_text(text)
+
+    def test_two_modules_of_one_name_in_different_places_both_count(self, tmp_path: Path) -> None:
+        from holdfast.spec.source import source_fingerprint
+
+        for name, text in {
+            "agents/agent.py": "import util\nimport lib\n",
+            "agents/util.py": "a = 1\n",
+            "lib.py": "from . import util\n",
+            "util.py": "b = 1\n",
+        }.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        first = source_fingerprint(tmp_path / "agents" / "agent.py", tmp_path)
+        assert len(first) == 4
+        for name in ("agents/util.py", "util.py"):
+            (tmp_path / name).write_text("c = 2\n")
+            assert source_fingerprint(tmp_path / "agents" / "agent.py", tmp_path) != first, name
+
+    def test_planning_reads_them_and_never_imports(self, project: Lab) -> None:
+        assert project.plan()["to_run"] == ROWS
+
+    @pytest.mark.parametrize("name", ["agent.py", "pkg/sub/far.py"])
+    def test_a_syntax_error_is_named_by_file_and_line(self, project: Lab, name: str) -> None:
+        path = project.folder / name
+        path.write_text(path.read_text() + "def broken(:\n")
+        line = len(path.read_text().splitlines())
+        for option in (["--dry-run"], []):
+            said = project.eval(*option, check=2).err
+            assert f"{path}:{line}: not valid Python" in said
+            assert "Traceback" not in said
+        assert not project.runs.exists()
+
+    def test_a_missing_file_is_named(self, project: Lab) -> None:
+        project.spec["target"] = {"python": "nowhere.py:reply"}
+        said = project.eval("--dry-run", check=2).err
+        assert f"{project.folder / 'nowhere.py'}: no such file" in said and "Traceback" not in said
