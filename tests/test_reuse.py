@@ -425,6 +425,8 @@ class TestWhereItCameFrom:
         held = lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
         assert held.asked == 1, "what this run pays itself does count"
         assert "budget reached" in held.out
+        went_on = lab.eval("--max-tokens", spent)
+        assert went_on.asked == 1, "nor are they counted when the run is opened again"
 
     def test_fresh_reuses_nothing(self, lab: Lab) -> None:
         lab.eval()
