@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +41,39 @@ def judge() -> Iterator[Server]:
 
 @pytest.fixture
 def lab(tmp_path: Path, provider: Server, judge: Server) -> Lab:
+    return new_lab(tmp_path, provider, judge)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server, judge: Server) -> Path:
+    """The folder of a lab whose eval has run once."""
+    lab = new_lab(tmp_path_factory.mktemp("finished"), provider, judge)
+    assert lab.eval().work == (ROWS, ALL)
+    return lab.folder
+
+
+@pytest.fixture
+def ran(lab: Lab, finished: Path) -> Lab:
+    """A lab of one's own whose eval has run once."""
+    shutil.copytree(finished, lab.folder, dirs_exist_ok=True)
+    return lab
+
+
+def new_lab(folder: Path, provider: Server, judge: Server) -> Lab:
     """An eval with one grader of each kind: at once, a Python function with a module of its own, a judge."""
-    (tmp_path / "check.py").write_text(CHECK)
-    (tmp_path / "rules.py").write_text("LIMIT = 100\n")
+    (folder / "check.py").write_text(CHECK)
+    (folder / "rules.py").write_text("LIMIT = 100\n")
     graders = [
         {"type": "exact", "name": "correct"},
         {"type": "python", "name": "length", "function": "check.py:length"},
         {"type": "prompt", "name": "judge", "rubric": "polite", "model": "j", "base_url": judge.base_url},
     ]
-    return Lab(tmp_path, provider, judge, rows(ROWS), {"graders": graders})
+    return Lab(folder, provider, judge, rows(ROWS), {"graders": graders})
+
+
+def only_run(lab: Lab) -> Path:
+    (run,) = lab.runs.glob("e/*/")
+    return run
 
 
 def changed(path: str, value: Any) -> Callable[[Lab], None]:
@@ -138,10 +163,9 @@ class TestWhatTheChangeTouches:
         ],
         ids=["prompt", "system", "model", "temperature", "another parameter", "version"],
     )
-    def test_what_shapes_the_answer_runs_and_grades_everything(self, lab: Lab, change: Any) -> None:
-        lab.eval()
-        change(lab)
-        assert lab.eval().work == (ROWS, ALL)
+    def test_what_shapes_the_answer_runs_and_grades_everything(self, ran: Lab, change: Any) -> None:
+        change(ran)
+        assert ran.eval().work == (ROWS, ALL)
 
     @pytest.mark.parametrize(
         ("change", "grader"),
@@ -170,22 +194,20 @@ class TestWhatTheChangeTouches:
             "a comment in that",
         ],
     )
-    def test_a_changed_grader_alone_grades_what_is_there(self, lab: Lab, change: Any, grader: str | None) -> None:
-        before = lab.eval().run
-        lab.write()
-        change(lab)
-        done = lab.eval()
+    def test_a_changed_grader_alone_grades_what_is_there(self, ran: Lab, change: Any, grader: str | None) -> None:
+        before = only_run(ran)
+        change(ran)
+        done = ran.eval()
         assert done.work == (0, {grader: ROWS} if grader else {})
         assert done.judged == (ROWS if grader == "judge" else 0)
         assert metrics(done.run)["coverage"] == 1.0
-        if grader == "length" and "5" in (lab.folder / "rules.py").read_text():
+        if grader == "length" and "5" in (ran.folder / "rules.py").read_text():
             assert metrics(before)["metrics"]["length"]["score"] == 1.0, "the earlier run keeps its verdicts"
             assert metrics(done.run)["metrics"]["length"]["score"] == 0.0
 
-    def test_a_grader_with_a_new_name_keeps_its_verdicts(self, lab: Lab) -> None:
-        lab.eval()
-        lab.spec["graders"][0]["name"] = "right"
-        done = lab.eval()
+    def test_a_grader_with_a_new_name_keeps_its_verdicts(self, ran: Lab) -> None:
+        ran.spec["graders"][0]["name"] = "right"
+        done = ran.eval()
         assert done.work == (0, {})
         assert metrics(done.run)["metrics"]["right"]["n"] == ROWS
 
@@ -210,18 +232,18 @@ class TestWhatTheChangeTouches:
             changed("graders.1.function", "./check.py:length"),
         ],
     )
-    def test_speed_money_places_spelling_and_judgement_of_scores_cost_nothing(self, lab: Lab, change: Any) -> None:
-        first = lab.eval()
-        change(lab)
-        path = lab.spec["dataset"]["path"]
+    def test_speed_money_places_spelling_and_judgement_of_scores_cost_nothing(self, ran: Lab, change: Any) -> None:
+        first = only_run(ran)
+        change(ran)
+        path = ran.spec["dataset"]["path"]
         if isinstance(path, str):
-            lab.spec["dataset"]["path"] = path.format(folder=lab.folder.name, absolute=lab.folder)
-        again = lab.eval()
+            ran.spec["dataset"]["path"] = path.format(folder=ran.folder.name, absolute=ran.folder)
+        again = ran.eval()
         assert again.work == (0, {}) and again.judged == 0
-        assert again.run == first.run, "it is the same run"
+        assert again.run == first, "it is the same run"
 
-    def test_neither_options_nor_environment_nor_place_cost_anything(self, lab: Lab, tmp_path: Path) -> None:
-        first = lab.eval()
+    def test_neither_options_nor_environment_nor_place_cost_anything(self, ran: Lab, tmp_path: Path) -> None:
+        lab, first = ran, only_run(ran)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         for arguments, env in [
@@ -232,9 +254,9 @@ class TestWhatTheChangeTouches:
         ]:
             assert lab.eval(*arguments, env=env).work == (0, {})
         away = lab.do("eval", "../e.yaml", "--runs-dir", lab.runs, cwd=elsewhere)
-        assert away.work == (0, {}) and away.run.resolve() == first.run.resolve()
+        assert away.work == (0, {}) and away.run.resolve() == first.resolve()
         away = lab.do("eval", lab.eval_file, cwd=elsewhere, env={"HOLDFAST_RUNS_DIR": "../runs"})
-        assert away.work == (0, {}) and away.run.resolve() == first.run.resolve()
+        assert away.work == (0, {}) and away.run.resolve() == first.resolve()
 
     def test_a_new_threshold_and_weight_change_the_numbers_without_grading(self, lab: Lab) -> None:
         lab.edit("check.py", "len(output) <= LIMIT", "0.4")
@@ -247,10 +269,9 @@ class TestWhatTheChangeTouches:
         assert now["metrics"]["length"]["passed"] == ROWS
         assert now["score"] == pytest.approx((0.4 + 1.0) / 2), "correct weighs nothing now"
 
-    def test_a_gate_is_judged_anew_without_any_work(self, lab: Lab) -> None:
-        lab.eval()
-        lab.spec["gate"] = {"correct": 0.9}
-        missed = lab.eval(check=1)
+    def test_a_gate_is_judged_anew_without_any_work(self, ran: Lab) -> None:
+        ran.spec["gate"] = {"correct": 0.9}
+        missed = ran.eval(check=1)
         assert missed.work == (0, {}) and "gate not met: correct is 0.5" in missed.out
 
 
@@ -404,6 +425,8 @@ class TestWhereItCameFrom:
         held = lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
         assert held.asked == 1, "what this run pays itself does count"
         assert "budget reached" in held.out
+        went_on = lab.eval("--max-tokens", spent)
+        assert went_on.asked == 1, "nor are they counted when the run is opened again"
 
     def test_fresh_reuses_nothing(self, lab: Lab) -> None:
         lab.eval()
