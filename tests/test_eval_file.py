@@ -202,20 +202,24 @@ class TestWhatIsRead:
         second = load_eval(tmp_path / "e.yaml").graders[1]
         assert (second.type, second.strip, second.ignore_case) == ("exact", False, True)
 
-    def test_a_judge_without_a_model_is_the_targets_own(self, tmp_path):
+    def test_a_judge_is_where_the_target_is_unless_it_says_otherwise(self, tmp_path):
         target = {"model": "m", "base_url": "http://t/v1", "api_key_env": "T"}
-        own, same, other = load(
+        own, same, other, elsewhere, embedded = load(
             tmp_path,
             target=target,
             graders=[
                 {"type": "prompt", "rubric": "r", "name": "own"},
                 {"type": "prompt", "rubric": "r", "name": "same", "model": "m"},
                 {"type": "prompt", "rubric": "r", "name": "other", "model": "n"},
+                {"type": "prompt", "rubric": "r", "name": "elsewhere", "base_url": "http://j/v1", "api_key_env": "J"},
+                {"type": "prompt", "rubric": "r", "name": "embedded", "model": "local/smollm2-135m"},
             ],
         ).graders
         assert (own.model, own.base_url, own.api_key_env) == ("m", "http://t/v1", "T")
         assert (same.model, same.base_url, same.api_key_env) == ("m", "http://t/v1", "T")
-        assert (other.model, other.base_url, other.api_key_env) == ("n", None, "OPENAI_API_KEY")
+        assert (other.model, other.base_url, other.api_key_env) == ("n", "http://t/v1", "T")
+        assert (elsewhere.model, elsewhere.base_url, elsewhere.api_key_env) == ("m", "http://j/v1", "J")
+        assert embedded.base_url is None
 
 
 class TestWhatIsRefused:

@@ -56,9 +56,7 @@ class Server:
 @contextmanager
 def server(**settings: Any) -> Iterator[Server]:
     """A server of one's own on loopback, stopped at the end."""
-    arguments = [
-        f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()
-    ]
+    arguments = [f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.server", *arguments],
         cwd=ROOT,

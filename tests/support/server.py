@@ -212,9 +212,7 @@ class Connection(asyncio.Protocol):
 
     @staticmethod
     def head(status: int, length: int, kind: str = "application/json", extra: str = "") -> bytes:
-        return (
-            f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}\r\n"
-        ).encode()
+        return (f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}\r\n").encode()
 
 
 async def serve(settings: Settings, port: int = 0) -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @click.command("grade")
 @click.argument("run")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--again", is_flag=True, help="Also grade what has its verdicts already.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
 @click.option("--wait", is_flag=True, help="Wait for another process that holds the run.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 @runs_dir_option
-def command(run: str, config: Path | None, overrides: tuple[str, ...], **given: Any) -> int:
+def command(run: str, config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
     """Grade the outputs of RUN (its path or id), with the graders of the eval file CONFIG if one is given.
 
     Nothing is generated. With the same graders the verdicts go into RUN; with others they go, with copies of the
@@ -42,11 +42,11 @@ def command(run: str, config: Path | None, overrides: tuple[str, ...], **given: 
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{rundir.path} has no manifest")
-    if config is not None and "=" in str(config) and not config.exists():
-        config, overrides = None, (str(config), *overrides)
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides, config = (config, *overrides), None
     laid_over = [parse_override(text) for text in overrides]
     spec = (
-        load_eval(config, laid_over)
+        load_eval(Path(config), laid_over)
         if config
         else eval_of_run(_without_budgets(manifest.eval), manifest.folder, manifest.eval_file, laid_over)
     )
