@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import Fault
 from holdfast.store.index import TextReader, load_index, read_output
 from holdfast.store.journal import JOURNALS, Journal
+from holdfast.store.lease import RunLease
 from holdfast.store.lines import is_sound, scan, seal
 from holdfast.store.records import ErrorRecord, Grade, Output, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
@@ -306,6 +308,82 @@ class TestSeveralWriters:
         assert index.outputs.keys() == {"key 0", "key 1"}
         assert [damage.path.parent.name for damage in index.damage] == ["a"]
         assert read_output(index.outputs["key 1"]).key == "key 1"
+
+
+class TestASecondWriter:
+    """A process that was frozen for longer than its lease wakes up in a run that is another's by now."""
+
+    def meets(self, folder, held=lambda: True):
+        """Write, let somebody else write, and write again; returns what was raised and what is in the file."""
+        path = folder / "outputs.jsonl"
+        first, others, late = map(to_line, numbered(3))
+
+        async def main():
+            journal = Journal(folder, notice=lambda _: None, held=held)
+            await journal.write("outputs", first)
+            with path.open("ab") as theirs:
+                theirs.write(others)
+            try:
+                with pytest.raises(Fault) as raised:
+                    await journal.write("outputs", late)
+            finally:
+                await journal.close()
+            return raised.value
+
+        return asyncio.run(main()), path.read_bytes(), (first, others, late)
+
+    def test_its_lines_are_never_cut_off(self, tmp_path):
+        fault, content, (first, others, _) = self.meets(tmp_path)
+        assert fault.kind == "lease_lost" and "Nothing of its work was touched" in str(fault)
+        assert content.startswith(first + others)
+
+    def test_nothing_is_written_once_the_lease_is_known_to_be_lost(self, tmp_path):
+        answers = iter([True, False])
+        fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
+        assert fault.kind == "lease_lost" and content == first + others
+
+    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path):
+        faults = []
+
+        async def main():
+            journal = Journal(tmp_path, notice=lambda _: None, failed=faults.append, held=lambda: False)
+            journal.post("steps", to_line(numbered(1)[0]))
+            await journal.close()
+
+        asyncio.run(main())
+        assert [fault.kind for fault in faults] == ["lease_lost"] and not list(tmp_path.iterdir())
+
+    def test_after_a_failed_sync_too(self, tmp_path, monkeypatch):
+        """The lines to cut back are our own last ones only as long as nobody has written behind them."""
+        path = tmp_path / "outputs.jsonl"
+        ours, others = map(to_line, numbered(2))
+
+        def fail(fd):
+            with path.open("ab") as theirs:
+                theirs.write(others)
+            monkeypatch.undo()
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr("holdfast.store.journal.sync", fail)
+        append(tmp_path, [("outputs", numbered(1)[0])])
+        assert path.read_bytes() == ours + others
+
+    def test_a_lease_is_held_until_its_file_is_another(self, tmp_path):
+        path = tmp_path / "run.lock"
+        lease = RunLease(path, lost=lambda: None)
+        lease.acquire(0)
+        try:
+            assert lease.still_held()
+            aside = path.rename(tmp_path / "aside")
+            assert not lease.still_held()
+            aside.rename(path)
+            assert lease.still_held(), "a contender may move it aside to look at it, and back"
+            path.rename(aside)
+            path.write_bytes(aside.read_bytes())
+            assert not lease.still_held(), "the same words in another file are another's"
+            aside.replace(path)
+        finally:
+            lease.release()
 
 
 def test_a_later_verdict_takes_the_place_of_an_error(tmp_path):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,6 @@ from tests.support.running import HOLDFAST, Server, environment, holdfast, run_d
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 ROWS = 30
 CONCURRENCY = 4
@@ -182,14 +182,18 @@ def test_a_live_process_on_another_machine_keeps_the_run(tmp_path: Path, provide
 
 
 @needs_root
-def test_a_silent_process_on_another_machine_loses_the_run(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_a_frozen_process_on_another_machine_loses_the_run_and_leaves_it_alone_when_it_wakes(
+    tmp_path: Path, provider: Server, eval_file: Path
+) -> None:
     """The one slow test here: a heartbeat has to be missed for a whole lease, 30 s, before it counts as dead."""
     provider.control(latency=0.02)
     holder = start_on(ELSEWHERE, eval_file)
     wait_for(lambda: len(provider.stats()["answered"]) >= 2 * CONCURRENCY, "some answers")
-    end(holder, signal.SIGKILL)
+    holder.send_signal(signal.SIGSTOP)
+    wait_for(lambda: is_stopped(holder) and provider.stats()["active"] == 0, "it to freeze, its answers on the way")
     run = run_dir(tmp_path)
     safe, asked = len(whole_outputs(run)), provider.requests
+    assert safe < ROWS
     lock = run.with_name(f"{run.name}.lock")
     assert ELSEWHERE in lock.read_text()
     os.utime(lock, (0, 0))  # it has been silent for long
@@ -197,3 +201,16 @@ def test_a_silent_process_on_another_machine_loses_the_run(tmp_path: Path, provi
     assert f"process {holder.pid} on {ELSEWHERE}" in taken.stderr and "silent" in taken.stderr
     assert provider.requests == asked + ROWS - safe
     assert_each_once(run, ROWS)
+    files = {path.name: path.read_bytes() for path in run.glob("*.json*")}
+    holder.send_signal(signal.SIGCONT)
+    out, err = holder.communicate(timeout=60)
+    assert holder.returncode == 3 and "another process" in out + err
+    assert {path.name: path.read_bytes() for path in run.glob("*.json*")} == files
+
+
+def is_stopped(process: subprocess.Popen[str]) -> bool:
+    """Whether all threads of a process have come to rest."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process.pid}/task").glob("*/stat")
+    ]
+    return set(states) == {"T"}
