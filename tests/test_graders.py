@@ -169,6 +169,13 @@ class TestChoice:
             is None
         )
 
+    @pytest.mark.parametrize(
+        "answer", ["answer" + 40 * ":", "answer" + 4000 * ": ", 200 * "the answer is ", 4000 * "*"]
+    )
+    def test_an_answer_of_nothing_but_marks_is_looked_through_at_once(self, tmp_path, answer):
+        """A pattern that tries every way to split the marks never comes back from the first of these."""
+        assert grade(tmp_path, {"type": "choice"}, answer, expected="A").details == {"found": None}
+
     @given(st.text(max_size=200))
     def test_no_answer_at_all_can_break_it(self, answer):
         found = Choice(ChoiceGrader(type="choice"), "")._find(answer)
@@ -199,6 +206,11 @@ class TestNumber:
             ("12345678901234567890123456789013", "12345678901234567890123456789012", False),
             ("no number", "42", False),
             ("", "42", False),
+            ("40-42", "42", True),
+            ("(40)-42", "42", True),
+            ("40 - 42", "-42", False),
+            ("from -3 to -5", "-5", True),
+            ("it is \N{MINUS SIGN}5", "-5", True),
             ("1e99999999999", "42", False),
             ("the result is 7 or 1e9999999", "7", True),
         ],
@@ -347,6 +359,10 @@ def raises(output): raise KeyError("lost")
 def stops(output): raise StopIteration
 def exits(output): raise SystemExit(3)
 async def exits_later(output): raise SystemExit(4)
+def cancels(output): raise asyncio.CancelledError
+async def cancels_later(output): raise asyncio.CancelledError
+def interrupts(output): raise KeyboardInterrupt
+async def interrupts_later(output): raise KeyboardInterrupt
 def none(output): return None
 def nan(output): return math.nan
 def infinite(output): return math.inf
@@ -416,6 +432,10 @@ class TestPython:
             ("stops", "StopIteration"),
             ("exits", "sys.exit(3)"),
             ("exits_later", "sys.exit(4)"),
+            ("cancels", "raised CancelledError"),
+            ("cancels_later", "cancelled from inside"),
+            ("interrupts", "raised KeyboardInterrupt"),
+            ("interrupts_later", "raised KeyboardInterrupt"),
             ("none", "returned None"),
             ("nan", "from 0 to 1"),
             ("infinite", "from 0 to 1"),

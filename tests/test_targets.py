@@ -194,6 +194,7 @@ class TestModel:
 
 
 AGENT = """\
+import asyncio
 import holdfast
 
 def text(prompt): return prompt.upper()
@@ -219,6 +220,10 @@ agent = Agent()
 
 def raises(prompt): raise ValueError("broken tool")
 def exits(prompt): raise SystemExit(1)
+def cancels(prompt): raise asyncio.CancelledError
+async def cancels_later(prompt): raise asyncio.CancelledError
+def interrupts(prompt): raise KeyboardInterrupt
+async def interrupts_later(prompt): raise KeyboardInterrupt
 def number(prompt): return 5
 def none(prompt): return None
 def no_text(prompt): return {"answer": "x"}
@@ -298,6 +303,10 @@ class TestPython:
         [
             ("raises", "ValueError: broken tool"),
             ("exits", "sys.exit(1)"),
+            ("cancels", "raised CancelledError"),
+            ("cancels_later", "cancelled from inside"),
+            ("interrupts", "raised KeyboardInterrupt"),
+            ("interrupts_later", "raised KeyboardInterrupt"),
             ("number", "returned int"),
             ("none", "returned NoneType"),
             ("no_text", "has no text"),

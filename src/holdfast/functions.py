@@ -132,6 +132,8 @@ class Function:
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:  # it may leave its own work, but not take the run with it
             raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
+        except KeyboardInterrupt as error:  # a real one never comes out of a function: the run has its own handler
+            raise RuntimeError(f"the function raised KeyboardInterrupt: {error}") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
