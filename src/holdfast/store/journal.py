@@ -1,8 +1,8 @@
 """The one thread that writes. A record counts once its bytes are synced, and not before.
 
-Callers hand over sealed lines; the thread takes all that have gathered, writes each file once, syncs it, and
-then tells the event loop in one call. So the loop never waits on the disk, a slow disk makes larger batches
-instead of a queue of syncs, and the cost of a line does not depend on how long the file is.
+Callers hand over sealed lines; the thread takes all that have gathered, writes each file once, syncs it, and tells the
+event loop in one call for each file. So the loop never waits on the disk, a slow disk makes larger batches instead of
+a queue of syncs, and the cost of a line does not depend on how long the file is.
 
 What can go wrong, and what is then true:
 
@@ -58,13 +58,6 @@ class _Entry(NamedTuple):
     line: bytes
     waiter: asyncio.Future[Place] | None
     then: Callable[[], None] | None
-
-
-class _Done(NamedTuple):
-    """What became of a batch: where each file's part of it starts, or why it failed."""
-
-    places: dict[JournalName, Place]
-    failures: dict[JournalName, Fault]
 
 
 @dataclass
@@ -201,34 +194,35 @@ class Journal:
             last = None in handed
             entries = [entry for batch in handed if batch is not None for entry in batch]
             if entries:
-                done = self._commit(entries)
-                self._loop.call_soon_threadsafe(self._settle, entries, done)
+                self._commit(entries)
 
-    def _commit(self, entries: list[_Entry]) -> _Done:
-        places: dict[JournalName, Place] = {}
-        failures: dict[JournalName, Fault] = {}
+    def _commit(self, entries: list[_Entry]) -> None:
+        """Write, sync and settle one file after the other: whoever waits for an output does not wait for grades."""
+        lost = None
         if not self._held():
-            fault = Fault("lease_lost", f"{self.directory} is another process's now", remedy=_TAKEN)
-            return _Done({}, dict.fromkeys(JOURNALS, fault))
+            lost = Fault("lease_lost", f"{self.directory} is another process's now", remedy=_TAKEN)
         for name in JOURNALS:
-            data = b"".join([entry.line for entry in entries if entry.name == name])
-            if not data:
+            part = [entry for entry in entries if entry.name == name]
+            if not part:
                 continue
-            if "outputs" in failures and name == "grades":
-                failures[name] = failures["outputs"]  # a grade never stands without its output
-                continue
-            try:
-                places[name] = self._append(name, data)
-                self.bytes_written += len(data)
-            except SecondWriter as error:
-                failures[name] = Fault("lease_lost", f"{self.directory / name}.jsonl: {error.strerror}", remedy=_TAKEN)
-            except OSError as error:
-                failures[name] = Fault(
-                    "disk",
-                    f"cannot write {self.directory / name}.jsonl: {error.strerror or error}",
-                    remedy="Make room or mend the disk, then run the same command again: it goes on from here.",
-                )
-        return _Done(places, failures)
+            done = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
+            if isinstance(done, Fault) and name == "outputs":
+                lost = done  # a grade never stands without its output
+            self._loop.call_soon_threadsafe(self._settle, part, done)
+
+    def _commit_file(self, name: JournalName, data: bytes) -> Place | Fault:
+        try:
+            place = self._append(name, data)
+        except SecondWriter as error:
+            return Fault("lease_lost", f"{self.directory / name}.jsonl: {error.strerror}", remedy=_TAKEN)
+        except OSError as error:
+            return Fault(
+                "disk",
+                f"cannot write {self.directory / name}.jsonl: {error.strerror or error}",
+                remedy="Make room or mend the disk, then run the same command again: it goes on from here.",
+            )
+        self.bytes_written += len(data)
+        return place
 
     def _append(self, name: JournalName, data: bytes) -> Place:
         segment = self._segments.get(name)
@@ -265,22 +259,23 @@ class Journal:
 
     # On the event loop again.
 
-    def _settle(self, entries: list[_Entry], done: _Done) -> None:
-        offsets = {name: place.offset for name, place in done.places.items()}
-        for name, line, waiter, then in entries:
-            failure = done.failures.get(name)
-            if failure is not None:
-                if waiter is not None and not waiter.done():
-                    waiter.set_exception(failure)
-                elif waiter is None and self._failed is not None:
-                    self._failed(failure)
-                continue
+    def _settle(self, entries: list[_Entry], done: Place | Fault) -> None:
+        if isinstance(done, Fault):
+            for entry in entries:
+                if entry.waiter is None:
+                    if self._failed is not None:
+                        self._failed(done)
+                elif not entry.waiter.done():
+                    entry.waiter.set_exception(done)
+            return
+        path, offset = done
+        for _, line, waiter, then in entries:
             if waiter is not None:
                 if not waiter.done():
-                    waiter.set_result(Place(done.places[name].path, offsets[name]))
+                    waiter.set_result(Place(path, offset))
             elif then is not None:
                 try:
                     then()
                 except Exception as error:  # whoever else waits on this batch must not hang because of it
                     self._loop.call_exception_handler({"message": "after a journal write", "exception": error})
-            offsets[name] += len(line)
+            offset += len(line)
