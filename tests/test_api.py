@@ -131,6 +131,108 @@ class TestFunctions:
         assert paths[0] == paths[1] != paths[2]
 
 
+def suffixed(suffix):
+    def reply(prompt):
+        return prompt + suffix
+
+    return reply
+
+
+class Agent:
+    def __init__(self, suffix):
+        self.suffix = suffix
+
+    def reply(self, prompt):
+        return prompt + self.suffix
+
+    def __call__(self, prompt):
+        return prompt + self.suffix
+
+
+class TestWhatAFunctionCarries:
+    """Two functions that answer differently never share a run, even where their source is the same."""
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (lambda prompt: prompt + "1", lambda prompt: prompt + "2"),
+            (suffixed("1"), suffixed("2")),
+            (Agent("1").reply, Agent("2").reply),
+            (Agent("1"), Agent("2")),
+        ],
+        ids=["lambdas", "closures", "methods", "objects"],
+    )
+    def test_is_part_of_its_key(self, evaluate, one, other):
+        runs = [evaluate(target=target) for target in (one, other, one)]
+        assert runs[0].path == runs[2].path != runs[1].path
+        assert [run.results()[0]["output"] for run in runs] == ["word01", "word02", "word01"]
+
+    @pytest.mark.parametrize(
+        "carried",
+        [suffixed(object()), Agent(object()).reply, Agent({1, object()})],
+        ids=["closure", "method", "object"],
+    )
+    def test_is_refused_where_a_change_of_it_could_not_be_noticed(self, evaluate, tmp_path, carried):
+        with pytest.raises(UsageError, match=r"(?s)carries (self\.)?suffix.*Give plain values"):
+            evaluate(target=carried)
+        assert not (tmp_path / "runs").exists()
+
+
+class TestFilesThatChange:
+    """What runs is what is read for the key, in one process as in two."""
+
+    @pytest.fixture
+    def by_file(self, evaluate, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+        def run(file):
+            return evaluate(target={"python": f"{tmp_path / file}:reply"}, samples=SAMPLES[:1])
+
+        known = set(sys.modules)
+        yield run
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+                del sys.modules[name]
+
+    def test_a_function_whose_file_was_edited_after_its_import_is_refused(self, evaluate, tmp_path):
+        path = tmp_path / "edited_agent.py"
+        path.write_text("def reply(prompt):\n    return 'old'\n")
+        spec = importlib.util.spec_from_file_location("edited_agent", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        path.write_text("def reply(prompt):\n    return 'new'\n")
+        with pytest.raises(UsageError, match=r"(?s)has changed since reply was imported.*importlib\.reload"):
+            evaluate(target=module.reply)
+        assert not (tmp_path / "runs").exists()
+
+    @pytest.mark.parametrize("edited", ["own_agent.py", "own_helper.py"])
+    def test_an_edited_file_of_an_eval_runs_as_it_is_now(self, by_file, tmp_path, edited):
+        (tmp_path / "own_agent.py").write_text("from own_helper import word\ndef reply(prompt): return word + 'old'\n")
+        (tmp_path / "own_helper.py").write_text("word = 'old'\n")
+        assert by_file("own_agent.py").results()[0]["output"] == "oldold"
+        path = tmp_path / edited
+        path.write_text(path.read_text().replace("'old'", "'new'"))
+        wanted = {"own_agent.py": "oldnew", "own_helper.py": "newold"}[edited]
+        assert by_file("own_agent.py").results()[0]["output"] == wanted
+
+    def test_two_files_have_each_the_helper_beside_them(self, by_file, tmp_path):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "its_util.py").write_text(f"word = {name!r}\n")
+            (tmp_path / name / "its_agent.py").write_text("from its_util import word\ndef reply(prompt): return word\n")
+        said = [by_file(f"{name}/its_agent.py").results()[0]["output"] for name in ("one", "two")]
+        assert said == ["one", "two"]
+
+    def test_an_import_that_failed_leaves_no_half_of_it_behind(self, by_file, tmp_path):
+        path = tmp_path / "half_agent.py"
+        path.write_text("def reply(prompt): return 'x'\nraise OSError('not today')\n")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="not today"):
+                by_file("half_agent.py")
+            assert "half_agent" not in sys.modules
+
+
 class TestFiles:
     def test_arguments_are_laid_over_the_file(self, evaluate, tmp_path):
         path = write_spec(

@@ -178,6 +178,14 @@ class TestEval:
         archived = sorted((run.parent / "archived").glob("*/outputs.jsonl"))
         assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
 
+    @pytest.mark.parametrize("option", ["--fresh", "--force"])
+    def test_the_command_that_goes_on_does_not_start_anew(self, type_in, tmp_path, mock, option):
+        path = write_eval(tmp_path, mock.base_url, rows=3)
+        ended = type_in("eval", path, option, "--max-tokens", "1", "--concurrency", "1")
+        assert ended.code == 3
+        again = next(line for line in ended.out.splitlines() if line.strip().startswith("holdfast eval"))
+        assert option not in again and str(path) in again and "--max-tokens 1" in again
+
     def test_graders_can_be_skipped_and_run_later(self, type_in, tmp_path, mock):
         path = write_eval(tmp_path, mock.base_url, rows=3)
         before = mock.requests

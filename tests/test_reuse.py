@@ -433,6 +433,14 @@ class TestWhereItCameFrom:
         lab.rows += rows(1, start=50)
         assert lab.eval("--fresh").asked == ROWS + 1
 
+    def test_a_run_begun_with_fresh_borrows_nothing_when_it_goes_on_either(self, lab: Lab) -> None:
+        lab.eval()
+        lab.rows += rows(1, start=50)
+        begun = lab.eval("--fresh", "--max-tokens", 1, "--concurrency", 1, check=3)
+        assert begun.asked == 1
+        went_on = lab.eval()
+        assert went_on.run == begun.run and went_on.asked == ROWS
+
     def test_an_unfinished_run_lends_what_it_has(self, lab: Lab) -> None:
         lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
         lab.rows += rows(1, start=50)
