@@ -147,7 +147,8 @@ class TestRemoving:
         assert asked.returncode == 0 and tree(copied) == before
         assert run["path"] in asked.stdout and "Remove 1 run?" in asked.stdout and "nothing was removed" in asked.stdout
         silent = answering("", "cache", "rm", run["id"], cwd=copied)
-        assert silent.returncode != 0 and tree(copied) == before, "no answer is no yes"
+        assert silent.returncode == 2 and tree(copied) == before, "no answer is no yes"
+        assert "not a terminal" in silent.stderr and "Use -y" in silent.stderr
         done = answering("y\n", "cache", "rm", run["id"], cwd=copied)
         assert done.returncode == 0 and not (copied / run["path"]).exists()
         assert list((copied / "runs" / "second").iterdir()) == [], "no part of it and no lock is left"
@@ -175,6 +176,27 @@ class TestRemoving:
         holdfast("cache", "rm", "-y", "--all", cwd=copied)
         assert listed(copied) == []
         assert [path for path in (copied / "runs").rglob("*") if not path.is_dir()] == []
+
+    def test_a_folder_that_is_no_run_stays_whatever_lies_further_down_in_it(self, copied: Path) -> None:
+        foreign = copied / "runs" / "web" / "app" / "dist" / "manifest.json"
+        foreign.parent.mkdir(parents=True)
+        foreign.write_text("{}")
+        assert len(listed(copied)) == 4
+        holdfast("cache", "rm", "-y", "--all", cwd=copied)
+        assert foreign.exists() and listed(copied) == []
+
+    @pytest.mark.parametrize("chosen", [["--all"], ["--status", "damaged"]], ids=" ".join)
+    def test_a_folder_that_only_looks_like_a_run_goes_when_it_is_named_and_not_before(
+        self, copied: Path, chosen: list[str]
+    ) -> None:
+        foreign = copied / "runs" / "web" / "app"
+        foreign.mkdir(parents=True)
+        (foreign / "manifest.json").write_text('{"name": "a web app"}')
+        (foreign / "outputs.jsonl").write_text('{"not": "sealed"}\n')
+        holdfast("cache", "rm", "-y", *chosen, cwd=copied)
+        assert foreign.exists() and "broken" not in targets(copied), "a damaged run with our outputs does go"
+        holdfast("cache", "rm", "-y", foreign, cwd=copied)
+        assert not foreign.exists()
 
     @pytest.mark.parametrize(
         "more",

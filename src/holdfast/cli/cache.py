@@ -98,7 +98,10 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> i
         )
     if not (everything or ids or narrowed or given["archived"]):
         raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
-    chosen = _by_id(_chosen(given), ids)
+    from holdfast.store.listing import is_surely_ours
+
+    # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
+    chosen = _by_id(_chosen(given), ids) if ids else [run for run in _chosen(given) if is_surely_ours(run)]
     if not chosen:
         click.echo("no runs to remove")
         return 0
@@ -107,13 +110,24 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> i
         raise RunHeld(f"being written, and so not removed: {', '.join(run.path for run in running)}")
     for run in chosen:
         click.echo(f"{run.id}  {run.path}  {run.status}  {run.progress}  {run.size_text}")
-    if not yes and not click.confirm(f"Remove {len(chosen)} {'run' if len(chosen) == 1 else 'runs'}?"):
+    if not yes and not _confirmed(f"Remove {len(chosen)} {'run' if len(chosen) == 1 else 'runs'}?"):
         click.echo("nothing was removed")
         return 0
     for run in chosen:
         _remove(Path(run.path))
     click.echo(f"removed {len(chosen)}")
     return 0
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question)
+    except click.Abort as stopped:
+        if isinstance(stopped.__context__, EOFError):  # nobody is there to answer; Ctrl-C is something else
+            raise UsageError(
+                "nothing was removed: the input is not a terminal", remedy="Use -y to remove without being asked."
+            ) from None
+        raise
 
 
 def _remove(path: Path) -> None:
@@ -139,7 +153,11 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
     chosen: dict[str, Listed] = {}
     for wanted in ids:
         # Every id begins with an empty text, as an unset variable of the shell leaves it.
-        matches = [run for run in runs if wanted and (run.id.startswith(wanted) or Path(run.path) == Path(wanted))]
+        matches = [
+            run
+            for run in runs
+            if wanted and (run.id.startswith(wanted) or Path(run.path).absolute() == Path(wanted).absolute())
+        ]
         if len({run.path for run in matches}) != 1:
             said = f"fits {len(matches)} runs" if matches else "is no run"
             raise UsageError(f"{wanted!r} {said}", remedy="`holdfast cache ls` lists them with their ids.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -12,12 +13,13 @@ import msgspec
 from holdfast.errors import UsageError
 from holdfast.store.catalog import find_runs
 from holdfast.store.lease import is_held
+from holdfast.store.lines import scan
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.rundir import Manifest
 
 Status = Literal["running", "unfinished", "finished", "damaged"]
 
@@ -77,6 +79,9 @@ class Listed(msgspec.Struct, frozen=True):
         return f"{seconds:.0f}s"
 
 
+_OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
+
+
 class _Numbers(msgspec.Struct):
     score: float | None = None
     coverage: float | None = None
@@ -94,9 +99,9 @@ def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
 
 def _listed(rundir: RunDir) -> Listed | None:
     files = dict(_files(rundir.path))
-    names = {os.path.basename(name) for name in files}  # noqa: PTH119 - a thousand runs, and pathlib takes its time
-    if not names & {"manifest.json", "outputs.jsonl", "metrics.json"}:
-        return None  # somebody else's folder
+    own = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
+    if own.isdisjoint(files):
+        return None  # somebody else's folder, whatever lies further down in it
     manifest: Manifest | None = None
     with suppress(UsageError, OSError):
         manifest = rundir.read_manifest()
@@ -151,6 +156,15 @@ def _read_numbers(rundir: RunDir) -> _Numbers | None:
         return _numbers.decode(rundir.metrics.read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def is_surely_ours(run: Listed) -> bool:
+    """Whether a run may go without being named: its manifest is sound, or an output in it is one that we sealed."""
+    if run.status != "damaged":
+        return True
+    with suppress(OSError):
+        return any(line.sound for path in RunDir(Path(run.path)).journals("outputs") for line in scan(path))
+    return False
 
 
 def _count_lines(path: Path) -> int:

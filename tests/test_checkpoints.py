@@ -1,0 +1,301 @@
+"""Checkpoints: graders in the middle of a conversation, and what their failure does to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.breaking import assert_same_numbers, kept
+from tests.support.lab import Lab
+from tests.support.running import Server, lines, metrics, server
+from tests.support.specs import command, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NOBODY = "http://127.0.0.1:1/v1"
+GOOD, BAD = "please", "now!"
+"""what the two users say in turn 2; the target says it again"""
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+def polite(**keys: Any) -> dict[str, Any]:
+    return {"type": "text", "name": "polite", "not_contains": ["!"], **keys}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    """Two conversations of four turns that both end well; one of them is rude in turn 2."""
+    rows = [
+        {"id": "good", "question": "hello", "second": GOOD, "expected": "bye good"},
+        {"id": "bad", "question": "hello", "second": BAD, "expected": "bye bad"},
+    ]
+    spec = {
+        "follow_ups": ["{{ second }}", "so", "bye {{ id }}"],
+        "checkpoints": [
+            {"after_turn": 2, "on_failure": "stop", "graders": [polite()]},
+            {"after_turn": 3, "graders": [{"type": "text", "name": "so", "contains": ["so"]}]},
+        ],
+    }
+    return Lab(tmp_path, provider, rows=rows, spec=spec)
+
+
+def results(run: Path) -> dict[str, dict[str, Any]]:
+    return {entry["sample"]: entry for entry in json.loads((run / "results.json").read_text())["trials"]}
+
+
+def statuses(run: Path, sample: str) -> dict[str, str]:
+    """What each grader says of a trial."""
+    return {name: grade["status"] for name, grade in results(run)[sample]["grades"].items()}
+
+
+def outputs(run: Path) -> dict[str, dict[str, Any]]:
+    return {output["sample"]: output for output in kept(run)}
+
+
+ALL_PASSED = {"checkpoint@2/polite": "passed", "checkpoint@3/so": "passed", "correct": "passed"}
+STOPPED = {"checkpoint@2/polite": "failed", "checkpoint@3/so": "not_reached", "correct": "not_reached"}
+
+
+def use_grader(lab: Lab, body: str, on_failure: str = "stop") -> None:
+    """A Python function as the only grader of the first checkpoint."""
+    (lab.folder / "check.py").write_text(f"from pathlib import Path\ndef polite(output):\n    {body}\n")
+    lab.spec["checkpoints"][0] = {
+        "after_turn": 2,
+        "on_failure": on_failure,
+        "graders": [{"type": "python", "name": "polite", "function": "check.py:polite"}],
+    }
+    lab.spec["limits"] = {"retries": 0}
+
+
+WAITS_TO_BE_MENDED = """if not Path(__file__).with_name('mended').exists():
+        raise RuntimeError('no idea')
+    return '!' not in output"""
+
+
+def test_a_failed_checkpoint_that_stops_ends_the_conversation(lab: Lab, provider: Server) -> None:
+    provider.reset()
+    done = lab.eval()
+    assert done.asked == 4 + 2
+    assert provider.stats()["asked"] == {"hello": 2, GOOD: 1, BAD: 1, "so": 1, "bye good": 1}
+    stopped, whole = outputs(done.run)["bad"], outputs(done.run)["good"]
+    assert (stopped["stop"], stopped["turns"], stopped["output"]) == ("checkpoint@2", 2, BAD)
+    assert (whole["stop"], whole["turns"], whole["output"]) == ("stop", 4, "bye good")
+    assert "stopped_by" in stopped and "stopped_by" not in whole
+
+
+def test_what_lies_behind_a_stop_is_not_reached_and_the_trial_is_failed_with_0(lab: Lab) -> None:
+    run = lab.eval().run
+    assert statuses(run, "good") == ALL_PASSED and statuses(run, "bad") == STOPPED
+    entries = results(run)
+    assert (entries["good"]["status"], entries["good"]["score"]) == ("passed", 1.0)
+    assert (entries["bad"]["status"], entries["bad"]["score"]) == ("failed", 0.0)
+    found = metrics(run)
+    assert (found["score"], found["passed"], found["coverage"]) == (0.5, 0.5, 1.0)
+    assert list(found["metrics"]) == list(ALL_PASSED)
+    assert found["metrics"]["checkpoint@2/polite"]["failed"] == 1
+    for name in ("checkpoint@3/so", "correct"):
+        assert (found["metrics"][name]["n"], found["metrics"][name]["not_reached"]) == (1, 1)
+
+
+def test_the_table_shows_how_many_passed_and_were_not_reached_turn_by_turn(lab: Lab) -> None:
+    shown = lab.eval().out
+    rows = {
+        cells[0].strip(): [cell.strip() for cell in cells[3:]]
+        for line in shown.splitlines()
+        if line.startswith("│") and (cells := line.strip("│").split("│"))
+    }
+    assert rows["checkpoint@2/polite"] == ["1", "2", "0"]
+    assert rows["checkpoint@3/so"] == ["1", "1", "1"]
+
+
+def test_a_finished_run_with_a_stopped_conversation_has_nothing_left_to_do(lab: Lab) -> None:
+    lab.eval()
+    again = lab.eval()
+    assert again.work == (0, {}) and "already finished" in again.out
+
+
+def test_a_failed_checkpoint_that_continues_fails_the_trial_whatever_the_end_says(lab: Lab) -> None:
+    lab.spec["checkpoints"][0]["on_failure"] = "continue"
+    done = lab.eval()
+    assert done.asked == 8
+    assert outputs(done.run)["bad"]["stop"] == "stop"
+    assert statuses(done.run, "bad") == {**ALL_PASSED, "checkpoint@2/polite": "failed"}
+    entry = results(done.run)["bad"]
+    assert (entry["status"], entry["score"]) == ("failed", 1.0)
+    assert metrics(done.run)["passed"] == 0.5
+
+
+def test_a_checkpoint_asks_its_own_graders_and_no_others_about_its_own_turn(lab: Lab) -> None:
+    (lab.folder / "check.py").write_text("def seen(messages, output):\n    return {'score': 1, 'feedback': output}\n")
+    seen = {"type": "python", "name": "seen", "function": "check.py:seen"}
+    lab.rows = lab.rows[:1]
+    lab.spec |= {"checkpoints": [{"after_turn": 1, "graders": [seen]}, {"after_turn": 3, "graders": [seen]}]}
+    lab.spec["graders"] = [seen]
+    run = lab.eval().run
+    grades = [(grade["turn"], grade["grader"], grade["feedback"]) for grade in kept(run, "grades")]
+    assert grades == [(1, "seen", "hello"), (3, "seen", "so"), (None, "seen", "bye good")]
+    assert list(metrics(run)["metrics"]) == ["checkpoint@1/seen", "checkpoint@3/seen", "seen"]
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+def test_a_checkpoint_grader_that_crashes_stops_nothing_and_leaves_the_trial_pending(lab: Lab, on_failure: str) -> None:
+    use_grader(lab, WAITS_TO_BE_MENDED, on_failure)
+    first = lab.eval(check=3)
+    assert first.asked == 8
+    assert {output["stop"] for output in kept(first.run)} == {"stop"}
+    assert not (first.run / "metrics.json").exists()
+    crashed = [grade for grade in kept(first.run, "grades") if grade["status"] == "error"]
+    assert crashed and all(grade["turn"] == 2 and "no idea" in grade["feedback"] for grade in crashed)
+    assert {error["where"] for error in lines(first.run / "errors.jsonl")} == {"polite"}
+
+    (lab.folder / "mended").touch()
+    second = lab.eval()
+    assert second.run == first.run and second.asked == 0
+    assert second.graded["polite"] == 2
+    assert statuses(second.run, "good") == ALL_PASSED
+    entry = results(second.run)["bad"]
+    assert entry["status"] == "failed"
+    if on_failure == "stop":
+        assert statuses(second.run, "bad") == STOPPED and entry["score"] == 0.0
+    else:
+        assert statuses(second.run, "bad") == {**ALL_PASSED, "checkpoint@2/polite": "failed"}
+
+
+def test_skipped_checkpoints_stop_nothing_and_are_graded_later_on_the_stored_turns(lab: Lab) -> None:
+    skipped = lab.eval("--skip-graders")
+    assert skipped.asked == 8 and kept(skipped.run, "grades") == []
+    assert {output["turns"] for output in kept(skipped.run)} == {4}
+
+    lab.spec["target"]["base_url"] = NOBODY
+    lab.write()
+    graded = lab.do("grade", skipped.run)
+    assert graded.work == (0, {"polite": 2, "so": 1, "correct": 1})
+    assert statuses(skipped.run, "good") == ALL_PASSED and statuses(skipped.run, "bad") == STOPPED
+    assert {grade["grader"]: grade["turn"] for grade in kept(skipped.run, "grades")} == {
+        "polite": 2,
+        "so": 3,
+        "correct": None,
+    }
+
+
+def test_checkpoints_graded_later_give_the_numbers_of_checkpoints_graded_on_the_way(lab: Lab) -> None:
+    lab.spec["checkpoints"][0]["on_failure"] = "continue"
+    on_the_way = lab.eval("--runs-dir", "on-the-way").run
+    run = lab.eval("--skip-graders").run
+    lab.do("grade", run)
+    assert_same_numbers(run, on_the_way)
+
+
+def test_a_stop_checkpoint_edited_so_that_it_passes_asks_only_for_the_missing_turns(lab: Lab, provider: Server) -> None:
+    lab.eval()
+    lab.spec["checkpoints"][0]["graders"] = [polite(not_contains=["?"])]
+    provider.reset()
+    done = lab.eval()
+    assert provider.stats()["asked"] == {"so": 1, "bye bad": 1}
+    assert statuses(done.run, "bad") == statuses(done.run, "good") == ALL_PASSED
+    said = [message["content"] for message in outputs(done.run)["bad"]["messages"][1::2]]
+    assert said == ["hello", BAD, "so", "bye bad"]
+
+
+def test_a_stop_checkpoint_turned_into_one_that_continues_asks_only_for_the_missing_turns(lab: Lab) -> None:
+    lab.eval()
+    lab.spec["checkpoints"][0]["on_failure"] = "continue"
+    done = lab.eval()
+    assert done.asked == 2
+    assert statuses(done.run, "bad") == {**ALL_PASSED, "checkpoint@2/polite": "failed"}
+
+
+def test_editing_the_graders_of_a_checkpoint_that_continues_asks_nothing(lab: Lab) -> None:
+    lab.spec["checkpoints"][0]["on_failure"] = "continue"
+    lab.eval()
+    lab.spec["checkpoints"][0]["graders"] = [polite(not_contains=["please"])]
+    done = lab.eval()
+    assert done.work == (0, {"polite": 2})
+    assert statuses(done.run, "good")["checkpoint@2/polite"] == "failed"
+    assert statuses(done.run, "bad")["checkpoint@2/polite"] == "passed"
+
+
+def test_a_checkpoint_added_to_a_finished_run_grades_the_stored_turns(lab: Lab) -> None:
+    checkpoints = lab.spec.pop("checkpoints")
+    assert lab.eval().asked == 8
+    lab.spec["checkpoints"] = checkpoints
+    done = lab.eval()
+    assert done.asked == 0
+    assert statuses(done.run, "good") == ALL_PASSED and statuses(done.run, "bad") == STOPPED
+
+
+def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_and_fails_nothing(lab: Lab) -> None:
+    lab.rows = [
+        {"id": "long", "question": "hello", "more": ["please", "so"], "expected": "so"},
+        {"id": "short", "question": "hello", "more": ["please"], "expected": "please"},
+    ]
+    lab.spec["follow_ups"] = "more"
+    run = lab.eval().run
+    assert statuses(run, "long") == ALL_PASSED
+    assert statuses(run, "short") == {**ALL_PASSED, "checkpoint@3/so": "not_reached"}
+    assert {entry["status"] for entry in results(run).values()} == {"passed"}
+    assert metrics(run)["metrics"]["checkpoint@3/so"]["not_reached"] == 1
+
+
+# What is refused
+
+FINE = [{"type": "text", "contains": ["x"]}]
+PLAYED = {"model": "m", "instructions": "be brief", "max_followups": 2}
+
+
+def points(*turns: int, **keys: Any) -> list[dict[str, Any]]:
+    return [{"after_turn": turn, "graders": FINE, **keys} for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line", "message"),
+    [
+        ({"checkpoints": points(0)}, '"after_turn": 0', "greater than or equal to 1"),
+        ({"checkpoints": points(-1)}, '"after_turn": -1', "greater than or equal to 1"),
+        ({"checkpoints": [{"graders": FINE}]}, None, "after_turn"),
+        ({"checkpoints": points(2, 1, 2), "follow_ups": ["x"]}, '"after_turn": 2', "a second checkpoint after turn 2"),
+        ({"checkpoints": points(2)}, '"after_turn": 2', "at most 1 turns"),
+        ({"checkpoints": points(4), "follow_ups": ["x", "y"]}, '"after_turn": 4', "at most 3 turns"),
+        ({"checkpoints": points(4), "responder": PLAYED}, '"after_turn": 4', "at most 3 turns"),
+        ({"checkpoints": points(1, graders=[])}, '"graders": []', "at least 1"),
+        ({"checkpoints": [{"after_turn": 1}]}, None, "graders"),
+        ({"checkpoints": points(1, on_failure="abort")}, '"on_failure": "abort"', "'continue' or 'stop'"),
+        ({"checkpoints": points(1, graders=[{"type": "text"}])}, None, "check"),
+        ({"checkpoints": points(1, graders=[{"type": "txt"}])}, '"type": "txt"', "unknown grader type"),
+        ({"checkpoints": points(1, graders=FINE * 2)}, None, "a second grader called 'text'"),
+        ({"checkpoints": points(1, at="turn")}, '"at": "turn"', "at"),
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused_with_its_line_when_the_file_is_read(
+    keys: dict[str, Any], line: str | None, message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    path = write_spec(tmp_path, **keys)
+    ended = command(monkeypatch, capsys, tmp_path, "eval", path.name)
+    assert ended.code == 2
+    assert message in ended.err
+    text = path.read_text().splitlines()
+    numbers = [int(number) for number in re.findall(r"eval\.yaml:(\d+)", ended.err)]
+    assert numbers, ended.err
+    begin = next(number for number, content in enumerate(text, 1) if '"checkpoints"' in content)
+    assert all(number > begin for number in numbers), "the line is inside of checkpoints"
+    if line is not None:
+        assert line in text[numbers[0] - 1]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_a_checkpoint_after_the_last_possible_turn_is_accepted(
+    turn: int, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    path = write_spec(tmp_path, checkpoints=points(turn), follow_ups=["x", "y"])
+    assert command(monkeypatch, capsys, tmp_path, "eval", path.name, "--dry-run").code == 0

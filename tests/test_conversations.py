@@ -1,0 +1,462 @@
+"""Conversations of several turns: what is said, who says it, and how they go on after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.engine.steps import Steps
+from tests.support.breaking import assert_same_numbers, journal_files, kept
+from tests.support.lab import Lab
+from tests.support.running import Server, lines, server, start, wait_for
+from tests.support.specs import command, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = [
+    {"id": "a", "question": "hello", "turns": ["hello", "and then?", "thanks"], "expected": "thanks"},
+    {"id": "b", "question": "good day", "turns": ["good day", "bye"], "expected": "bye"},
+]
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[Server]:
+    """The server of the model that plays the user."""
+    with server(answer='{"action": "stop"}') as running:
+        yield running
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    return Lab(tmp_path, provider, rows=[dict(row) for row in ROWS])
+
+
+def said(run: Path) -> dict[str, list[str]]:
+    """All that was said, by sample, after a check that user and target take turns."""
+    found = {}
+    for output in kept(run):
+        spoken = [message for message in output["messages"] if message["role"] != "system"]
+        assert [message["role"] for message in spoken] == ["user", "assistant"] * output["turns"]
+        found[output["sample"]] = [message["content"] for message in spoken]
+    return found
+
+
+def echoed(*prompts: str) -> list[str]:
+    """A conversation with a target that says everything again."""
+    return [prompt for prompt in prompts for _ in range(2)]
+
+
+def results(run: Path) -> dict[str, dict[str, Any]]:
+    return {entry["sample"]: entry for entry in json.loads((run / "results.json").read_text())["trials"]}
+
+
+# Follow-ups
+
+
+def test_follow_ups_are_templates_over_the_row_and_are_said_in_their_order(lab: Lab) -> None:
+    lab.spec |= {"system": "You serve {{ id }}.", "follow_ups": ["more, {{ id }}", "{{ turns[-1] }}"]}
+    done = lab.eval()
+    assert done.asked == 6
+    assert said(done.run) == {
+        "a": echoed("hello", "more, a", "thanks"),
+        "b": echoed("good day", "more, b", "bye"),
+    }
+    for output in kept(done.run):
+        assert output["turns"] == 3 and output["output"] == output["messages"][-1]["content"]
+        assert output["messages"][0] == {"role": "system", "content": f"You serve {output['sample']}."}
+        assert [mark["end"] for mark in output["marks"]] == [3, 5, 7]
+
+
+@pytest.mark.parametrize("follow_ups", ["turns[1:]", "{{ turns[1:] }}"])
+def test_rows_may_bring_follow_ups_of_their_own(lab: Lab, follow_ups: str) -> None:
+    lab.spec["follow_ups"] = follow_ups
+    done = lab.eval()
+    assert said(done.run) == {"a": echoed("hello", "and then?", "thanks"), "b": echoed("good day", "bye")}
+    assert done.asked == 5
+
+
+def test_follow_ups_of_a_row_are_texts_and_never_templates(lab: Lab) -> None:
+    lab.rows = [{"id": "a", "question": "hello", "turns": ["", "{{ id }} {% raw"], "expected": "{{ id }} {% raw"}]
+    lab.spec["follow_ups"] = "turns[1:]"
+    done = lab.eval()
+    assert said(done.run) == {"a": echoed("hello", "{{ id }} {% raw")}
+    assert results(done.run)["a"]["status"] == "passed"
+
+
+def test_text_graders_see_the_last_reply_and_no_earlier_one(lab: Lab) -> None:
+    lab.spec["follow_ups"] = "turns[1:]"
+    lab.spec["graders"] = [
+        {"type": "exact", "name": "last"},
+        {"type": "text", "name": "first", "contains": ["hello"]},
+    ]
+    entries = results(lab.eval().run)
+    assert entries["a"]["grades"]["last"]["status"] == "passed"
+    assert entries["a"]["grades"]["first"]["status"] == "failed"
+
+
+@pytest.mark.parametrize("wrong", ["one text", [1, 2], {"a": "b"}, None])
+def test_a_row_whose_follow_ups_are_no_list_of_texts_is_an_error_of_that_trial_alone(lab: Lab, wrong: Any) -> None:
+    lab.rows = [{**ROWS[0], "more": wrong}, {**ROWS[1], "more": ["bye"]}]
+    lab.spec["follow_ups"] = "more"
+    done = lab.eval(check=3)
+    assert said(done.run) == {"b": echoed("good day", "bye")}
+    assert done.asked == 2
+    (error,) = lines(done.run / "errors.jsonl")
+    assert (error["sample"], error["kind"], error["final"]) == ("a", "bad_request", True)
+    assert "not a list of texts" in error["message"] and "data.jsonl:1" in error["message"]
+
+
+# A simulated user
+
+
+def use_responder(lab: Lab, body: str, **keys: Any) -> None:
+    (lab.folder / "user.py").write_text(f"def user(messages, sample, turn):\n    {body}\n")
+    lab.spec["responder"] = {"python": "user.py:user", "max_followups": 3, **keys}
+
+
+def test_a_function_plays_the_user_until_it_returns_none(lab: Lab) -> None:
+    use_responder(lab, "return f\"{sample['id']}{turn}{len(messages)}\" if turn < 3 else None", max_followups=9)
+    done = lab.eval()
+    assert said(done.run) == {"a": echoed("hello", "a12", "a24"), "b": echoed("good day", "b12", "b24")}
+    assert done.asked == 6
+    assert {step["kind"] for step in kept(done.run, "steps")} == {"turn", "responder"}
+
+
+def test_a_simulated_user_replies_at_most_max_followups_times(lab: Lab) -> None:
+    use_responder(lab, "return f'reply {turn}'", max_followups=2)
+    assert said(lab.eval().run)["a"] == echoed("hello", "reply 1", "reply 2")
+
+
+def test_stop_when_ends_the_conversation_before_the_user_is_asked(lab: Lab) -> None:
+    use_responder(lab, "return f'reply {turn}'", max_followups=9, stop_when="id == 'b' or output == 'reply 2'")
+    assert said(lab.eval().run) == {"a": echoed("hello", "reply 1", "reply 2"), "b": echoed("good day")}
+
+
+def test_a_simulated_user_that_raises_is_asked_again(lab: Lab) -> None:
+    use_responder(
+        lab,
+        "from pathlib import Path; p = Path(__file__).with_name(sample['id'])\n"
+        "    if not p.exists():\n        p.touch()\n        raise RuntimeError('lost my words')\n"
+        "    return None",
+    )
+    done = lab.eval()
+    assert done.asked == 2  # the target's turns are not repeated for it
+    assert said(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
+    errors = lines(done.run / "errors.jsonl")
+    assert Counter(error["sample"] for error in errors) == {"a": 1, "b": 1}
+    assert all("the responder raised RuntimeError: lost my words" in error["message"] for error in errors)
+
+
+def test_a_simulated_user_that_cannot_go_on_leaves_the_trial_pending_and_its_turns_safe(lab: Lab) -> None:
+    use_responder(
+        lab,
+        "from pathlib import Path\n"
+        "    if sample['id'] == 'a' and not Path(__file__).with_name('mended').exists():\n        return 7\n"
+        "    return None",
+    )
+    done = lab.eval(check=3)
+    assert done.asked == 2
+    (error,) = lines(done.run / "errors.jsonl")
+    assert (error["sample"], error["kind"]) == ("a", "agent") and "returned int, not a text or None" in error["message"]
+
+    (lab.folder / "mended").touch()
+    assert lab.eval().asked == 0
+    assert said(done.run) == {"a": echoed("hello"), "b": echoed("good day")}
+
+
+def model_user(lab: Lab, user: Server, decision: dict[str, str] | str, **keys: Any) -> None:
+    user.control(answer=decision if isinstance(decision, str) else json.dumps(decision))
+    user.reset()
+    lab.spec["responder"] = {
+        "model": "user-model",
+        "base_url": user.base_url,
+        "instructions": "You are {{ id }}, in a hurry.",
+        "max_followups": 2,
+        **keys,
+    }
+
+
+def test_a_model_plays_the_user(lab: Lab, user: Server) -> None:
+    model_user(lab, user, {"action": "reply", "message": "go on"})
+    done = lab.eval()
+    assert said(done.run) == {"a": echoed("hello", "go on", "go on"), "b": echoed("good day", "go on", "go on")}
+    assert done.asked == 6 and user.requests == 4  # nobody asks it after its last reply
+    assert "[user]\nhello\n\n[assistant]\nhello" in user.stats()["asked"]
+    usage = [output["usage"]["requests"] for output in kept(done.run)]
+    assert usage == [5, 5]  # the user's requests cost too
+
+
+def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
+    model_user(lab, user, 'So be it. {"action": "stop", "reason": "done"}')
+    assert said(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
+
+
+@pytest.mark.parametrize(
+    ("decision", "kind", "message"),
+    [
+        ({"action": "abstain", "reason": "not my part"}, "agent", "abstained: not my part"),
+        ("what a nice day", "bad_reply", "gave no decision"),
+        ({"action": "reply", "message": " "}, "bad_reply", "gave no decision"),
+    ],
+)
+def test_a_model_that_cannot_play_the_user_is_an_error_and_nobodys_wrong_answer(
+    lab: Lab, user: Server, decision: Any, kind: str, message: str
+) -> None:
+    model_user(lab, user, decision)
+    lab.spec["limits"] = {"retries": 0}
+    run = lab.eval(check=3).run
+    assert kept(run) == []
+    errors = lines(run / "errors.jsonl")
+    assert {error["sample"] for error in errors} == {"a", "b"}
+    assert all(error["kind"] == kind and message in error["message"] for error in errors)
+
+
+PLAYED = {"python": "user.py:user", "max_followups": 2}
+DIRECTED = {"model": "m", "instructions": "be brief", "max_followups": 2}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"responder": PLAYED, "follow_ups": ["x"]}, "either follow_ups or a responder, not both"),
+        ({"responder": PLAYED, "follow_ups": "turns[1:]"}, "either follow_ups or a responder, not both"),
+        ({"responder": {"model": "m", "max_followups": 2}}, "needs instructions"),
+        ({"responder": {"max_followups": 2}}, "needs instructions"),
+        ({"responder": {**PLAYED, **DIRECTED}}, "not both"),
+        ({"responder": {**DIRECTED, "max_followups": 0}}, "max_followups"),
+        ({"responder": {"model": "m", "instructions": "be brief"}}, "max_followups"),
+        ({"responder": {**DIRECTED, "stop_when": "output =="}}, "not a valid expression"),
+        ({"follow_ups": "turns["}, "not a valid expression"),
+        ({"follow_ups": ["{{ question"]}, "not a valid template"),
+    ],
+)
+def test_a_conversation_that_cannot_be_had_is_refused_when_the_file_is_read(
+    keys: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    (tmp_path / "user.py").write_text("def user(messages):\n    return None\n")
+    path = write_spec(tmp_path, **keys)
+    ended = command(monkeypatch, capsys, tmp_path, "eval", path.name)
+    assert ended.code == 2
+    assert message in ended.err and "eval.yaml:" in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+# Going on in the middle
+
+TURNS = 20
+
+
+def long_talk(folder: Path, provider: Server, **limits: Any) -> Lab:
+    """Three conversations of twenty turns; each call has a prompt of its own, `a turn 7`."""
+    rows = [{"id": name, "expected": f"{name} turn {TURNS}"} for name in "abc"]
+    spec = {
+        "prompt": "{{ id }} turn 1",
+        "follow_ups": ["{{ id }} turn " + str(turn) for turn in range(2, TURNS + 1)],
+        "checkpoints": [
+            {"after_turn": 7, "on_failure": "stop", "graders": [{"type": "text", "contains": ["turn 7"]}]},
+            {"after_turn": 14, "graders": [{"type": "text", "not_contains": ["b"]}]},
+        ],
+        "limits": {"concurrency": 3, **limits},
+    }
+    return Lab(folder, provider, rows=rows, spec=spec)
+
+
+def safe_calls(folder: Path) -> set[str]:
+    """The prompts whose replies have a whole line in steps.jsonl: a killed process may leave half of one."""
+    found = set()
+    for run in folder.glob("runs/e/*/"):
+        for path in journal_files(run, "steps"):
+            text = path.read_text()
+            for line in text[: text.rfind("\n") + 1].splitlines():
+                step = json.loads(line)
+                found.add(f"{step['sample']} turn {step['turn']}")
+    return found
+
+
+def test_conversations_killed_fifteen_times_go_on_with_the_first_call_that_has_no_reply(
+    tmp_path: Path, provider: Server
+) -> None:
+    calm = long_talk(tmp_path / "calm", provider).eval().run
+    provider.reset()
+    provider.control(latency=0.03)
+    lab = long_talk(tmp_path / "killed", provider)
+    lab.write()
+    chance = random.Random(4)
+    repeatable = killed_at_work = 0
+    try:
+        for _ in range(15):
+            safe, before = safe_calls(lab.folder), provider.stats()["asked"]
+            process = start("eval", lab.eval_file.name, cwd=lab.folder)
+            goal = sum(before.values()) + chance.randrange(1, 7)
+            wait_for(lambda goal=goal: provider.requests >= goal, "requests of this life")
+            process.kill()
+            process.communicate()
+            asked = {prompt for prompt, count in provider.stats()["asked"].items() if count > before.get(prompt, 0)}
+            assert not asked & safe, "what was on disk was asked again"
+            lost = asked - safe_calls(lab.folder)
+            assert len(lost) <= 3
+            repeatable += len(lost)
+            killed_at_work += process.returncode < 0 and bool(asked)
+        done = lab.do("eval", lab.eval_file.name)
+        stats = provider.stats()
+    finally:
+        provider.control(latency=0)
+
+    assert killed_at_work >= 10, "most lives must end in the middle for this to prove anything"
+    assert set(stats["asked"]) == {f"{name} turn {turn}" for name in "abc" for turn in range(1, TURNS + 1)}
+    assert stats["requests"] == 3 * TURNS + repeatable
+    assert_same_numbers(done.run, calm)
+    assert said(done.run) == said(calm)
+    steps = Counter((step["sample"], step["turn"]) for step in kept(done.run, "steps"))
+    assert steps == {(name, turn): 1 for name in "abc" for turn in range(1, TURNS + 1)}
+    grades = Counter((grade["sample"], grade["turn"]) for grade in kept(done.run, "grades"))
+    assert grades == {(name, turn): 1 for name in "abc" for turn in (7, 14, None)}
+
+
+def dying_agent(lab: Lab, turn: int) -> None:
+    """An agent that says in which life it speaks, and takes the whole process with it once, before its reply."""
+    (lab.folder / "agent.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "died = Path(__file__).with_name('died')\n"
+        "def reply(prompt, context):\n"
+        f"    if context.turn == {turn} and not died.exists():\n"
+        "        died.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    with died.with_name('calls.txt').open('a') as calls:\n"
+        "        calls.write('call\\n')\n"
+        "    return ('second' if died.exists() else 'first') + ' life: ' + prompt\n"
+    )
+    lab.spec["target"] = {"python": "agent.py:reply"}
+
+
+def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab) -> None:
+    lab.rows = [{"id": "a", "question": "1", "expected": "second life: 4"}]
+    lab.spec["follow_ups"] = ["2", "3", "4"]
+    dying_agent(lab, turn=3)
+    assert lab.eval(check=-9).asked == 2
+    done = lab.eval()
+    assert done.asked == 2
+    assert said(done.run)["a"][1::2] == ["first life: 1", "first life: 2", "second life: 3", "second life: 4"]
+    assert results(done.run)["a"]["status"] == "passed"
+    assert [step["turn"] for step in kept(done.run, "steps")] == [1, 2, 3, 4]
+
+
+def test_a_simulated_user_is_not_asked_again_for_what_it_said_before_a_crash(lab: Lab) -> None:
+    lab.rows = [{"id": "a", "question": "1", "expected": "x"}]
+    use_responder(
+        lab,
+        "from pathlib import Path\n"
+        "    with Path(__file__).with_name('decisions.txt').open('a') as decisions:\n"
+        "        decisions.write(f'{turn}\\n')\n"
+        "    return f'reply {turn}' if turn < 4 else None",
+        max_followups=9,
+    )
+    dying_agent(lab, turn=3)
+    lab.eval(check=-9)
+    done = lab.eval()
+    assert (lab.folder / "decisions.txt").read_text().split() == ["1", "2", "3", "4"]
+    assert said(done.run)["a"][::2] == ["1", "reply 1", "reply 2", "reply 3"]
+
+
+class Notes:
+    """Stands in for the keeper, where the record of one conversation is looked at alone."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    async def step(self, record: Any) -> None:
+        self.kept.append(record)
+
+
+def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list[str], list[Any], list[str]]:
+    """Replies to calls in a row, what was recorded anew, and what the user was told."""
+    job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
+    notes, told = Notes(), []
+    steps = Steps(job, notes, earlier, told.append)  # type: ignore[arg-type]
+
+    async def call_all() -> list[str]:
+        async def live(request: str) -> str:
+            return f"{life} {request}"
+
+        return [await steps.call("model", 1, request, lambda r=request: live(r)) for request in requests]
+
+    return asyncio.run(call_all()), notes.kept, told
+
+
+def test_equal_calls_are_told_apart_by_how_many_came_before() -> None:
+    _, earlier, _ = make_calls(["x", "x"], [], "first")
+    assert [step.nth for step in earlier] == [1, 2]
+    replies, new, told = make_calls(["x", "x", "x"], earlier, "second")
+    assert replies == ["first x", "first x", "second x"]
+    assert [step.nth for step in new] == [3] and told == []
+
+
+def test_calls_that_come_in_another_order_are_still_answered_from_the_record() -> None:
+    _, earlier, _ = make_calls(["x", "y"], [], "first")
+    replies, new, told = make_calls(["y", "x"], earlier, "second")
+    assert (replies, new, told) == (["first y", "first x"], [], [])
+
+
+def test_a_conversation_that_asks_something_else_than_before_is_reported_and_goes_on_live() -> None:
+    _, earlier, _ = make_calls(["x", "y", "z"], [], "first")
+    replies, new, told = make_calls(["x", "other", "y", "z"], earlier, "second")
+    assert replies == ["first x", "second other", "second y", "second z"]
+    assert len(new) == 3
+    (notice,) = told
+    assert notice.startswith("s #1: ") and "2 recorded calls are of no use" in notice
+
+
+# Budgets
+
+
+def short_talks(lab: Lab, conversations: int) -> None:
+    """Conversations of four turns, three tokens each."""
+    lab.rows = [{"id": f"s{number}", "expected": "and 4"} for number in range(conversations)]
+    lab.spec |= {"prompt": "{{ id }} 1", "follow_ups": ["and 2", "and 3", "and 4"], "limits": {"concurrency": 1}}
+
+
+def kill_after(lab: Lab, provider: Server, steps: int) -> Path:
+    """Kill the eval in the middle of the call after so many; the run it leaves."""
+    lab.write()
+    asked = provider.requests
+    process = start("eval", lab.eval_file.name, cwd=lab.folder)
+    wait_for(lambda: provider.requests - asked > steps, "the call in flight")
+    process.kill()
+    process.communicate()
+    (run,) = lab.runs.glob("e/*/")
+    return run
+
+
+def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: Path) -> None:
+    with server(latency=0.1) as slow:
+        lab = Lab(tmp_path, slow)
+        short_talks(lab, 4)
+        run = kill_after(lab, slow, 6)
+        slow.control(latency=0)
+        spent = 3 * len(kept(run, "steps"))
+        assert len(kept(run)) == 1 and 12 < spent < 24, "killed in the middle of the second conversation"
+
+        stopped = lab.eval("--max-tokens", spent, check=3)
+        assert stopped.asked == 0
+        assert f"{spent} of {spent} tokens used" in stopped.out
+
+        stopped = lab.eval("--max-tokens", "36", check=3)
+        assert stopped.asked == 12 - spent // 3
+        assert "36 of 36 tokens used" in stopped.out
+        assert {output["sample"] for output in kept(run)} == {"s0", "s1", "s2"}
+        assert lab.eval().asked == 4
