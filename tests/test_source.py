@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import sys
 import tokenize
 
 import pytest
@@ -197,6 +199,67 @@ class TestImports:
         (project / "agents").mkdir()
         (project / "agents" / "one.py").write_text("import helper\n")
         assert "helper.py" in source_fingerprint(project / "agents" / "one.py", project)
+
+
+class TestOnPythonsPath:
+    """Code found through PYTHONPATH or an editable install is the user's own as much as what lies beside the eval."""
+
+    @pytest.fixture
+    def elsewhere(self, tmp_path, monkeypatch):
+        folder = tmp_path / "elsewhere"
+        (folder / "shelf" / "deep").mkdir(parents=True)
+        (folder / "shelf" / "__init__.py").write_text("")
+        (folder / "shelf" / "deep" / "__init__.py").write_text("from . import book\n")
+        (folder / "shelf" / "deep" / "book.py").write_text("import single_file\nPAGES = 1\n")
+        (folder / "single_file.py").write_text("raise SystemExit('never imported')\n")
+        monkeypatch.syspath_prepend(folder)
+        return folder
+
+    @pytest.fixture
+    def project(self, tmp_path):
+        (tmp_path / "project").mkdir()
+        return tmp_path / "project"
+
+    def test_modules_are_followed_and_never_imported(self, project, elsewhere):
+        found = fingerprint(project, "import shelf.deep\n")
+        assert set(found) == {
+            "agent.py",
+            "shelf/__init__.py",
+            "shelf/deep/__init__.py",
+            "shelf/deep/book.py",
+            "single_file.py",
+        }
+
+    def test_a_change_there_changes_the_fingerprint(self, project, elsewhere):
+        before = fingerprint(project, "from shelf import deep\n")
+        (elsewhere / "shelf" / "deep" / "book.py").write_text("import single_file\nPAGES = 2\n")
+        after = fingerprint(project, "from shelf import deep\n")
+        assert {name for name in before if before[name] != after[name]} == {"shelf/deep/book.py"}
+
+    def test_what_lies_beside_the_file_goes_first(self, project, elsewhere):
+        (project / "single_file.py").write_text("NEAR = True\n")
+        before = fingerprint(project, "import single_file\n")
+        (elsewhere / "single_file.py").write_text("FAR = True\n")
+        assert fingerprint(project, "import single_file\n") == before
+
+    def test_an_editable_install_that_brings_its_own_finder_is_followed(self, project, elsewhere, monkeypatch):
+        monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(elsewhere)])
+        (elsewhere / "single_file.py").write_text("X = 1\n")
+
+        class Finder:
+            @staticmethod
+            def find_spec(name, _path=None, _target=None):
+                if name == "single_file":
+                    return importlib.util.spec_from_file_location(name, elsewhere / "single_file.py")
+                return None
+
+        assert set(fingerprint(project, "import single_file\n")) == {"agent.py"}
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+        assert set(fingerprint(project, "import single_file\n")) == {"agent.py", "single_file.py"}
+
+    def test_python_itself_installed_packages_and_holdfast_are_not_followed(self, project):
+        code = "import json, os.path, sys, msgspec, jinja2.sandbox, pytest, holdfast, holdfast.api, no_such_module\n"
+        assert set(fingerprint(project, code)) == {"agent.py"}
 
 
 class TestWhatCannotBeRead:

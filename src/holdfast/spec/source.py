@@ -2,14 +2,18 @@
 
 A function's fingerprint covers its file and every local module that file imports, directly or not. Comments and
 layout do not count: what is digested is the file's tokens, so that a new comment reruns nothing, while a changed
-docstring, which a program can read, does. Installed packages are not followed.
+docstring, which a program can read, does. Local is what lies beside the file, in the eval's folder, or elsewhere on
+Python's path (PYTHONPATH, editable installs); the standard library and installed packages are not followed.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import sys
+import sysconfig
 import tokenize
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest_bytes
@@ -17,7 +21,6 @@ from holdfast.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
 
@@ -36,7 +39,7 @@ def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
             continue
         seen.add(path)
         text = _read(path)
-        name = path.name if path == entry.resolve() else _relative(path, roots)
+        name = path.name if path == entry.resolve() else _relative(path, [*roots, _package_root(path)])
         while name in found:  # two files of one name, found from different places, both count
             name = f"../{name}"
         found[name] = digest_bytes(_tokens(text))
@@ -105,18 +108,46 @@ def _imported(tree: ast.AST, path: Path, roots: list[Path]) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _modules(alias.name.split("."), roots)
+                yield from _absolute(alias.name.split("."), roots)
         elif isinstance(node, ast.ImportFrom):
-            bases = roots
+            parts = node.module.split(".") if node.module else []
+            names = [parts, *([*parts, alias.name] for alias in node.names)]
             if node.level:
                 folder = path.parent
                 for _ in range(node.level - 1):
                     folder = folder.parent
-                bases = [folder]
-            parts = node.module.split(".") if node.module else []
-            yield from _modules(parts, bases)
-            for alias in node.names:
-                yield from _modules([*parts, alias.name], bases)
+                for name in names:
+                    yield from _modules(name, [folder])
+            else:
+                for name in names:
+                    yield from _absolute(name, roots)
+
+
+def _absolute(parts: list[str], roots: list[Path]) -> Iterator[Path]:
+    """The files of `a.b.c`: from the roots, else from where Python would take them, if that is somebody's own code."""
+    files = list(_modules(parts, roots))
+    yield from files or _modules(parts, _elsewhere(parts[0]))
+
+
+def _elsewhere(name: str) -> list[Path]:
+    """The folders on Python's path that hold a module which is neither Python's, nor installed, nor ours."""
+    if name == "holdfast" or name in sys.stdlib_module_names:
+        return []
+    for finder in sys.meta_path:  # not `importlib.util.find_spec`, which looks at what is imported first
+        try:
+            spec = finder.find_spec(name, None)
+        except Exception:  # noqa: S112 - a finder of somebody's; what it cannot find, importing will tell
+            continue
+        if spec is not None:
+            places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
+            return [place.parent.resolve() for place in places if place.exists() and not _is_installed(place)]
+    return []
+
+
+def _is_installed(path: Path) -> bool:
+    known = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    inside = any(path.is_relative_to(place) for place in known if place)
+    return inside or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def _modules(parts: list[str], roots: list[Path]) -> Iterator[Path]:
