@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, load_function, split_reference
-from holdfast.spec.fields import ModelTarget
 from holdfast.spec.source import source_fingerprint
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 from holdfast.store.records import Usage
@@ -144,15 +143,7 @@ class _ModelPlayer:
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _Ending(block)
-        self._model = Model(
-            ModelTarget(
-                model=block.model,
-                base_url=block.base_url,
-                api_key_env=block.api_key_env or "OPENAI_API_KEY",
-                params=block.params,
-            ),
-            prices,
-        )
+        self._model = Model.of(block, prices)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

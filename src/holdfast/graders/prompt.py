@@ -10,7 +10,6 @@ import msgspec
 from holdfast.errors import AttemptError
 from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
-from holdfast.spec.fields import ModelTarget
 from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
@@ -36,15 +35,7 @@ class Judge:
         self.fingerprint = fingerprint
         assert block.model is not None
         self.model = block.model
-        self._model = Model(
-            ModelTarget(
-                model=block.model,
-                base_url=block.base_url,
-                api_key_env=block.api_key_env or "OPENAI_API_KEY",
-                params=block.params,
-            ),
-            prices,
-        )
+        self._model = Model.of(block, prices)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

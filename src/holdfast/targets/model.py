@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, UsageError
-from holdfast.spec.fields import is_embedded
+from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.targets.client import Client, bearer
 from holdfast.targets.embedded import serve
 from holdfast.targets.types import Reply
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from holdfast.spec.fields import ModelTarget
+    from holdfast.spec.fields import PromptGrader, ResponderBlock
     from holdfast.store.records import Usage
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Turn
@@ -34,6 +34,18 @@ class Model:
         self._server: AbstractAsyncContextManager[str] | None = None
         if not is_embedded(block.model):
             self._check_key(self.base_url)
+
+    @classmethod
+    def of(cls, block: PromptGrader | ResponderBlock, prices: Prices) -> Model:
+        """The model that a judge or a simulated user is."""
+        assert block.model is not None
+        asked = ModelTarget(
+            model=block.model,
+            base_url=block.base_url,
+            api_key_env=block.api_key_env or "OPENAI_API_KEY",
+            params=block.params,
+        )
+        return cls(asked, prices)
 
     @property
     def base_url(self) -> str:
