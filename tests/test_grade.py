@@ -115,6 +115,43 @@ def test_a_new_threshold_is_taken_over_without_grading(lab: Lab) -> None:
     assert metrics(run)["metrics"]["judge"]["threshold"] == 0.1
 
 
+def test_without_an_eval_file_a_run_is_judged_by_what_it_was_last_judged_by(lab: Lab) -> None:
+    lab.spec["follow_ups"] = ["more"]
+    lab.spec["checkpoints"] = [{"after_turn": 1, "graders": [{"type": "exact", "config": {"threshold": 0.9}}]}]
+    run = lab.eval().run
+    changed = ["graders.judge.threshold=0.1", "graders.correct.weight=3", "checkpoints.0.graders.0.threshold=0.2"]
+    lab.do("grade", run, *changed)
+    numbers = metrics(run)
+    assert numbers["metrics"]["checkpoint@1/exact"]["threshold"] == 0.2
+    for options in ([], ["--again"]):
+        lab.do("grade", run, *options)
+        assert [metrics(run)[part] for part in ("metrics", "score")] == [numbers[part] for part in ("metrics", "score")]
+    lab.do("grade", run, "graders.correct.weight=2")
+    assert metrics(run)["metrics"]["correct"]["weight"] == 2, "what is said now goes before"
+
+
+def test_accepted_errors_of_a_grader_are_taken_up(lab: Lab, judge: Server) -> None:
+    judge.control(answer="nonsense")
+    try:
+        run = lab.eval("--accept-errors", "limits.retries=0").run
+    finally:
+        judge.control(answer="judge")
+    assert metrics(run)["coverage"] == 0
+    done = lab.do("grade", run)
+    assert done.work == (0, {"judge": ROWS}) and metrics(run)["coverage"] == 1
+
+
+def test_accepted_errors_of_the_target_do_not_reopen_a_run_that_is_graded(lab: Lab, provider: Server) -> None:
+    provider.control(fail={"500": 0.5})
+    try:
+        run = lab.eval("--accept-errors", "limits.retries=0").run
+    finally:
+        provider.control(fail={})
+    before = metrics_bytes(run)
+    assert 0 < metrics(run)["outputs"] < ROWS
+    assert lab.do("grade", run).work == (0, {}) and metrics_bytes(run) == before
+
+
 def test_nothing_is_graded_twice_unless_again_is_said(lab: Lab) -> None:
     run = generated(lab)
     assert lab.do("grade", run).judged == ROWS

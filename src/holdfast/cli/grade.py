@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from holdfast.cli.eval import make_display, patience
 from holdfast.cli.places import command_line, find_run, runs_dir_option, runs_directory
@@ -14,6 +15,15 @@ from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
     from holdfast.store.rundir import Manifest, RunDir
+
+
+class _Rule(msgspec.Struct):
+    threshold: float
+    weight: float
+
+
+class _Metrics(msgspec.Struct):
+    metrics: dict[str, _Rule]
 
 
 @click.command("grade")
@@ -48,7 +58,12 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     spec = (
         load_eval(Path(config), laid_over)
         if config
-        else eval_of_run(_without_budgets(manifest.eval), manifest.folder, manifest.eval_file, laid_over)
+        else eval_of_run(
+            _without_budgets(manifest.eval),
+            manifest.folder,
+            manifest.eval_file,
+            [*_last_rules(manifest.eval, rundir), *laid_over],
+        )
     )
     options = Options(
         runs_dir=_home(rundir, manifest, root),
@@ -67,6 +82,25 @@ def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
     """What a run may spend was said for generating: where that is spent, grading could not even begin."""
     kept = {key: value for key, value in (data.get("limits") or {}).items() if not key.startswith("max_")}
     return {**data, "limits": kept} if "limits" in data else data
+
+
+def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float]]:
+    """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
+    try:
+        known = msgspec.json.decode(rundir.metrics.read_bytes(), type=_Metrics).metrics
+    except (OSError, msgspec.DecodeError):
+        return []  # not finished, or damaged
+    lists: list[tuple[tuple[str, ...], str, Any]] = [(("graders",), "", data.get("graders"))]
+    for number, checkpoint in enumerate(data.get("checkpoints") or []):
+        place = ("checkpoints", str(number), "graders")
+        lists.append((place, f"checkpoint@{checkpoint['after_turn']}/", checkpoint["graders"]))
+    return [
+        ((*place, str(number), key), value)
+        for place, prefix, graders in lists
+        for number, grader in enumerate(graders or [])
+        if (rule := known.get(f"{prefix}{grader.get('name') or grader.get('type')}")) is not None
+        for key, value in (("threshold", rule.threshold), ("weight", rule.weight))
+    ]
 
 
 def _home(rundir: RunDir, manifest: Manifest, root: Path) -> Path:

@@ -208,11 +208,12 @@ def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, 
             name: {key: values[key] for key in ("threshold", "weight")} for name, values in metrics["metrics"].items()
         }
         incomplete = metrics["coverage"] < 1
+        ungraded = bool(rules) and metrics["graded"] < metrics["outputs"]
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return None  # not ours or damaged: it is rebuilt from the journals
-    if (options.retry_failed and incomplete) or rules != grading_rules(found.spec):
+    if (options.retry_failed and incomplete) or (options.grade_only and ungraded) or rules != grading_rules(found.spec):
         return None
     return metrics
 

@@ -40,7 +40,11 @@ def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> N
                 node = node[position]
         elif isinstance(node, dict):
             if last:
-                node[part] = value
+                config = node.get("config")
+                if isinstance(config, dict) and part in config:
+                    config[part] = value  # a grader's parameters may stand there, and would hide what is said here
+                else:
+                    node[part] = value
             elif not isinstance(node.get(part), dict | list):
                 node[part] = {}
                 node = node[part]
