@@ -441,6 +441,20 @@ def test_a_manifest_that_is_garbage_is_refused_and_can_be_repaired(
     assert_same_numbers(run, calm)
 
 
+def test_a_finished_run_whose_manifest_was_garbage_is_whole_again_after_repair_and_eval(
+    tmp_path: Path, provider: Server
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    before, asked = (run / "manifest.json").read_bytes(), provider.requests
+    (run / "manifest.json").write_text("{")
+    assert "took back metrics.json" in holdfast("repair", run, cwd=tmp_path).stdout
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert json.loads((run / "manifest.json").read_bytes())["id"] == json.loads(before)["id"]
+    assert (run / "metrics.json").exists() and provider.requests == asked
+
+
 def test_a_damaged_metrics_file_is_built_again_from_the_journals(tmp_path: Path, provider: Server, calm: Path) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     holdfast("eval", eval_file, cwd=tmp_path)

@@ -69,9 +69,9 @@ def _mend(rundir: RunDir) -> tuple[str | None, Index]:
         index = rundir.load(mend=True)
         if broken:
             rundir.set_manifest_aside()
-        if index.damage and rundir.finished:
+        if (index.damage or broken) and rundir.finished:
             rundir.reopen()
-            click.echo("took back metrics.json: with lines missing the run is not finished")
+            click.echo("took back metrics.json: the next `holdfast eval` completes the run and writes it again")
         return broken, index
     finally:
         lease.release()

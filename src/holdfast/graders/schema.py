@@ -23,7 +23,7 @@ class JsonSchema:
     def __init__(self, block: JsonSchemaGrader, schema: dict[str, Any], fingerprint: str) -> None:
         self.block = block
         self.fingerprint = fingerprint
-        self._validator = jsonschema_rs.validator_for(schema)
+        self._validator = jsonschema_rs.validator_for(schema, retriever=_stay_here)
 
     async def __aenter__(self) -> Self:
         return self
@@ -40,6 +40,11 @@ class JsonSchema:
             return Verdict(0.0, f"not JSON: {error}")
         misfit = next(iter(self._validator.iter_errors(value)), None)
         return Verdict(1.0) if misfit is None else Verdict(0.0, misfit.message[:500])
+
+
+def _stay_here(uri: str) -> dict[str, Any] | bool:
+    """A schema is checked with what it brings: nothing is fetched because a file says so."""
+    raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
 
 
 def _extracted(text: str) -> str:

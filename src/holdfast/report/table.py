@@ -42,6 +42,8 @@ def print_outcome(outcome: Outcome, command: str) -> None:
     if outcome.metrics is not None:
         if outcome.already:
             console.print("This run is already finished; nothing was run. Start anew with --fresh.")
+            if outcome.metrics["coverage"] < 1:
+                console.print("Some of its trials have errors, which were accepted: --retry-failed takes them up.")
         _print_metrics(console, outcome.metrics)
         for missed in outcome.missed_gates:
             console.print(Text(f"gate not met: {missed}", style="bold red"))
