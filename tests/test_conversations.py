@@ -302,7 +302,7 @@ def test_conversations_killed_fifteen_times_go_on_with_the_first_call_that_has_n
             safe, before = safe_calls(lab.folder), provider.stats()["asked"]
             process = start("eval", lab.eval_file.name, cwd=lab.folder)
             goal = sum(before.values()) + chance.randrange(1, 7)
-            wait_for(lambda goal=goal: provider.requests >= goal, "requests of this life")
+            wait_for(lambda p=process, n=goal: provider.requests >= n or p.poll() is not None, "requests of this life")
             process.kill()
             process.communicate()
             asked = {prompt for prompt, count in provider.stats()["asked"].items() if count > before.get(prompt, 0)}

@@ -72,7 +72,7 @@ def read_finished(rundir: RunDir) -> Finished:
 def metric_names(run: Finished) -> list[str]:
     """What to compare: each grader, and where there are several also whether all of them pass."""
     graders = [name for name in run.scores if name != OVERALL]
-    return graders if len(graders) == 1 else [*graders, OVERALL]
+    return [*graders, OVERALL] if len(graders) > 1 else graders
 
 
 def _add(found: Finished, metric: str, sample: str, score: float, status: str) -> None:
@@ -135,6 +135,11 @@ def compare(first: Finished, second: Finished) -> Comparison:
         )
     names = [name for name in metric_names(first) if name in second.scores]
     rows = [row for name in names if (row := _one(name, first, second)) is not None]
+    if not rows:
+        raise UsageError(
+            f"{first.path} and {second.path} have no metric in common",
+            remedy="Comparisons are by grader: both runs need verdicts of a grader of the same name.",
+        )
     adjusted = holm([row.p_value for row in rows])
     compared = tuple(
         Compared(row.metric, row.first, row.second, row.difference, row.p_value, corrected, row.test)

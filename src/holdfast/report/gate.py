@@ -50,11 +50,13 @@ def check_gate(current: Finished, baseline: Finished | None, rules: Rules) -> li
 
 def metric_value(run: Finished, name: str) -> float | None:
     """A metric by its name: a grader's, `score` or `passed`, or a grader's `name/pass@k`."""
-    grader, _, part = name.partition("/")
+    graders: dict[str, Any] = run.metrics["metrics"]
     value: Any = run.metrics.get(name)
     if name not in ("score", "passed", "coverage"):
-        value = run.metrics["metrics"].get(grader, {}).get(part or "score")
-    return None if value is None else float(value)
+        # A checkpoint's name has a slash of its own: what stands behind the last one is a part only of a known grader.
+        grader, part = (name, "score") if name in graders else name.rpartition("/")[::2]
+        value = graders.get(grader, {}).get(part)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _golden(current: Finished, sample: str) -> Check:

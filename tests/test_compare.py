@@ -1,0 +1,256 @@
+"""`holdfast compare`: its statistics against scipy and numpy, and what the command says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
+from tests.support.patterns import CORRECT, POINTS, answered, finished_run
+from tests.support.running import lines
+from tests.support.specs import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Statistics
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.product([0, 1, 2, 5, 9, 40], repeat=2)])
+def test_mcnemar_is_scipys_exact_binomial_test(first: int, second: int) -> None:
+    wanted = stats.binomtest(first, first + second, 0.5).pvalue if first + second else 1.0
+    assert mcnemar(first, second) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_mcnemar_holds_for_very_many_samples() -> None:
+    assert mcnemar(2_000, 2_200) == pytest.approx(stats.binomtest(2_000, 4_200, 0.5).pvalue, rel=1e-9)
+
+
+def permuted(differences: list[float]) -> float:
+    """All combinations of signs, by scipy."""
+    found = stats.permutation_test(
+        (np.array(differences),), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True
+    )
+    return float(found.pvalue)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sign_flip_is_scipys_permutation_test(seed: int) -> None:
+    chance = random.Random(seed)
+    differences = [round(chance.uniform(-1, 1.5), chance.choice([0, 1, 6])) for _ in range(2 + seed)]
+    assert sign_flip(differences) == pytest.approx(permuted(differences), abs=1e-12)
+
+
+def test_sign_flip_draws_for_more_samples_and_is_close_and_the_same_every_time() -> None:
+    chance = random.Random(3)
+    differences = [chance.gauss(0.4, 1) for _ in range(17)]
+    exact = permuted(differences)
+    assert 0.01 < exact < 0.5, "a p-value that could be missed"
+    assert sign_flip(differences) == pytest.approx(exact, abs=0.02)
+    assert sign_flip(differences) == sign_flip(differences)
+
+
+def test_sign_flip_is_the_normal_limit_for_very_many_samples() -> None:
+    chance = random.Random(5)
+    differences = [chance.gauss(0.02, 1) for _ in range(6_000)]
+    z = sum(differences) / np.sqrt(np.square(differences).sum())
+    assert sign_flip(differences) == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-6)
+
+
+def test_no_difference_at_all_is_no_evidence() -> None:
+    assert sign_flip([]) == sign_flip([0.0] * 30) == mcnemar(0, 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([], []),
+        ([0.03], [0.03]),
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),  # 3 · 0.01; 2 · 0.03; 1 · 0.04, but not below the one before
+        ([0.04, 0.01, 0.03, 0.005], [0.06, 0.03, 0.06, 0.02]),
+        ([0.6, 0.7], [1.0, 1.0]),
+    ],
+)
+def test_holm_steps_down(given: list[float], wanted: list[float]) -> None:
+    assert holm(given) == pytest.approx(wanted)
+
+
+def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
+    chance = random.Random(1)
+    first = {f"s{number}": [chance.random() for _ in range(3)] for number in range(25)}
+    second = {f"s{number}": [chance.random() for _ in range(2)] for number in range(5, 30)}
+    found = paired_difference(first, second)
+    shared = [f"s{number}" for number in range(5, 25)]
+    differences = np.array([np.mean(first[sample]) - np.mean(second[sample]) for sample in shared])
+    low, high = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
+    assert found is not None
+    assert found.samples == 20 and gaps(first, second).keys() == set(shared)
+    assert (found.mean, found.low, found.high) == pytest.approx((differences.mean(), low, high))
+    power = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    assert found.detectable == pytest.approx(power * stats.sem(differences))
+
+
+def test_differences_without_spread_have_no_interval_and_nothing_shared_has_no_difference() -> None:
+    found = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.0], "b": [0.0]})
+    assert found is not None and found.mean == 1.0
+    assert found.low is found.high is found.detectable is None
+    assert paired_difference({"a": [1.0]}, {"b": [1.0]}) is None
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def strong(place: Path) -> Path:
+    """20 samples, 18 right."""
+    return finished_run(place / "strong", answered(18, 2))
+
+
+@pytest.fixture(scope="module")
+def weak(place: Path) -> Path:
+    """The same samples, 8 right."""
+    return finished_run(place / "weak", answered(8, 12))
+
+
+@pytest.fixture(scope="module")
+def near(place: Path) -> Path:
+    """Samples s0 to s15 and 6 others: of the shared ones, 15 right."""
+    return finished_run(place / "near", answered(15, 1) | {f"new{number}": "no" for number in range(6)})
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Any:
+    return lambda *arguments: command(monkeypatch, capsys, tmp_path, "compare", *arguments)
+
+
+def keys_of(run: Path) -> dict[str, str]:
+    return {output["sample"]: output["key"] for output in lines(run / "outputs.jsonl")}
+
+
+def test_a_clear_difference_is_said_with_its_test_and_its_flips(compare: Any, strong: Path, weak: Path) -> None:
+    ended = compare(strong, weak, "--json")
+    assert ended.code == 0
+    (found,) = json.loads(ended.out)
+    (row,) = found["metrics"]
+    assert (row["metric"], row["first"], row["second"], row["samples"]) == ("correct", 0.9, 0.4, 20)
+    differences = np.array([0.0] * 8 + [1.0] * 10 + [0.0] * 2)
+    low, high = stats.norm.interval(0.95, 0.5, stats.sem(differences))
+    assert (row["difference"], row["low"], row["high"]) == pytest.approx((0.5, low, high))
+    assert row["test"] == "McNemar, exact"
+    assert row["p_value"] == row["adjusted"] == pytest.approx(stats.binomtest(0, 10).pvalue)
+    assert row["verdict"] == "higher"
+    ours, theirs = keys_of(strong), keys_of(weak)
+    assert found["flips"] == [
+        {"sample": sample, "metric": "correct", "gained": True, "keys": [ours[sample], theirs[sample]]}
+        for sample in [f"s{number}" for number in range(8, 18)]
+    ]
+    assert found["only_first"] == found["only_second"] == []
+
+
+def test_the_order_of_the_runs_turns_the_verdict(compare: Any, strong: Path, weak: Path) -> None:
+    (found,) = json.loads(compare(weak, strong, "--json").out)
+    assert found["metrics"][0]["verdict"] == "lower"
+    assert {flip["gained"] for flip in found["flips"]} == {False}
+
+
+def test_what_is_no_evidence_is_called_so(compare: Any, strong: Path, near: Path) -> None:
+    ended = compare(strong, near)
+    assert ended.code == 0
+    assert "no evidence of a difference" in ended.out
+    assert "4 samples are only in the first run and are left out" in ended.out
+    assert "6 samples are only in the second run and are left out" in ended.out
+    assert f"s15  correct: passes only in the first  ({keys_of(strong)['s15']}, {keys_of(near)['s15']})" in ended.out
+    assert "16 samples would show a true difference of" in ended.out
+
+
+def test_samples_of_one_run_only_are_listed_and_left_out_of_the_numbers(compare: Any, strong: Path, near: Path) -> None:
+    (found,) = json.loads(compare(strong, near, "--json").out)
+    assert found["only_first"] == ["s16", "s17", "s18", "s19"]
+    assert found["only_second"] == [f"new{number}" for number in range(6)]
+    (row,) = found["metrics"]
+    assert (row["samples"], row["first"], row["second"]) == (16, 1.0, 15 / 16)
+
+
+def test_a_run_compared_with_itself_differs_in_nothing(compare: Any, strong: Path) -> None:
+    (found,) = json.loads(compare(strong, strong, "--json").out)
+    (row,) = found["metrics"]
+    assert (row["difference"], row["p_value"], row["verdict"]) == (0.0, 1.0, "no evidence of a difference")
+    assert found["flips"] == []
+
+
+def test_the_first_run_is_compared_with_each_of_the_others(compare: Any, strong: Path, weak: Path, near: Path) -> None:
+    found = json.loads(compare(strong, weak, near, "--json").out)
+    assert [(pair["first"], pair["second"]) for pair in found] == [
+        (str(strong), str(weak)),
+        (str(strong), str(near)),
+    ]
+    shown = compare(strong, weak, near).out
+    assert shown.count("first:  ") == shown.count("second: ") == 2
+
+
+def test_runs_are_found_by_their_ids(compare: Any, strong: Path) -> None:
+    name = strong.name.rpartition("-")[2]
+    ended = compare(name, name[:5], "--runs-dir", strong.parents[1])
+    assert ended.code == 0 and "no evidence of a difference" in ended.out
+
+
+def test_several_metrics_are_corrected_and_scores_are_flipped_by_sample(compare: Any, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    answers = [
+        {f"s{number}": [f"{chance.uniform(low, 1):.2f}" for _ in range(2)] for number in range(8)} for low in (0.5, 0)
+    ]
+    graders = [*POINTS, {"type": "text", "name": "even", "regex_match": ["[02468]$"]}]
+    first, second = (
+        finished_run(tmp_path / name, given, trials=2, graders=graders)
+        for name, given in zip(("one", "two"), answers, strict=True)
+    )
+    (found,) = json.loads(compare(first, second, "--json").out)
+    rows = {row["metric"]: row for row in found["metrics"]}
+    assert set(rows) == {"points", "even", "passed"}
+    means = [np.array([np.mean([float(text) for text in texts]) for texts in given.values()]) for given in answers]
+    assert rows["points"]["test"] == "sign-flip permutation"
+    assert rows["points"]["p_value"] == pytest.approx(permuted(list(means[0] - means[1])))
+    assert rows["points"]["difference"] == pytest.approx((means[0] - means[1]).mean())
+    assert rows["even"]["test"] == "sign-flip permutation"  # two trials of a sample are not two samples
+    adjusted = holm([row["p_value"] for row in rows.values()])
+    assert [row["adjusted"] for row in rows.values()] == pytest.approx(adjusted)
+    assert adjusted != [row["p_value"] for row in rows.values()]
+
+
+def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
+    alone = compare(strong)
+    assert alone.code == 2 and "at least two runs" in alone.err
+    assert compare().code == 2
+    missing = compare(strong, "ffffff")
+    assert missing.code == 2 and "no run 'ffffff'" in missing.err
+
+    other = finished_run(tmp_path / "other", {"x": "yes", "y": "no"})
+    apart = compare(strong, other)
+    assert apart.code == 2 and "have no sample in common" in apart.err
+
+    for name, graders in (("renamed", [{"type": "exact", "name": "right"}]), ("none", [])):
+        unlike = compare(strong, finished_run(tmp_path / name, answered(3, 1), graders=graders))
+        assert unlike.code == 2 and "have no metric in common" in unlike.err
+
+    ungraded = finished_run(tmp_path / "ungraded", answered(3, 1), flags=("--skip-graders",))
+    for runs in ((strong, ungraded), (ungraded, strong)):
+        unfinished = compare(*runs)
+        assert unfinished.code == 2 and "is not finished" in unfinished.err and unfinished.out == ""
+
+
+def test_numbers_that_cannot_be_read_are_refused_with_what_to_do(compare: Any, strong: Path, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "torn", answered(3, 1), graders=CORRECT)
+    (run / "results.json").write_text('{"trials": [')
+    ended = compare(strong, run)
+    assert ended.code == 2 and "cannot be read" in ended.err and "made anew" in ended.err

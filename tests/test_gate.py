@@ -1,0 +1,327 @@
+"""`holdfast gate`: what passes, what does not, and what is no question at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.patterns import CORRECT, answered, finished_run
+from tests.support.specs import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate")
+
+
+@pytest.fixture(scope="module")
+def base(place: Path) -> Path:
+    """10 samples, 8 right."""
+    return finished_run(place / "base", answered(8, 2))
+
+
+@pytest.fixture(scope="module")
+def worse(place: Path) -> Path:
+    """The same samples, 6 right: 25 % lower."""
+    return finished_run(place / "worse", answered(6, 4))
+
+
+@pytest.fixture(scope="module")
+def other_samples(place: Path) -> Path:
+    """s2 to s9 of the others, all right, and two new ones, of which n1 is wrong."""
+    return finished_run(place / "other", {f"s{n}": "yes" for n in range(2, 10)} | {"n0": "yes", "n1": "no"})
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Any:
+    return lambda *arguments: command(monkeypatch, capsys, tmp_path, "gate", *arguments)
+
+
+def checks(gate: Any, *arguments: Any) -> dict[str, tuple[bool, str]]:
+    """What the gate looked at, in its order; the exit code says the same as the JSON."""
+    ended = gate(*arguments, "--format", "json")
+    said = json.loads(ended.out)
+    assert said["passed"] == all(check["passed"] for check in said["checks"])
+    assert ended.code == (0 if said["passed"] else 1)
+    return {check["what"]: (check["passed"], check["message"]) for check in said["checks"]}
+
+
+# Against a baseline
+
+
+def test_a_run_that_is_no_worse_passes(gate: Any, base: Path, worse: Path) -> None:
+    for arguments in ((base, "--baseline", base), (base, "--baseline", worse)):
+        ended = gate(*arguments)
+        assert ended.code == 0 and ended.out.endswith("gate passed\n") and "FAIL" not in ended.out
+
+
+def test_a_run_that_is_worse_is_a_regression(gate: Any, base: Path, worse: Path) -> None:
+    ended = gate(worse, "--baseline", base)
+    assert ended.code == 1
+    assert "FAIL  correct 0.8 → 0.6, 25.0 % lower (allowed: 0 %)" in ended.out.splitlines()
+    assert ended.out.endswith("gate failed\n")
+
+
+@pytest.mark.parametrize(("allowed", "code"), [("24.99", 1), ("25", 0), ("25.01", 0), ("0", 1), ("100", 0)])
+def test_a_metric_may_fall_by_as_much_as_is_allowed_and_no_more(
+    gate: Any, base: Path, worse: Path, allowed: str, code: int
+) -> None:
+    assert gate(worse, "--baseline", base, "--max-regression-pct", allowed).code == code
+
+
+@pytest.mark.parametrize("allowed", ["-1", "some"])
+def test_an_allowance_that_is_none_is_wrong_usage(gate: Any, base: Path, allowed: str) -> None:
+    assert gate(base, "--baseline", base, "--max-regression-pct", allowed).code == 2
+
+
+def test_a_baseline_of_zero_cannot_be_fallen_below(gate: Any, base: Path, tmp_path: Path) -> None:
+    nothing = finished_run(tmp_path / "nothing", answered(0, 10))
+    assert gate(base, "--baseline", nothing).code == 0
+    assert gate(nothing, "--baseline", nothing).code == 0
+    assert gate(nothing, "--baseline", base).code == 1
+
+
+def test_every_metric_is_checked_and_so_is_passing_all_of_them(gate: Any, tmp_path: Path) -> None:
+    graders = [*CORRECT, {"type": "text", "name": "short", "regex_match": ["^.{0,3}$"]}]
+    first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, graders=graders)
+    second = finished_run(tmp_path / "second", {"a": "yes", "b": "yes indeed"}, graders=graders)
+    found = checks(gate, second, "--baseline", first)
+    assert {name: passed for name, (passed, _) in found.items()} == {"correct": False, "short": False, "passed": False}
+    assert "passed 1 → 0.5" in found["passed"][1]
+
+
+def test_checkpoints_are_metrics_like_any_other(gate: Any, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "follow_ups": ["again"],
+        "checkpoints": [{"after_turn": 1, "graders": [{"type": "text", "name": "kind", "contains": ["e"]}]}],
+        "graders": [{"type": "text", "name": "end", "contains": [" "], "threshold": 0}],
+    }
+    first = finished_run(tmp_path / "first", {"a": "yes", "b": "yes"}, **keys)
+    second = finished_run(tmp_path / "second", {"a": "yes", "b": "no"}, **keys)
+    found = checks(gate, second, "--baseline", first)
+    assert found["checkpoint@1/kind"][0] is False and found["end"][0] is True
+    assert "checkpoint@1/kind 1 → 0.5" in found["checkpoint@1/kind"][1]
+    for least, code in (("0.5", 0), ("0.51", 1)):
+        assert gate(second, "--min", f"checkpoint@1/kind={least}").code == code
+    assert gate(second, "--min", "checkpoint@1/kind/pass@1=0.5").code == 0
+
+
+def test_a_metric_of_the_baseline_that_is_gone_fails(gate: Any, base: Path, tmp_path: Path) -> None:
+    renamed = finished_run(tmp_path / "renamed", answered(10, 0), graders=[{"type": "exact", "name": "right"}])
+    found = checks(gate, renamed, "--baseline", base)
+    assert found["correct"] == (False, "correct is in the baseline and not in this run")
+
+
+def test_runs_without_a_common_metric_fail_instead_of_passing_for_lack_of_one(
+    gate: Any, base: Path, tmp_path: Path
+) -> None:
+    ungraded = finished_run(tmp_path / "ungraded", answered(3, 0), graders=[])
+    found = checks(gate, base, "--baseline", ungraded, "--removed", "ignore")
+    assert found["metrics"][0] is False and "no metric in common" in found["metrics"][1]
+    assert gate(ungraded, "--baseline", base).code == 1
+
+
+# Least values
+
+
+@pytest.mark.parametrize(
+    ("least", "code"),
+    [
+        ("correct=0.8", 0),
+        ("correct=0.81", 1),
+        ("score=0.8", 0),
+        ("score=0.9", 1),
+        ("passed=0.8", 0),
+        ("passed=1", 1),
+        ("coverage=1", 0),
+        ("correct/pass@1=0.8", 0),
+        ("correct/pass@1=0.9", 1),
+    ],
+)
+def test_a_metric_must_reach_its_least_value(gate: Any, base: Path, least: str, code: int) -> None:
+    ended = gate(base, "--min", least)
+    assert ended.code == code
+    assert ("FAIL" in ended.out) == bool(code)
+
+
+def test_all_least_values_must_be_reached(gate: Any, base: Path) -> None:
+    found = checks(gate, base, "--min", "correct=0.5", "--min", "passed=0.9")
+    assert found == {
+        "min correct": (True, "correct is 0.8, wanted 0.5"),
+        "min passed": (False, "passed is 0.8, wanted 0.9"),
+    }
+
+
+@pytest.mark.parametrize(
+    "least",
+    ["corect=0.5", "correct/pass@9=0.5", "correct/interval=0.5", "correct", "correct=", "=0.5", "correct=much", ""],
+)
+def test_a_least_value_that_says_nothing_is_wrong_usage(gate: Any, base: Path, least: str) -> None:
+    ended = gate(base, "--min", least)
+    assert ended.code == 2 and "--min" in ended.err
+    assert ended.out == ""
+
+
+def test_an_unknown_metric_is_answered_with_the_known_ones(gate: Any, base: Path) -> None:
+    assert "This run has: correct, score, passed." in gate(base, "--min", "corect=0.5").err
+
+
+# Golden samples
+
+
+def test_golden_samples_must_pass(gate: Any, base: Path) -> None:
+    assert gate(base, "--golden", "s0", "--golden", "s7").code == 0
+    ended = gate(base, "--golden", "s0", "--golden", "s9")
+    assert ended.code == 1
+    assert ended.out.splitlines() == [
+        "ok    golden sample s0 passes",
+        "FAIL  golden sample s9 fails 1 of 1 trials",
+        "gate failed",
+    ]
+
+
+def test_a_golden_failure_is_named_before_all_other_failures(gate: Any, base: Path, worse: Path) -> None:
+    ended = gate(worse, "--baseline", base, "--min", "correct=0.9", "--golden", "s9")
+    failures = [line for line in ended.out.splitlines() if line.startswith("FAIL")]
+    assert len(failures) == 3 and failures[0] == "FAIL  golden sample s9 fails 1 of 1 trials"
+
+
+def test_a_golden_sample_that_is_not_in_the_run_fails(gate: Any, base: Path) -> None:
+    ended = gate(base, "--golden", "s99")
+    assert ended.code == 1 and "golden sample s99 has no verdict in this run" in ended.out
+
+
+def test_a_golden_sample_passes_only_when_every_trial_does(gate: Any, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "trials", {"a": ["yes", "yes", "no"], "b": "yes"}, trials=3)
+    assert gate(run, "--golden", "b").code == 0
+    ended = gate(run, "--golden", "a")
+    assert ended.code == 1 and "golden sample a fails 1 of 3 trials" in ended.out
+
+
+def test_rows_that_say_golden_must_pass_without_being_named(gate: Any, tmp_path: Path) -> None:
+    rows = {"s0": {"golden": True}, "s2": {"golden": True}, "s3": {"golden": False}}
+    run = finished_run(tmp_path / "rows", answered(2, 2), rows=rows)
+    found = checks(gate, run, "--min", "correct=0.5")
+    assert {name: passed for name, (passed, _) in found.items()} == {
+        "golden s0": True,
+        "golden s2": False,
+        "min correct": True,
+    }
+    assert gate(run).code == 1  # golden rows are something to check
+
+
+def test_golden_rows_that_can_no_longer_be_read_are_said_to_be_unknown(gate: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"id": "a", "expected": "yes", "golden": true}\n{"id": "b", "expected": "yes"}\n')
+    keys: dict[str, Any] = {"samples": None, "dataset": {"path": str(data)}}
+    run = finished_run(tmp_path / "gone", {"a": "no", "b": "yes"}, **keys)
+    known = gate(run, "--min", "correct=0.5")
+    assert known.code == 1 and "which rows say" not in known.err
+    data.unlink()
+    assert "which rows say `golden: true` is not known" in gate(run, "--min", "correct=0.5").err
+
+
+# New and removed samples
+
+
+def test_new_samples_are_nobodys_business_unless_they_must_pass(gate: Any, base: Path, other_samples: Path) -> None:
+    assert "new samples" not in checks(gate, other_samples, "--baseline", base)
+    found = checks(gate, other_samples, "--baseline", base, "--new", "must-pass")
+    assert found["new samples"] == (False, "1 of 2 new samples do not pass: n1")
+    passing = checks(gate, base, "--baseline", base, "--new", "must-pass")
+    assert "new samples" not in passing
+
+
+@pytest.mark.parametrize(("policy", "code", "said"), [("ignore", 0, False), ("warn", 0, True), ("fail", 1, True)])
+def test_removed_samples_are_ignored_said_or_a_failure(
+    gate: Any, base: Path, other_samples: Path, policy: str, code: int, said: bool
+) -> None:
+    ended = gate(other_samples, "--baseline", base, "--removed", policy)
+    assert ended.code == code
+    assert ("2 samples of the baseline are gone: s0, s1" in ended.out) == said
+
+
+def test_removed_samples_are_said_when_nothing_is_asked_for(gate: Any, base: Path, other_samples: Path) -> None:
+    assert (
+        gate(other_samples, "--baseline", base).out == gate(other_samples, "--baseline", base, "--removed", "warn").out
+    )
+
+
+# Formats
+
+
+def test_markdown_is_a_table(gate: Any, base: Path, worse: Path) -> None:
+    ended = gate(worse, "--baseline", base, "--golden", "s0", "--format", "markdown")
+    assert ended.code == 1
+    assert ended.out.splitlines() == [
+        "**Gate failed**",
+        "",
+        "| | check | |",
+        "|---|---|---|",
+        "| ✓ | golden s0 | golden sample s0 passes |",
+        "| ✗ | correct | correct 0.8 → 0.6, 25.0 % lower (allowed: 0 %) |",
+    ]
+
+
+def test_github_gets_an_annotation_for_each_failure(gate: Any, base: Path, worse: Path) -> None:
+    ended = gate(worse, "--baseline", base, "--golden", "s0", "--format", "github")
+    assert ended.code == 1
+    failure, summary = ended.out.splitlines()
+    assert failure.startswith("::error title=holdfast gate::correct 0.8 → 0.6, 25.0")
+    assert summary == "::notice title=holdfast gate::gate failed, 2 checks"
+    passed = gate(base, "--baseline", base, "--format", "github")
+    assert passed.code == 0 and passed.out == "::notice title=holdfast gate::gate passed, 1 checks\n"
+
+
+def test_names_with_special_characters_break_no_format(gate: Any, tmp_path: Path) -> None:
+    name = "a|b\n::c%"
+    run = finished_run(tmp_path / "odd", {name: "no"})
+    markdown = gate(run, "--golden", name, "--format", "markdown").out.splitlines()
+    assert len(markdown) == 5 and markdown[-1].replace("\\|", "").count("|") == 4
+    github = gate(run, "--golden", name, "--format", "github").out.splitlines()
+    assert len(github) == 2 and "a|b%0A::c%25" in github[0]
+
+
+def test_an_unknown_format_or_policy_is_wrong_usage(gate: Any, base: Path) -> None:
+    for option in ("--format", "--new", "--removed"):
+        assert gate(base, "--baseline", base, option, "sometimes").code == 2
+
+
+# What is no question at all
+
+
+def test_a_run_that_is_not_finished_is_an_error_and_never_a_pass(gate: Any, base: Path, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "ungraded", answered(10, 0), flags=("--skip-graders",))
+    for arguments in ((run, "--baseline", base), (base, "--baseline", run), (run, "--golden", "s0")):
+        for shape in ("human", "json", "markdown", "github"):
+            ended = gate(*arguments, "--format", shape)
+            assert ended.code == 2 and "is not finished" in ended.err
+            assert ended.out == ""
+
+
+def test_a_finished_run_that_lost_its_numbers_is_an_error(gate: Any, base: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(base, tmp_path / base.name)
+    (run / "metrics.json").unlink()
+    assert gate(run, "--golden", "s0").code == 2
+    (run / "metrics.json").write_text("{}")
+    ended = gate(run, "--golden", "s0")
+    assert ended.code == 2 and "cannot be read" in ended.err
+
+
+def test_a_gate_with_nothing_to_check_is_wrong_usage(gate: Any, base: Path) -> None:
+    for arguments in ((base,), (base, "--new", "must-pass"), (base, "--removed", "fail")):
+        ended = gate(*arguments)
+        assert ended.code == 2 and "the gate has nothing to check" in ended.err
+
+
+def test_a_run_that_is_not_there_is_wrong_usage(gate: Any, base: Path) -> None:
+    assert gate("ffffff", "--golden", "s0").code == 2
+    ended = gate(base, "--baseline", "ffffff")
+    assert ended.code == 2 and "no run 'ffffff'" in ended.err
+    assert gate().code == 2
