@@ -336,12 +336,13 @@ def test_auto_concurrency_backs_off_where_the_server_does_not(tmp_path: Path, pr
     assert 0 < refused["auto"] < refused["64"] / 2
 
 
-def test_auto_concurrency_starts_every_trial_however_often_it_is_told_that_it_is_too_much(
-    tmp_path: Path, provider: Server
+@pytest.mark.parametrize("latency", [0, 0.02, 0.05])
+def test_auto_concurrency_starts_every_trial_although_all_were_told_at_once_that_it_is_too_much(
+    latency: float, tmp_path: Path, provider: Server
 ) -> None:
-    """The window closes while its workers wait for their next try; those that leave must not take the run along."""
-    provider.control(latency=0.02, max_concurrent=4)
+    """The window closes, then all its workers finish in one moment: not all of them may leave."""
+    provider.control(latency=latency, fail={"429": 1.0}, fail_first=1, retry_after=0)
     eval_file = write_eval(tmp_path, provider.base_url, rows=100, limits={"retries": 200})
-    done = holdfast("eval", eval_file, "--concurrency", "auto", cwd=tmp_path)
-    assert provider.stats()["outcomes"]["429"] > 0, done.stdout
+    holdfast("eval", eval_file, "--concurrency", "auto", cwd=tmp_path)
+    assert provider.stats()["outcomes"]["429"] == 100
     assert_each_once(run_dir(tmp_path), 100)

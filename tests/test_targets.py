@@ -585,6 +585,57 @@ class TestSecrets:
         assert SECRET not in done.stdout + done.stderr
         assert places_of(SECRET, tmp_path / "runs") == []
 
+    @pytest.mark.parametrize("query", [f"?api_key={SECRET}", f"?{SECRET}", "?api_key=${QUERY_KEY}"])
+    @pytest.mark.parametrize("status", [200, 403, 500])
+    def test_so_is_what_the_query_of_an_address_says(self, tmp_path, query, status):
+        def answer(asked):
+            return {"value": "x"} if status == 200 else Answer({"error": f"no {asked.path}"}, status)
+
+        with workflow(answer) as service:
+            target = {"http": service.url + query, "request": {}, "response": "value"}
+            path = write_spec(tmp_path / "evals", target=target, limits={"retries": 0})
+            env = {"QUERY_KEY": SECRET}
+            dry = [run_command("eval", path, "-d", *more, cwd=tmp_path, env=env) for more in ([], ["--json"])]
+            done = run_command("eval", path, cwd=tmp_path, env=env, check=None)
+        assert all(SECRET in asked.path for asked in service.asked) and service.asked
+        assert done.returncode == (0 if status == 200 else 3), done.stderr
+        for each in (done, *dry):
+            assert SECRET not in each.stdout + each.stderr
+        assert places_of(SECRET, tmp_path / "runs") == []
+
+    def test_a_dry_run_shows_no_more_than_the_manifest(self, tmp_path):
+        keys = {"target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}}
+        keys["baseline"] = {**keys["target"], "headers": {"X-Token": SECRET, "X-Other": "${NAME}"}}
+        path = write_spec(tmp_path, **keys)
+        for options in ([], ["--json"]):
+            said = run_command("eval", path, "-d", *options, cwd=tmp_path).stdout
+            assert SECRET not in said and "(hidden)" in said and "${NAME}" in said
+
+    def test_another_query_is_another_target_and_a_manifest_knows_it_again(self, tmp_path):
+        def run(query, *words):
+            target = {"http": service.url + query, "request": {}, "response": "value"}
+            write_spec(tmp_path, target=target)
+            return run_command(*(words or ("eval", "eval.yaml")), cwd=tmp_path)
+
+        with workflow(lambda _: {"value": "x"}) as service:
+            for query, asked in (("?flow=a", 2), ("?flow=b", 4), ("?flow=a", 4)):
+                run(query)
+                assert len(service.asked) == asked
+            made = [path.parent for path in tmp_path.glob("runs/e/*/manifest.json")]
+            assert len(made) == 2
+            run("?flow=c", "grade", made[0], "--again")
+            assert len(service.asked) == 4
+
+    def test_an_address_may_name_environment_variables(self, tmp_path):
+        with workflow(lambda _: {"value": "x"}) as service:
+            path = write_spec(tmp_path, target={"http": "${WHERE}/v1?k=${KEY}", "request": {}, "response": "value"})
+            run_command("eval", path, cwd=tmp_path, env={"WHERE": service.url.rstrip("/"), "KEY": "secret"})
+            assert {asked.path for asked in service.asked} == {"/v1?k=secret"}
+        unset = run_command("eval", path, "--fresh", cwd=tmp_path, env={"KEY": "secret"}, check=2)
+        assert "target.http names ${WHERE}, which is not set" in unset.stderr
+        wrong = run_command("eval", path, "--fresh", cwd=tmp_path, env={"WHERE": "ftp:/", "KEY": "secret"}, check=2)
+        assert "not the address of a web service" in wrong.stderr
+
 
 def test_environment_of_tests_has_no_keys_of_the_user():
     assert not any(key.startswith(("OPENAI_", "HOLDFAST_")) for key in environment())

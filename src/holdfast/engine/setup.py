@@ -18,8 +18,8 @@ from holdfast.graders.build import build_graders, grader_identity, grader_places
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
-from holdfast.spec.fields import HttpTarget, without_password
 from holdfast.spec.load import target_name
+from holdfast.spec.secrets import without_secrets
 from holdfast.store.files import make_directory, slug
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
@@ -199,27 +199,5 @@ def manifest_of(found: Identified, *, fresh: bool = False) -> Manifest:
         trials=spec.trials,
         eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
         folder=str(spec.folder),
-        eval=_without_secrets(spec),
+        eval=without_secrets(spec.document.data),
     )
-
-
-def _without_secrets(spec: Eval) -> dict[str, Any]:
-    """The resolved eval. Keys are only ever named by their environment variable; what is left to hide is hidden."""
-    data = dict(spec.document.data)
-    if isinstance(spec.target, HttpTarget) and spec.target.headers:
-        hidden = {name: value if "${" in value else "(hidden)" for name, value in spec.target.headers.items()}
-        data["target"] = {**data["target"], "headers": hidden}
-    return _without_passwords(data)  # type: ignore[no-any-return]
-
-
-def _without_passwords(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_passwords(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: without_password(inner)
-        if key in ("base_url", "http") and isinstance(inner, str)
-        else _without_passwords(inner)
-        for key, inner in value.items()
-    }

@@ -15,6 +15,7 @@ from holdfast.engine.brake import BudgetReached
 from holdfast.errors import Fault, Interrupted
 from holdfast.report.compare import read_finished
 from holdfast.report.paired import paired_difference
+from holdfast.spec.secrets import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +154,7 @@ def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_jso
     from ruamel.yaml import YAML
 
     yaml, text = YAML(), StringIO()
-    yaml.dump(planned[0][0].spec.document.data, text)
+    yaml.dump(without_secrets(planned[0][0].spec.document.data), text)
     console = _console()
     console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
     console.print()
@@ -169,5 +170,5 @@ def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "eval": found.spec.document.data,
+        "eval": without_secrets(found.spec.document.data),
     }

@@ -27,11 +27,6 @@ def parse_duration(value: Any) -> Any:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def without_password(url: str) -> str:
-    """A URL as it may be shown and kept: without `user:password@`."""
-    return re.sub(r"//[^/@]+@", "//", url)
-
-
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -108,7 +103,8 @@ class PythonTarget(Block):
 class HttpTarget(Block):
     """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
 
-    http: str = Field(pattern=r"^https?://")
+    http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
+    """may name environment variables as ${NAME}"""
     request: dict[str, Any]
     """the body; texts in it are templates with `prompt`, `messages` and the row's fields"""
     response: str = "@"

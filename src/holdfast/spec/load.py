@@ -28,9 +28,9 @@ from holdfast.spec.fields import (
     ResponderBlock,
     TargetBlock,
     is_embedded,
-    without_password,
 )
 from holdfast.spec.overrides import apply_override
+from holdfast.spec.secrets import bare_url
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class Eval:
 
     @property
     def many_calls(self) -> bool:
-        """Whether a trial takes more than one call, and so is worth recording step by step."""
-        return bool(self.follow_ups or self.follow_ups_from or self.responder)
+        """Whether a trial goes on after its first call, and so is worth recording step by step."""
+        return bool(self.follow_ups or self.follow_ups_from or self.responder or self.checkpoints)
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
@@ -414,5 +414,5 @@ def target_name(target: TargetBlock) -> str:
             kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
             value = getattr(target, kind)
             if kind == "http":
-                return without_password(value)
+                return bare_url(value)
             return Path(value[0] if isinstance(value, list) else value).name  # how its path is spelt is no matter

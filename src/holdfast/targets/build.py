@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions import load_function, split_reference
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget, without_password
+from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget
+from holdfast.spec.secrets import shown_url
 from holdfast.spec.source import source_fingerprint
 from holdfast.targets.prices import Prices
 
@@ -49,7 +50,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             identity = block.model_dump(include={"model", "api", "params", "version"})
             if block.identity == "url":
                 where = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
-                identity["base_url"] = without_password(where.rstrip("/"))
+                identity["base_url"] = shown_url(where.rstrip("/"))
             return {"kind": "model", **identity}
         case PythonTarget() as block:
             path, name = split_reference(block.python, spec.folder)
@@ -63,7 +64,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             }
         case HttpTarget() as block:
             identity = block.model_dump(include={"http", "request", "response", "version"})
-            return {"kind": "http", **identity, "http": without_password(block.http)}
+            return {"kind": "http", **identity, "http": shown_url(block.http)}
         case CommandTarget() as block:
             behind: dict[str, str] = {}
             for argument in block.command:

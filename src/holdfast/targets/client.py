@@ -22,10 +22,10 @@ from yarl import URL
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.fields import without_password
+from holdfast.spec.secrets import bare_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
 _decode = msgspec.json.Decoder().decode
 _MAX_RETRY_AFTER = 600.0
@@ -34,8 +34,10 @@ _MAX_RETRY_AFTER = 600.0
 class Client:
     """POSTs JSON to one URL over kept connections."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, key_hint: str = "") -> None:
-        self.url = without_password(url)
+    def __init__(
+        self, url: str, headers: Mapping[str, str], *, key_hint: str = "", secrets: Iterable[str] = ()
+    ) -> None:
+        self.url = bare_url(url)
         """as messages show it"""
         self._url = URL(url)
         self._key_hint = key_hint
@@ -44,7 +46,9 @@ class Client:
             "User-Agent": f"holdfast/{__version__}",
             **headers,
         }
-        self._secrets = [word for value in headers.values() for word in value.split() if len(word) > 7]
+        words = [word for value in headers.values() for word in value.split()]
+        words += [value or name for name, value in self._url.query.items()]
+        self._secrets = [word for word in [*words, *secrets] if len(word) > 7]
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -139,6 +143,12 @@ class Client:
         return text
 
     def _broken(self, error: BaseException) -> AttemptError | Fault:
+        broken = self._what_broke(error)
+        broken.message = self._without_secrets(broken.message)
+        broken.remedy = broken.remedy and self._without_secrets(broken.remedy)
+        return broken
+
+    def _what_broke(self, error: BaseException) -> AttemptError | Fault:
         place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
         if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")

@@ -32,8 +32,13 @@ class HttpWorkflow:
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
             raise ConfigError([Problem(where, f"target.response is not a JMESPath: {error}")]) from error
-        headers = {name: _VARIABLE.sub(_from_environment, value) for name, value in block.headers.items()}
-        self._client = Client(block.http, headers, key_hint="Check target.headers.")
+        headers = {name: _filled(value, "headers") for name, value in block.headers.items()}
+        url = _filled(block.http, "http")
+        if not url.startswith(("http://", "https://")):
+            raise UsageError("target.http is not the address of a web service once its variables are filled in")
+        values = [os.environ[name] for name in _VARIABLE.findall(block.http)]
+        named = [value for value in values if "://" not in value]  # where it is asked is no secret
+        self._client = Client(url, headers, key_hint="Check target.headers and target.http.", secrets=named)
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -70,8 +75,9 @@ def _compact(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _from_environment(match: re.Match[str]) -> str:
-    value = os.environ.get(match[1])
-    if value is None:
-        raise UsageError(f"target.headers names ${{{match[1]}}}, which is not set in the environment")
-    return value
+def _filled(text: str, key: str) -> str:
+    """A text with the values of the environment variables it names."""
+    for name in _VARIABLE.findall(text):
+        if name not in os.environ:
+            raise UsageError(f"target.{key} names ${{{name}}}, which is not set in the environment")
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], text)

@@ -1,0 +1,64 @@
+"""What may be shown and kept of an eval: no password, no value of a header, no value of a URL's query."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from holdfast.canonical import digest_bytes
+
+_HIDDEN = "(hidden)"
+
+
+def bare_url(url: str) -> str:
+    """A URL for names and messages: without `user:password@`, query and fragment."""
+    return _without_password(re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def shown_url(url: str) -> str:
+    """A URL for manifests and keys: what its query says shows only by a few digits of its digest.
+
+    So another value is noticed and the value itself stays unknown. What is hidden already stays as it is, since an
+    eval may be read back from a manifest; a value that names an environment variable hides nothing.
+    """
+    start, mark, query = url.partition("?")
+    shown = "&".join(_hidden_pair(pair) for pair in query.split("&"))
+    return _without_password(start) + mark + (shown if query else "")
+
+
+def without_secrets(data: dict[str, Any]) -> dict[str, Any]:
+    """The resolved eval as it may be shown and kept. API keys are only ever named by their environment variable."""
+    return {
+        key: _target(value) if key in ("target", "baseline") and isinstance(value, dict) else _tree(value)
+        for key, value in data.items()
+    }
+
+
+def _target(block: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = _tree(block)
+    if isinstance(block.get("headers"), dict):
+        shown["headers"] = {name: value if "${" in str(value) else _HIDDEN for name, value in block["headers"].items()}
+    return shown
+
+
+def _tree(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_tree(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: shown_url(inner) if key in ("base_url", "http") and isinstance(inner, str) else _tree(inner)
+        for key, inner in value.items()
+    }
+
+
+def _hidden_pair(pair: str) -> str:
+    name, mark, value = pair.partition("=")
+    if "${" in pair or re.fullmatch(r"\(hidden:[0-9a-f]{8}\)", value if mark else name):
+        return pair
+    hidden = f"(hidden:{digest_bytes((value if mark else name).encode())[7:15]})"
+    return f"{name}={hidden}" if mark else hidden
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]+@", "//", url)
