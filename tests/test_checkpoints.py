@@ -247,6 +247,39 @@ def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_an
     assert metrics(run)["metrics"]["checkpoint@3/so"]["not_reached"] == 1
 
 
+def test_a_reply_is_safe_while_its_checkpoint_is_graded_even_where_it_is_the_only_one(lab: Lab) -> None:
+    """The grader takes the process with it: the reply was on disk before."""
+    del lab.spec["follow_ups"]
+    lab.spec["checkpoints"] = lab.spec["checkpoints"][:1]
+    use_grader(
+        lab,
+        "import os, signal\n    died = Path(__file__).with_name('died')\n    if not died.exists():\n"
+        "        died.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n    return True",
+    )
+    lab.spec["checkpoints"][0]["after_turn"] = 1
+    lab.spec["limits"] = {"concurrency": 1}
+    assert lab.eval(check=-9).asked == 1
+    assert lab.eval().asked == 1  # the other sample's
+
+
+def test_a_stop_after_the_only_turn_cuts_nothing_short_and_editing_it_asks_nothing(lab: Lab) -> None:
+    del lab.spec["follow_ups"]
+    lab.spec["checkpoints"] = [{"after_turn": 1, "on_failure": "stop", "graders": [polite(not_contains=["hello"])]}]
+    assert lab.eval().asked == 2
+    lab.spec["checkpoints"][0]["graders"] = [polite()]
+    done = lab.eval()
+    assert done.asked == 0
+    assert statuses(done.run, "good") == {"checkpoint@1/polite": "passed", "correct": "failed"}
+
+
+def test_a_threshold_lowered_below_the_score_lets_the_conversation_go_on(lab: Lab) -> None:
+    lab.eval()
+    lab.spec["checkpoints"][0]["graders"] = [polite(threshold=0)]
+    done = lab.eval()
+    assert done.asked == 2 and "polite" not in done.graded  # the score is known, only the limit has moved
+    assert statuses(done.run, "bad") == ALL_PASSED
+
+
 # What is refused
 
 FINE = [{"type": "text", "contains": ["x"]}]

@@ -127,6 +127,27 @@ def test_runs_without_a_common_metric_fail_instead_of_passing_for_lack_of_one(
     assert gate(ungraded, "--baseline", base).code == 1
 
 
+def test_passing_all_graders_is_not_compared_where_the_graders_are_not_the_same(gate: Any, tmp_path: Path) -> None:
+    short = {"type": "text", "name": "short", "regex_match": ["^.{0,3}$"]}
+    strict = {"type": "text", "name": "strict", "contains": ["never"]}
+    before = finished_run(tmp_path / "before", {"a": "yes"}, graders=[*CORRECT, short])
+    after = finished_run(tmp_path / "after", {"a": "yes"}, graders=[*CORRECT, short, strict])
+    assert list(checks(gate, after, "--baseline", before)) == ["correct", "short"]  # a new grader is no regression
+    lost = checks(gate, before, "--baseline", after)
+    assert {name: passed for name, (passed, _) in lost.items()} == {"correct": True, "short": True, "strict": False}
+
+
+def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path, tmp_path: Path) -> None:
+    """The samples that were wrong have no answer any more, and what is left looks better than it was."""
+    answers: dict[str, Any] = answered(8, 0) | {"s8": None, "s9": None}
+    run = finished_run(tmp_path / "errors", answers, flags=("--accept-errors",), limits={"retries": 0})
+    found = checks(gate, run, "--baseline", base)
+    assert found["correct"][0] is True
+    assert found["coverage"] == (False, "coverage 1 → 0.8, 20.0 % lower (allowed: 0 %)")
+    assert gate(run, "--baseline", base, "--max-regression-pct", "20").code == 0
+    assert "coverage" not in checks(gate, base, "--baseline", run)
+
+
 # Least values
 
 

@@ -75,6 +75,12 @@ def metric_names(run: Finished) -> list[str]:
     return [*graders, OVERALL] if len(graders) > 1 else graders
 
 
+def shared_names(first: Finished, second: Finished) -> list[str]:
+    """What both have: to pass all graders is only the same thing where they have the same ones."""
+    same = first.metrics["metrics"].keys() == second.metrics["metrics"].keys()
+    return [name for name in metric_names(first) if name in second.scores and (same or name != OVERALL)]
+
+
 def _add(found: Finished, metric: str, sample: str, score: float, status: str) -> None:
     found.scores.setdefault(metric, {}).setdefault(sample, []).append(score)
     found.passes.setdefault(metric, {}).setdefault(sample, []).append(float(status == "passed"))
@@ -133,7 +139,7 @@ def compare(first: Finished, second: Finished) -> Comparison:
             f"{first.path} and {second.path} have no sample in common",
             remedy="Comparisons are paired by sample id: both runs need the same dataset.",
         )
-    names = [name for name in metric_names(first) if name in second.scores]
+    names = shared_names(first, second)
     rows = [row for name in names if (row := _one(name, first, second)) is not None]
     if not rows:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.report.compare import OVERALL, Finished, metric_names
+from holdfast.report.compare import OVERALL, Finished, metric_names, shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -73,22 +73,24 @@ def _golden(current: Finished, sample: str) -> Check:
 
 
 def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[Check]:
-    checks = []
-    for name in metric_names(current):
-        now, before = metric_value(current, name), metric_value(baseline, name)
-        if before is None:
-            continue
-        if now is None:
-            checks.append(Check(name, False, f"{name} has no value now; it was {before:.4g}"))
-            continue
-        drop = (before - now) / before * 100 if before else 0.0
-        said = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
-        checks.append(Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)"))
-    lost = [name for name in metric_names(baseline) if name not in metric_names(current)]
+    names = shared_names(current, baseline)
+    checks = [_fallen(name, current, baseline, allowed) for name in names]
+    lost = [name for name in metric_names(baseline) if name not in names and name != OVERALL]
     checks += [Check(name, False, f"{name} is in the baseline and not in this run") for name in lost]
     if not checks:
         checks.append(Check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
+    if current.metrics["coverage"] < 1:  # errors were accepted: what is missing could hide what has become worse
+        checks.append(_fallen("coverage", current, baseline, allowed))
     return checks
+
+
+def _fallen(name: str, current: Finished, baseline: Finished, allowed: float) -> Check:
+    now, before = metric_value(current, name), metric_value(baseline, name)
+    if now is None or before is None:
+        return Check(name, False, f"{name} is {_shown(now)}; it was {_shown(before)}")
+    drop = (before - now) / before * 100 if before else 0.0
+    said = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
+    return Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)")
 
 
 def _samples(current: Finished, baseline: Finished, rules: Rules) -> list[Check]:
