@@ -196,6 +196,21 @@ def test_checkpoints_graded_later_give_the_numbers_of_checkpoints_graded_on_the_
     assert_same_numbers(run, on_the_way)
 
 
+def test_a_checkpoint_sees_the_same_reply_later_as_on_the_way(lab: Lab) -> None:
+    """An agent may say one thing and show another in its messages: graders are given what it says."""
+    (lab.folder / "agent.py").write_text(
+        "def reply(prompt, context):\n"
+        "    shown = [{'role': 'assistant', 'content': 'calling a tool!'}, {'role': 'tool', 'content': 'rude!'}]\n"
+        "    return {'output': prompt, 'messages': shown, 'state': {'turn': context.turn}}\n"
+    )
+    lab.spec["target"] = {"python": "agent.py:reply"}
+    on_the_way = lab.eval("--runs-dir", "on-the-way").run
+    assert statuses(on_the_way, "good") == ALL_PASSED and statuses(on_the_way, "bad") == STOPPED
+    run = lab.eval("--skip-graders").run
+    lab.do("grade", run)
+    assert statuses(run, "good") == ALL_PASSED and statuses(run, "bad") == STOPPED
+
+
 def test_a_stop_checkpoint_edited_so_that_it_passes_asks_only_for_the_missing_turns(lab: Lab, provider: Server) -> None:
     lab.eval()
     lab.spec["checkpoints"][0]["graders"] = [polite(not_contains=["?"])]

@@ -373,6 +373,27 @@ def test_a_simulated_user_is_not_asked_again_for_what_it_said_before_a_crash(lab
     assert said(done.run)["a"][::2] == ["1", "reply 1", "reply 2", "reply 3"]
 
 
+def test_a_target_that_gave_up_in_the_middle_is_asked_from_there_by_the_next_command(lab: Lab) -> None:
+    lab.rows = [{"id": "a", "question": "1", "expected": "3"}]
+    lab.spec |= {"follow_ups": ["2", "3"], "limits": {"retries": 0}}
+    lab.use_agent(
+        "from pathlib import Path\n"
+        "def answer(prompt):\n"
+        "    if prompt == '3' and not Path(__file__).with_name('mended').exists():\n"
+        "        raise RuntimeError('tired')\n"
+        "    return prompt\n"
+    )
+    first = lab.eval(check=3)
+    assert first.asked == 3 and kept(first.run) == []
+    assert [step["turn"] for step in kept(first.run, "steps")] == [1, 2]
+
+    (lab.folder / "tools" / "mended").touch()
+    second = lab.eval()
+    assert second.run == first.run and second.asked == 1
+    assert said(second.run) == {"a": echoed("1", "2", "3")}
+    assert kept(second.run)[0]["attempt"] == 2
+
+
 class Notes:
     """Stands in for the keeper, where the record of one conversation is looked at alone."""
 

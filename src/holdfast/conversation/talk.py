@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_bytes
@@ -131,7 +132,8 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         reply = await partner.ask(Turn(str(prompt), messages, sample, trial, number, seed))
         messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
-        marks.append(Mark(len(messages), messages_digest(messages)))
+        text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
+        marks.append(Mark(len(messages), messages_digest(messages), text))
         stopped = await partner.after_turn(number, messages, marks[-1], reply)
         if stopped:
             break

@@ -185,14 +185,15 @@ class Grading:
 
 
 def _as_of(case: Case, turn: int | None) -> Case:
-    """An output as it was after a turn."""
+    """An output as it was after a turn: what a grader says of it is the same on the way and later."""
     output = case.output
     if turn is None or isinstance(output.marks, UnsetType):
         return case
     mark = output.marks[turn - 1]
     messages = output.messages[: mark.end]
-    text = str(messages[-1].get("content") or "")
-    return Case(case.sample, replace(output, messages=messages, output=text, turns=turn, digest=mark.digest))
+    text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
+    as_it_was = replace(output, messages=messages, output=text, turns=turn, digest=mark.digest, state=None)
+    return Case(case.sample, as_it_was)
 
 
 def _raised(error: Exception) -> AttemptError:

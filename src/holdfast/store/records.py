@@ -37,6 +37,8 @@ class Mark(Struct, frozen=True):
 
     end: int
     digest: str
+    output: str | UnsetType = UNSET
+    """the reply's text, where it is not that of the last message"""
 
 
 class Output(Struct, frozen=True, omit_defaults=False):
