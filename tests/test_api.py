@@ -98,6 +98,13 @@ class TestFunctions:
         run = evaluate(target=lambda prompt: prompt, graders=[lambda output: output.startswith("word")])
         assert run.score == 1 and run.results()[0]["output"] == "word0"
 
+    def test_a_grader_whose_name_is_a_word_of_the_report_gets_another(self, evaluate):
+        def score(output):
+            return len(output) > 0
+
+        run = evaluate(target=shout, graders=[score])
+        assert list(run.metrics["metrics"]) == ["score_function"] and run.score == 1
+
     def test_a_callable_object_will_do(self, evaluate):
         run = evaluate(target=shout, graders=[Checker()])
         assert run.score == 1 and list(run.metrics["metrics"]) == ["Checker"]

@@ -19,8 +19,8 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.readers import read_rows
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import jobs
-from tests.support.running import ROOT, environment
-from tests.support.specs import load, who, write_rows
+from tests.support.running import ROOT, environment, holdfast
+from tests.support.specs import load, who, write_rows, write_spec
 
 ROWS = [{"id": f"r{number}", "q": f"question {number}", "n": str(number)} for number in range(10)]
 
@@ -161,6 +161,13 @@ class TestPaths:
         write_rows(tmp_path / "d[1].jsonl", [{"id": "here"}])
         assert ids(tmp_path, "d[1].jsonl") == ["here"]
 
+    @pytest.mark.parametrize("name", ["[old]", "a*b", "what?"])
+    def test_a_folder_with_a_mark_in_its_name_is_a_folder(self, tmp_path, name):
+        write_rows(tmp_path / name / "parts" / "d.jsonl", [{"id": "here"}])
+        write_rows(tmp_path / "aXb" / "parts" / "d.jsonl", [{"id": "elsewhere"}])
+        assert ids(tmp_path / name, "parts/*.jsonl") == ["here"]
+        assert ids(tmp_path / "aXb", str(tmp_path / "aXb" / "*" / "*.jsonl")) == ["elsewhere"]
+
     def test_a_glob_that_matches_nothing_is_refused(self, tmp_path):
         assert "matches no file" in refusal(tmp_path, "no*.jsonl")
 
@@ -198,6 +205,10 @@ class TestSelection:
     @pytest.mark.parametrize("keys", [{"offset": 10}, {"where": "false"}])
     def test_a_selection_of_nothing_is_refused(self, tmp_path, keys):
         assert "no samples" in refusal(tmp_path, **keys)
+
+    def test_no_name_of_a_field_breaks_where(self, tmp_path):
+        write_rows(tmp_path / "d.jsonl", [{"id": f"r{n}", "n": n, "self": 1, "args": 2, "if": 3} for n in range(3)])
+        assert ids(tmp_path, where="n == 2") == ["r2"]
 
     def test_shuffle_is_a_permutation_that_depends_on_the_seed_alone(self, tmp_path):
         one, again, other = (ids(tmp_path, shuffle=seed) for seed in (1, 1, 2))
@@ -417,6 +428,37 @@ class TestADatasetThatChangesUnderARun:
         with pytest.raises(Fault, match="the dataset changed") as caught:
             list(jobs(found.dataset, found.survey, found.work, Index()))
         assert caught.value.kind == "dataset_changed" and where in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("after", "said"),
+        [
+            (as_jsonl(ROWS[:2]), "the dataset changed"),
+            (as_jsonl([*ROWS[:2], {**ROWS[2], "q": "x"}]), "the dataset changed"),
+            (as_jsonl(ROWS[:2]) + b"{\n", "d.jsonl:3"),
+            (None, "no such file"),
+        ],
+        ids=["fewer rows", "a changed row", "not JSON", "gone"],
+    )
+    def test_it_is_noticed_at_the_report_too(self, tmp_path, after, said):
+        """The last trial changes it: there is no row left to notice it by, and no report may be made of it."""
+        write_rows(tmp_path / "d.jsonl", ROWS[:3])
+        if after is not None:
+            (tmp_path / "after").write_bytes(after)
+        (tmp_path / "agent.py").write_text(
+            "from pathlib import Path\n"
+            "here = Path(__file__).parent\n"
+            "def reply(prompt):\n"
+            "    if prompt.endswith('2'):\n"
+            "        (here / 'd.jsonl').unlink()\n"
+            "        if (here / 'after').exists():\n"
+            "            (here / 'after').rename(here / 'd.jsonl')\n"
+            "    return prompt\n"
+        )
+        spec = {"samples": None, "dataset": {"path": "d.jsonl"}, "prompt": "{{ q }}", "graders": None}
+        path = write_spec(tmp_path, **spec, target={"python": "agent.py:reply"})
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert said in done.stdout + done.stderr
+        assert not list(tmp_path.glob("runs/*/*/metrics.json"))
 
 
 def test_a_field_of_any_size_fits_into_csv(tmp_path):

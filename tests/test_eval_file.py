@@ -246,6 +246,10 @@ class TestWhatIsRefused:
             ("{type: exact}", "{type: exact, ignorecase: true}", 5, ["did you mean 'ignore_case'"]),
             ("{type: exact}", "{type: exact}, {type: exact}", 5, ["a second grader called 'exact'"]),
             ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["a second grader called 'n'"]),
+            *(
+                ("{type: exact}", f"{{type: exact, name: {name}}}", 5, [f"'{name}' is a word of the report itself"])
+                for name in ("overall", "score", "passed", "coverage", "target")
+            ),
             ("{type: exact}", "{type: text}", 5, ["checks nothing", "contains", "regex_match"]),
             ("{type: exact}", "{type: text, contains: [], regex_match: []}", 5, ["checks nothing"]),
             ("{type: exact}", "{type: text, contains: ''}", 5, ["checks nothing", "in every answer"]),
@@ -477,6 +481,11 @@ class TestOverrides:
         before = path.read_bytes()
         assert load_eval(path, [parse_override("trials=2"), parse_override("trials=4")]).trials == 4
         assert path.read_bytes() == before
+
+    def test_an_override_goes_before_what_stands_under_config(self, tmp_path):
+        grader = {"type": "number", "name": "n", "config": {"tolerance": 1, "threshold": 0.5}}
+        spec = load(tmp_path, "graders.n.tolerance=10", "graders.n.weight=2", graders=[grader])
+        assert (spec.graders[0].tolerance, spec.graders[0].threshold, spec.graders[0].weight) == (10, 0.5, 2)
 
     words = st.text("abcxyz_", min_size=1, max_size=4)
 

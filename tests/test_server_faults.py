@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -307,6 +307,28 @@ def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Serve
     assert "the price of test-model is not known" in refused.stderr
     assert "prices:" in refused.stderr
     assert provider.requests == 0
+
+
+@pytest.mark.parametrize("target", [{"http": "http://127.0.0.1:1/x", "request": {}}, {"command": ["true"]}])
+def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: dict[str, Any], tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "", target=target)
+    refused = holdfast("eval", eval_file, "--max-cost", "1", cwd=tmp_path, check=2)
+    assert "does not say what it costs" in refused.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, provider: Server) -> None:
+    (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
+    silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
+    said = holdfast("eval", silent, "--max-cost", "1", "--max-tokens", "1000", cwd=tmp_path).stderr
+    assert said.count("max_cost cannot be kept") == said.count("max_tokens cannot be kept") == 1
+    provider.control(usage=False)
+    prices = {"test-model": {"input": 1, "output": 1}}
+    model = write_eval(tmp_path / "model", provider.base_url, prices=prices)
+    said = holdfast("eval", model, "--max-cost", "1", cwd=tmp_path / "model").stderr
+    assert said.count("max_cost cannot be kept") == 1
+    provider.control(usage=True)
+    said = holdfast("eval", model, "--max-cost", "1", "--fresh", cwd=tmp_path / "model").stderr
+    assert "cannot be kept" not in said
 
 
 # As many at once as the server keeps up with.

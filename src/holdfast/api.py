@@ -20,6 +20,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.spec.document import Document, read_document
+from holdfast.spec.fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 
 if TYPE_CHECKING:
@@ -133,8 +134,9 @@ def _spec(
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """A function's name, or that of a callable object's class."""
-    return str(getattr(function, "__name__", type(function).__name__))
+    """A function's name, or that of a callable object's class; `score` and the like mean something else already."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return f"{name}_function" if name in TAKEN_NAMES else name
 
 
 def _given(function: Callable[..., Any], functions: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,9 @@ def find_files(patterns: list[str], folder: Path) -> list[Path]:
     for pattern in patterns:
         path = folder / Path(pattern).expanduser()
         if any(mark in pattern for mark in "*?[") and not path.exists():
-            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            # Under `root_dir`, so that a folder called `[old]` is not taken for a pattern.
+            names = glob.glob(str(Path(pattern).expanduser()), root_dir=folder, recursive=True)
+            matches = [folder / name for name in sorted(names)]
             if not matches:
                 raise DataError(str(path), "matches no file")
             files.extend(match for match in matches if match.is_file())

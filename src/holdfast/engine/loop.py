@@ -77,7 +77,7 @@ class Loop:
             plan, self._spent, outputs=plan.total - plan.to_run, graded=plan.finished + plan.reused
         )
         self._crash: BaseException | None = None
-        self._warned = False
+        self._warned: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
         self._mirror = _nat_mirror(found)
         self.faults: list[Fault] = []
@@ -284,15 +284,21 @@ class Loop:
         limits, spent = self._spec.limits, self._spent
         if limits.max_cost is not None and spent.cost >= limits.max_cost:
             self._budget("max-cost", f"${spent.cost:.4f} of ${limits.max_cost:g} spent")
-        if limits.max_tokens is not None and spent.unmetered and not self._warned:
-            self._warned = True
-            self._display.notice("the target does not say how many tokens it uses: max_tokens cannot be kept")
+        if limits.max_cost is not None and spent.unpriced:
+            self._warn("the target does not say what it costs: max_cost cannot be kept")
+        if limits.max_tokens is not None and spent.unmetered:
+            self._warn("the target does not say how many tokens it uses: max_tokens cannot be kept")
         if limits.max_tokens is not None and spent.tokens >= limits.max_tokens:
             self._budget("max-tokens", f"{spent.tokens:,} of {limits.max_tokens:,} tokens used")
         if limits.max_time is not None:
             seconds = self._spent_before + time.monotonic() - self.progress.started
             if seconds >= limits.max_time:
                 self._budget("max-time", f"{seconds:.0f} of {limits.max_time:.0f} s used")
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self._display.notice(message)
 
     def _budget(self, name: str, said: str) -> None:
         self.brake.pull(BudgetReached(f"budget reached: {said}", f"Raise --{name} to go on from here."))

@@ -18,10 +18,10 @@ import msgspec
 from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
-from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.errors import DataError, Fault, Interrupted, UsageError
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
-from holdfast.spec.fields import ModelTarget, PromptGrader
+from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PromptGrader
 from holdfast.spec.load import target_name
 from holdfast.targets.prices import Prices
 
@@ -66,7 +66,7 @@ class Outcome:
 
 def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     """Run an eval to its end, or as far as it goes."""
-    _check_prices(spec)
+    _check_prices(spec, generates=not options.grade_only)
     found = identify(spec)
     rundir = found.directory(options.runs_dir)
     if options.outputs_of is not None:
@@ -112,6 +112,9 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> 
         metrics = write_report(found, rundir, opened.index)
     except Fault as changed:
         return Outcome(rundir, left, None, spent, changed)
+    except DataError as error:  # it could be read when the run began
+        fault = Fault("dataset_changed", error.message, remedy=error.remedy)
+        return Outcome(rundir, left, None, spent, fault)
     except OSError as error:
         fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
         return Outcome(rundir, left, None, spent, fault)
@@ -228,10 +231,15 @@ def _gates(spec: Eval, metrics: dict[str, Any]) -> tuple[str, ...]:
     return tuple(missed)
 
 
-def _check_prices(spec: Eval) -> None:
+def _check_prices(spec: Eval, *, generates: bool) -> None:
     """A budget in dollars can only be kept where prices are known."""
     if spec.limits.max_cost is None:
         return
+    if generates and isinstance(spec.target, HttpTarget | CommandTarget):
+        raise UsageError(
+            f"max_cost cannot be kept: {target_name(spec.target)} does not say what it costs",
+            remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
+        )
     models = [spec.target.model] if isinstance(spec.target, ModelTarget) else []
     models += [block.model for _, block in spec.placed_graders() if isinstance(block, PromptGrader) and block.model]
     models += [spec.responder.model] if spec.responder is not None and spec.responder.model else []

@@ -77,6 +77,7 @@ class _Report:
         """A line of results.json for every trial, counting on the way."""
         encode = msgspec.json.Encoder().encode
         texts = TextReader()
+        seen = 0
         try:
             for position, sample in enumerate(self._found.dataset):
                 if bytes.fromhex(sample.digest[7:]) != self._found.survey.of(position):
@@ -88,6 +89,9 @@ class _Report:
                 for tally, verdicts in zip(self._tallies, by_grader, strict=True):
                     tally.add(verdicts)
                 self._overall.add(overall)
+                seen += 1
+            if seen != self._found.survey.count:
+                raise changed_under_us(", ".join(self._found.dataset.source))
         finally:
             texts.close()
 

@@ -317,6 +317,10 @@ GRADERS: dict[str, type[GraderBlock]] = {
 }
 
 
+TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "target"})
+"""words of reports, gates and errors, which a grader of that name could not be told from"""
+
+
 def compile_regex(pattern: str) -> re.Pattern[str]:
     """A pattern as graders use it, or a ValueError that names it."""
     try:

@@ -15,6 +15,7 @@ from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.fields import (
     GRADERS,
     SCHEMA_VERSION,
+    TAKEN_NAMES,
     TARGETS,
     Block,
     DatasetBlock,
@@ -304,6 +305,9 @@ def _graders(data: Any, base: Location, document: Document, problems: list[Probl
             continue
         fields["name"] = str(fields.get("name") or kind)
         grader = cast("GraderBlock | None", _validate(GRADERS[str(kind)], fields, location, document, problems))
+        if fields["name"] in TAKEN_NAMES:
+            said = f"{fields['name']!r} is a word of the report itself; give the grader another name"
+            problems.append(Problem(document.where((*location, "name")), said))
         if fields["name"] in seen:
             hint = "give each grader a name of its own"
             problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))

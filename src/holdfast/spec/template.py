@@ -78,4 +78,4 @@ def texts(value: Any) -> Iterator[str]:
 def expression(source: str) -> Callable[[Mapping[str, Any]], Any]:
     """A sandboxed expression over a row's fields, as in `where: level == "hard"`."""
     compiled = _environment.compile_expression(source, undefined_to_none=True)
-    return lambda fields: compiled(**fields)
+    return lambda fields: compiled(dict(fields))  # not as keywords: a field may be called `self`
