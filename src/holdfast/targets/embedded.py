@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,32 +29,82 @@ _START_SECONDS: Final = 120
 
 
 class _Shared:
-    """One server per model and process, for as long as somebody uses it."""
+    """One server of a model, for as long as somebody in this process uses it: runs in several threads share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
         self.users = 0
-        self.ready: asyncio.Task[tuple[asyncio.subprocess.Process, str]] | None = None
+        self._reading = threading.Lock()
+        self._base_url: str | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.targets.embedded_server", str(_weights(model)), str(PARALLEL)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+
+    def base_url(self) -> str:
+        """Where it listens; waits until it does. Ends when the server is stopped meanwhile."""
+        assert self.process.stdout is not None
+        with self._reading:
+            if self._base_url is None:
+                patience = threading.Timer(_START_SECONDS, self.process.kill)
+                patience.daemon = True
+                patience.start()
+                for line in self.process.stdout:
+                    if line.startswith(b"listening "):
+                        self._base_url = line.split()[1].decode() + "/v1"
+                        break
+                patience.cancel()
+            if self._base_url is None:
+                raise Fault(
+                    "refused",
+                    f"the embedded model's server did not start (exit code {self.process.wait()})",
+                    remedy="Try it alone: python -m holdfast.targets.embedded_server WEIGHTS.gguf 1",
+                )
+            return self._base_url
+
+    def stop(self) -> None:
+        """End it. Whoever still waits for it to start is told that it did not."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        with self._reading:
+            self.process.stdout.close()
 
 
-_servers: dict[tuple[str, asyncio.AbstractEventLoop], _Shared] = {}
+_servers: dict[str, _Shared] = {}
+_counting = threading.Lock()
 
 
 @asynccontextmanager
 async def serve(model: str) -> AsyncIterator[str]:
     """The base URL of a running server for the model; started for the first user, stopped after the last."""
-    place = (model, asyncio.get_running_loop())
-    shared = _servers.setdefault(place, _Shared())
-    shared.users += 1
-    if shared.ready is None:
-        shared.ready = asyncio.create_task(_start(model))
+    shared = _take(model)
     try:
-        _, base_url = await asyncio.shield(shared.ready)
-        yield base_url
+        yield await asyncio.to_thread(shared.base_url)
     finally:
+        _leave(model, shared)
+
+
+def _take(model: str) -> _Shared:
+    with _counting:
+        shared = _servers.get(model)
+        if shared is None or shared.process.poll() is not None:  # one that died has its own users to disappoint
+            shared = _servers[model] = _Shared(model)
+        shared.users += 1
+        return shared
+
+
+def _leave(model: str, shared: _Shared) -> None:
+    with _counting:
         shared.users -= 1
-        if shared.users == 0:
-            _servers.pop(place, None)
-            await _stop(shared.ready)
+        if shared.users:
+            return
+        if _servers.get(model) is shared:
+            del _servers[model]
+    shared.stop()
 
 
 def _weights(model: str) -> Path:
@@ -70,40 +122,3 @@ def _weights(model: str) -> Path:
     if not weights:
         raise UsageError(f"the package {package} holds no .gguf file", remedy="Install it again.")
     return weights[0]
-
-
-async def _start(model: str) -> tuple[asyncio.subprocess.Process, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "holdfast.targets.embedded_server",
-        str(_weights(model)),
-        str(PARALLEL),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is ours to handle
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            async for line in process.stdout:
-                if line.startswith(b"listening "):
-                    return process, line.split()[1].decode() + "/v1"
-    except TimeoutError:
-        process.kill()
-    raise Fault(
-        "refused",
-        f"the embedded model's server did not start (exit code {await process.wait()})",
-        remedy="Try it alone: python -m holdfast.targets.embedded_server WEIGHTS.gguf 1",
-    )
-
-
-async def _stop(ready: asyncio.Task[tuple[asyncio.subprocess.Process, str]]) -> None:
-    try:
-        process, _ = await ready
-    except (Fault, UsageError, asyncio.CancelledError):
-        return
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
