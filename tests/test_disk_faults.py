@@ -143,6 +143,7 @@ def test_after_a_failed_sync_writing_goes_on_in_a_new_file(
     ).stderr
     retired, spare = journal_files(run, name)
     assert f"sync of {retired.relative_to(tmp_path)} failed" in seen
+    assert f"notice sync of {retired.relative_to(tmp_path)} failed" in (run / "run.log").read_text()
     assert f"going on in {spare.relative_to(tmp_path)}" in seen
     assert spare.parent.parent == run / "workers"
     assert lines(retired) and lines(spare), "the good part stays in the one, the rest is in the other"
@@ -308,7 +309,8 @@ def test_a_torn_last_line_is_set_aside_told_and_done_again(
     start = data.rfind(b"\n", 0, -1) + 1
     file.write_bytes(data[:-20])
     seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
-    assert f"{name}.jsonl: an unfinished last line at byte {start} was set aside; it counts as not done" in seen
+    damage = f"{name}.jsonl: an unfinished last line at byte {start} was set aside; it counts as not done"
+    assert damage in seen and damage in (run / "run.log").read_text()
     assert (run / "set-aside" / file.name).read_bytes() == data[start:-20] + b"\n"
     assert provider.requests == (name == "outputs")
     assert_all_there(run)

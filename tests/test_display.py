@@ -130,6 +130,10 @@ class TestPlans:
             ({}, "200 trials of 100 samples: 20 finished, 5 to grade, 175 to run"),
             ({"finished": 0, "to_grade": 0, "to_run": 200}, "200 trials of 100 samples: 200 to run"),
             (
+                {"samples": 1, "trials": 1, "finished": 0, "to_grade": 1, "to_run": 0, "lenders": {"e/m": 1}},
+                "1 trial of 1 sample: 1 to grade; 1 output from e/m",
+            ),
+            (
                 {"samples": 10_000, "finished": 20_000, "to_grade": 0, "to_run": 0},
                 "20,000 trials of 10,000 samples: 20,000 finished",
             ),

@@ -202,7 +202,7 @@ def test_a_function_that_never_returns_is_given_up_on_and_nothing_hangs_at_the_l
     source = SLEEPER.replace("    open", "    if prompt != 'question 3': return prompt\n    open")
     eval_file = python_eval(tmp_path, source, limits={limit: 0.3, "retries": 1})
     ended = holdfast("eval", eval_file, cwd=tmp_path, check=3)
-    assert "1 trials have errors and stay pending" in ended.stdout
+    assert "1 trial has errors and stays pending" in ended.stdout
     run = run_dir(tmp_path)
     errors = kept(run, "errors")
     assert {output["sample"] for output in kept(run)} == {"s0", "s1", "s2"}

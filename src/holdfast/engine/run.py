@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.display.types import Display
 from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
@@ -26,7 +27,6 @@ from holdfast.spec.load import target_name
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Display
     from holdfast.engine.brake import BudgetReached
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened
@@ -78,6 +78,7 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if (done := _already(found, rundir, options)) is not None:
         return done
     parts = Parts.build(spec, options)
+    display = _Noting(display, _RunLog(rundir))
     opened = open_run(found, options, display.notice)
     try:
         # Looked at again: the process that we waited for may have finished it.
@@ -86,11 +87,12 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
         opened.lease.release()
 
 
-def _go_on(opened: Opened, parts: Parts, options: Options, display: Display) -> Outcome:
+def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> Outcome:
     found, rundir = opened.identified, opened.rundir
     if rundir.finished:
         rundir.reopen()
-    log = _RunLog(rundir)
+    log = display.log
+    log.open()
     reason: Fault | BudgetReached | Interrupted | None = None
     left = opened.plan
     work = (opened.plan.to_run and not options.grade_only) or (opened.plan.to_grade and not options.skip_graders)
@@ -187,11 +189,40 @@ class _RunLog:
 
     def __init__(self, rundir: RunDir) -> None:
         self._path = rundir.log
+        self._early: list[str] | None = []
+        """what was written before the run was ours to write"""
+
+    def open(self) -> None:
+        """From now on the run is ours."""
+        early, self._early = self._early or [], None
+        self._append("".join(early))
 
     def write(self, message: str) -> None:
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            file.write(f"{stamp} {' '.join(message.split())}\n")
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = f"{stamp} {' '.join(message.split())}\n"
+        if self._early is None:
+            self._append(line)
+        else:
+            self._early.append(line)
+
+    def _append(self, text: str) -> None:
+        if text:
+            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+class _Noting(Display):
+    """The display asked for, with what it tells people kept in the log as well: damage, failed syncs, takeovers."""
+
+    def __init__(self, shown: Display, log: _RunLog) -> None:
+        self.log = log
+        self.begin, self.output, self.grade = shown.begin, shown.output, shown.grade  # type: ignore[method-assign]
+        self.error, self.tick, self.end = shown.error, shown.tick, shown.end  # type: ignore[method-assign]
+        self._show = shown.notice
+
+    def notice(self, message: str) -> None:
+        self._show(message)
+        self.log.write(f"notice {message}")
 
 
 def _already(found: Identified, rundir: RunDir, options: Options) -> Outcome | None:

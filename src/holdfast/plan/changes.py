@@ -12,6 +12,11 @@ _SHOWN = 40
 """longer values are only said to have changed"""
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 trial`, `2,000 trials`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class RowChanges:
     """What became of an earlier run's rows, by their ids."""

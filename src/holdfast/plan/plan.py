@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.canonical import digest
 from holdfast.data.dataset import changed_under_us
+from holdfast.plan.changes import counted
 from holdfast.plan.keys import generation_key, grade_key
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Plan:
         return self.to_run == self.to_grade == 0
 
     def __str__(self) -> str:
-        lent = ", ".join(f"{count:,} outputs from {run}" for run, count in self.lenders.items())
+        lent = ", ".join(f"{counted(count, 'output')} from {run}" for run, count in self.lenders.items())
         parts = [
             (self.finished, "finished"),
             (self.reused, "reused"),
@@ -136,7 +137,8 @@ class Plan:
         ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.total:,} trials of {self.samples:,} samples: {said}{why}" + (f"; {lent}" if lent else "")
+        all_of_it = f"{counted(self.total, 'trial')} of {counted(self.samples, 'sample')}"
+        return f"{all_of_it}: {said}{why}" + (f"; {lent}" if lent else "")
 
 
 def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None) -> Plan:

@@ -13,6 +13,7 @@ from rich.text import Text
 from holdfast.display.format import dollars, duration, share
 from holdfast.engine.brake import BudgetReached
 from holdfast.errors import Fault, Interrupted
+from holdfast.plan.changes import counted
 from holdfast.report.compare import read_finished
 from holdfast.report.paired import paired_difference
 from holdfast.spec.secrets import without_secrets
@@ -83,7 +84,7 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
     costs = [part["cost"] for part in (usage, judges)]
     counts = [part[key] for part in (usage, judges) for key in ("input_tokens", "output_tokens")]
     facts = [
-        f"coverage {metrics['coverage']:.1%} of {metrics['total']:,} trials",
+        f"coverage {metrics['coverage']:.1%} of {counted(metrics['total'], 'trial')}",
         "tokens unknown" if None in counts else f"{sum(counts):,} tokens",
         "cost unknown" if None in costs else dollars(sum(costs)),
         duration(metrics["timing"]["seconds"]),
@@ -130,13 +131,15 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
         return
     if outcome.grade_only and left.to_run:
-        console.print(f"{left.to_run:,} trials have no output yet; `holdfast eval` runs them. Grading never does.")
+        lack = "trial has" if left.to_run == 1 else "trials have"
+        console.print(f"{left.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
         if reason is None and not left.to_grade:
             return
     if reason is None:
         errors = outcome.rundir.path / "errors.jsonl"
         pending = left.to_grade + (0 if outcome.grade_only else left.to_run)
-        console.print(f"{pending:,} trials have errors and stay pending; why: {errors}", soft_wrap=True)
+        said = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
+        console.print(f"{pending:,} {said}; why: {errors}", soft_wrap=True)
         console.print("Go on (only they are tried again), or add --accept-errors to finish without them:")
     else:
         console.print("Go on with:")
