@@ -10,7 +10,7 @@ HoldfastError
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by class, never a score
 
-A message says what is wrong and where; `remedy` says what to do.
+A message says what is wrong and where; `remedy` says what to do. `BudgetReached` is no error, but stops a run too.
 """
 
 from __future__ import annotations
@@ -85,6 +85,14 @@ class Interrupted(HoldfastError):
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted")
         self.exit_code = 128 + signal_number
+
+
+@dataclass(frozen=True)
+class BudgetReached:
+    """A limit the user set was met."""
+
+    message: str
+    remedy: str
 
 
 class Fault(HoldfastError):

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
-from holdfast.errors import Fault, Interrupted
-
-
-@dataclass(frozen=True)
-class BudgetReached:
-    """A limit the user set was met."""
-
-    message: str
-    remedy: str
-
+from holdfast.errors import BudgetReached, Fault, Interrupted
 
 Reason = Fault | BudgetReached | Interrupted
 

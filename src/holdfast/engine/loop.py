@@ -17,14 +17,14 @@ from msgspec import UNSET
 from holdfast.conversation.talk import Script, converse
 from holdfast.data.dataset import changed_under_us
 from holdfast.engine.attempts import Attempts
-from holdfast.engine.brake import Brake, BudgetReached
+from holdfast.engine.brake import Brake
 from holdfast.engine.grading import Grading
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.partner import TrialPartner
 from holdfast.engine.progress import Progress
 from holdfast.engine.steps import Steps
 from holdfast.engine.window import Window
-from holdfast.errors import AttemptError, DataError, Fault, HoldfastError, Interrupted
+from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.nat import NatMirror
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs

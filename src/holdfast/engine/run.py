@@ -27,9 +27,9 @@ from holdfast.spec.load import target_name
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from holdfast.engine.brake import BudgetReached
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened
+    from holdfast.errors import BudgetReached
     from holdfast.spec.load import Eval
     from holdfast.store.index import Spent
     from holdfast.store.rundir import RunDir

@@ -5,4 +5,5 @@
 `tables`    CSV and Parquet
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
 `flexeval`  outputs.jsonl, metrics.json
+`folder`    results and transcripts in a folder of the user's
 """

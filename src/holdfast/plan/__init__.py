@@ -1,1 +1,7 @@
-"""Deciding what to do, before anything is done: keys, and the plan made from them. Pure functions."""
+"""Deciding what to do, before anything is done.
+
+`keys`     what can change a result, and nothing else
+`plan`     what is finished, to grade, to run
+`reuse`    what other runs have already done
+`changes`  why something has to be done, in words
+"""

@@ -4,4 +4,7 @@
 `tally`    what is counted on the way through a run
 `metrics`  results.json and metrics.json
 `table`    what a person sees at the end
+`paired`   two runs on the same samples, pure
+`compare`  finished runs read back, and what comparing them says
+`gate`     whether a run may pass, pure
 """

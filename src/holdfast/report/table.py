@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.display.format import dollars, duration, share
-from holdfast.engine.brake import BudgetReached
-from holdfast.errors import Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.plan.changes import counted
 from holdfast.report.compare import read_finished
 from holdfast.report.paired import paired_difference

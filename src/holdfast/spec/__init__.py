@@ -6,4 +6,5 @@
 `load`       all of it, with every problem named by file and line
 `template`   sandboxed Jinja2
 `source`     fingerprints of Python code, from reading it
+`secrets`    what may be shown and kept of an eval
 """

@@ -7,6 +7,8 @@
 `index`    what is already there, read once when a run is opened
 `lease`    who may write
 `rundir`   the directory as a whole
+`catalog`  the runs below a runs directory
+`listing`  runs as a list shows them
 
 Nothing here imports another package of ours but `errors`.
 """

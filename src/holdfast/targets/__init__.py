@@ -3,7 +3,7 @@
 `types`     Turn, Reply, Target
 `model`     a model behind an OpenAI-compatible API
 `client`    the HTTP client all of them share, and what its failures mean
-`embedded`  the small model that comes with the `local` extra
+`embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `python`    a Python function
 `http`      a workflow behind HTTP
 `command`   a program

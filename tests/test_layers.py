@@ -1,0 +1,61 @@
+"""The packages: imports point one way, as docs/architecture.md has it, and each says which modules it is made of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.running import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOURCE = ROOT / "src" / "holdfast"
+DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
+ORDER = re.findall(r"`(\w+)`", DOCUMENT[DOCUMENT.index("`cli` →") :].split(".\n", 1)[0])
+PARTS = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")} - {
+    "__init__",
+    "__main__",
+}
+PACKAGES = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """The parts of ours that a file imports when it runs; names for the type checker alone tie nothing together."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
+            inside = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+            yield from ((name, node.lineno) for name in inside if name in PARTS)
+        waiting += ast.iter_child_nodes(node)
+
+
+def test_the_document_names_every_part() -> None:
+    assert sorted(ORDER) == sorted(PARTS)
+    assert {name for name in PARTS if f"| `{name}` |" not in DOCUMENT} == set()
+
+
+@pytest.mark.parametrize("part", ORDER)
+def test_imports_never_point_back(part: str) -> None:
+    files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else sorted((SOURCE / part).rglob("*.py"))
+    above = ORDER[: ORDER.index(part)]
+    back = [
+        f"{file.relative_to(SOURCE)}:{line}: {name}" for file in files for name, line in imports(file) if name in above
+    ]
+    assert back == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_a_package_that_lists_its_modules_lists_them_all(package: Path) -> None:
+    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = set(re.findall(r"^`(\w+)`", said, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", said))
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert not listed or listed == modules
