@@ -69,7 +69,7 @@ class Loop:
         self._spent_before = self._spent.seconds
         self._script = Script(found.spec)
         self._window = Window(self._concurrency())
-        left = jobs(found.dataset, found.survey, found.work, opened.index)
+        left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
         self._jobs = (job for job in left if job.output is not None) if options.grade_only else left
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()

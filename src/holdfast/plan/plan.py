@@ -116,6 +116,8 @@ class Plan:
     """how many outputs come from which other run"""
     reasons: tuple[str, ...] = ()
     """what changed against the nearest earlier run"""
+    done: bytes = field(default=b"", repr=False, compare=False)
+    """a 1 for each trial that is finished here, in the dataset's order; empty when there is none"""
 
     @property
     def total(self) -> int:
@@ -148,14 +150,16 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
     verdicts: Mapping[str, VerdictRef] = index.verdicts
     if borrowed:
         verdicts = ChainMap(borrowed.verdicts, index.verdicts)
+    done = bytearray(survey.count * work.trials if index.outputs else 0)
     if index.outputs or lent:
-        for key in work.keys(survey):
+        for number, key in enumerate(work.keys(survey)):
             own = index.outputs.get(key)
             ref = own or lent.get(key)
             if ref is None:
                 continue
             if own is not None and not work.missing(key, ref, index.verdicts):
                 finished += 1
+                done[number] = 1
             elif work.missing(key, ref, verdicts):
                 to_grade += 1
             else:
@@ -163,15 +167,20 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
     total = survey.count * work.trials
     left = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders)
+    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders, done=bytes(done))
 
 
-def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index) -> Iterator[Job]:
-    """The unfinished trials in the dataset's order, read from its files as they are needed."""
-    position = -1
+def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b"") -> Iterator[Job]:
+    """The unfinished trials in the dataset's order, read from its files as they are needed.
+
+    `done` is the plan's: what it knows to be finished is not looked up again.
+    """
+    position, whole = -1, b"\x01" * work.trials
     for position, sample in enumerate(dataset):
         if bytes.fromhex(sample.digest[7:]) != survey.of(position):
             raise changed_under_us(sample.where)
+        if done[position * work.trials : (position + 1) * work.trials] == whole:
+            continue
         for trial in range(1, work.trials + 1):
             key = work.key(sample.digest, trial)
             ref = index.outputs.get(key)
