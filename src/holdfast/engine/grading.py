@@ -46,6 +46,8 @@ class Grading:
     ) -> None:
         self._graders = graders
         self._work = work
+        self._everyone = tuple(range(len(work.slots)))
+        self._on_the_way = any(slot.turn is not None for slot in work.slots)
         self._index = index
         self._attempts = attempts
         self._keeper = keeper
@@ -64,7 +66,10 @@ class Grading:
             # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
             if await self.after_turn(turn, _as_of(case, turn), job):
                 break
-        missing = self._work.missing(job.key, ref, self._index.verdicts)
+        if job.output is None and not self._on_the_way:
+            missing = self._everyone  # a new output that no checkpoint has seen
+        else:
+            missing = self._work.missing(job.key, ref, self._index.verdicts)
         self._keeper.owes(job.key, missing)
         for number in missing:
             grader = self._graders[number]
