@@ -1,7 +1,29 @@
 """What holds for all tests."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.running import Server, holdfast, run_dir, server, write_eval
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.fixture(scope="module")
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a module's own eval (its `KEYS`) where nothing fails and nothing is interrupted."""
+    folder = tmp_path_factory.mktemp("calm")
+    with server() as running:
+        holdfast("eval", write_eval(folder, running.base_url, **request.module.KEYS), cwd=folder)
+    return run_dir(folder)
+
+
+@pytest.fixture
+def provider() -> Iterator[Server]:
+    """A server of the test's own."""
+    with server() as running:
+        yield running

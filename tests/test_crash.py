@@ -22,19 +22,12 @@ from tests.support.breaking import (
     place_of,
     whole_outputs,
 )
-from tests.support.running import Server, holdfast, lines, run_dir, server, start, wait_for, write_eval
+from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONCURRENCY = 8
-
-
-@pytest.fixture
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
 
 
 def uninterrupted(folder: Path, provider: Server, **keys: object) -> Path:

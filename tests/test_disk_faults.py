@@ -24,7 +24,7 @@ from tests.support.breaking import (
     place_of,
     small_disk,
 )
-from tests.support.running import Server, holdfast, lines, run_dir, server, write_eval
+from tests.support.running import Server, holdfast, lines, run_dir, write_eval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,21 +33,6 @@ if TYPE_CHECKING:
 ROWS = 60
 CONCURRENCY = 8
 KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The eval of this file, run where nothing fails."""
-    folder = tmp_path_factory.mktemp("calm")
-    with server() as running:
-        holdfast("eval", write_eval(folder, running.base_url, **KEYS), cwd=folder)
-    return run_dir(folder)
-
-
-@pytest.fixture
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
 
 
 HARMLESS = {

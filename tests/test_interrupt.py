@@ -18,27 +18,11 @@ from tests.support.running import PATIENCE, Server, holdfast, run_dir, server, s
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = 60
 CONCURRENCY = 8
 KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The eval of this file, run in one go."""
-    folder = tmp_path_factory.mktemp("calm")
-    with server() as running:
-        holdfast("eval", write_eval(folder, running.base_url, **KEYS), cwd=folder)
-    return run_dir(folder)
-
-
-@pytest.fixture
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
 
 
 def ends(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str, str]:

@@ -17,27 +17,11 @@ from tests.support.breaking import (
 from tests.support.running import Server, holdfast, metrics, run_dir, server, write_eval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = 40
 CONCURRENCY = 8
 KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The eval of this file against a server that never fails."""
-    folder = tmp_path_factory.mktemp("calm")
-    with server() as running:
-        holdfast("eval", write_eval(folder, running.base_url, **KEYS), cwd=folder)
-    return run_dir(folder)
-
-
-@pytest.fixture
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,22 +17,13 @@ from tests.support.breaking import (
     place_of,
     whole_outputs,
 )
-from tests.support.running import HOLDFAST, Server, environment, holdfast, run_dir, server, start, wait_for, write_eval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.running import HOLDFAST, Server, environment, holdfast, run_dir, start, wait_for, write_eval
 
 ROWS = 30
 CONCURRENCY = 4
 KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 HERE = os.uname().nodename
 ELSEWHERE = "another-machine"
-
-
-@pytest.fixture
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 
 def main() -> None:
     """Serve the weights named on the command line and print where."""
+    # From the first moment on, also while the model is loading: whoever started us may be killed at any time.
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -22,9 +25,17 @@ def main() -> None:
     params.n_gpu_layers = 0
     params.use_jinja = True
     server = xllamacpp.Server(params)
-    sys.stdout.write(f"listening {server.listening_address}\n")
-    sys.stdout.flush()
-    sys.stdin.buffer.read()
+    try:
+        sys.stdout.write(f"listening {server.listening_address}\n")
+        sys.stdout.flush()
+    except OSError:
+        os._exit(0)  # nobody listens any more
+    threading.Event().wait()
+
+
+def _leave_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
     os._exit(0)  # llama.cpp's threads have nothing to save
 
 
