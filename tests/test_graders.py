@@ -15,7 +15,7 @@ from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.checks import Choice, _numbers
 from holdfast.graders.prompt import _parse
 from holdfast.graders.python import as_verdict
-from holdfast.spec.fields import ChoiceGrader
+from holdfast.spec.grader_fields import ChoiceGrader
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 

@@ -20,7 +20,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.spec.document import Document, read_document
-from holdfast.spec.fields import TAKEN_NAMES
+from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 
 if TYPE_CHECKING:

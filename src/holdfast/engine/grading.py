@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.graders.types import Case
+from holdfast.graders.build import applies
+from holdfast.graders.types import Case, Verdict
 from holdfast.plan.keys import grade_key
 from holdfast.store.records import Grade, GradeStatus
 
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
     from holdfast.engine.attempts import Attempts
     from holdfast.engine.keeper import Keeper
-    from holdfast.graders.types import InstantGrader, Verdict, WaitingGrader
+    from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.plan import Job, Work
     from holdfast.store.index import Index, OutputRef
+
+
+_DOES_NOT_APPLY: Final = Verdict(None, "does not apply to this row")
 
 
 class Grading:
@@ -135,7 +139,9 @@ class Grading:
     def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade:
         started = time.monotonic()
         try:
-            result: Verdict | AttemptError = grader.check(case)
+            result: Verdict | AttemptError = (
+                grader.check(case) if applies(grader.block, case.sample.fields) else _DOES_NOT_APPLY
+            )
         except AttemptError as error:
             result = error
         except Exception as error:  # what an answer does to one grader must not end the run
@@ -151,7 +157,11 @@ class Grading:
         name = grader.block.name
         started = time.monotonic()
         try:
-            result: Verdict | AttemptError = await self._attempts.grader(lambda: grader.judge(case), job, name)
+            result: Verdict | AttemptError = (
+                await self._attempts.grader(lambda: grader.judge(case), job, name)
+                if applies(grader.block, case.sample.fields)
+                else _DOES_NOT_APPLY
+            )
         except AttemptError as error:
             result = error
         except Fault as fault:
@@ -197,8 +207,18 @@ def _as_of(case: Case, turn: int | None) -> Case:
     mark = output.marks[turn - 1]
     messages = output.messages[: mark.end]
     text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
-    as_it_was = replace(output, messages=messages, output=text, turns=turn, digest=mark.digest, state=None)
-    return Case(case.sample, as_it_was)
+    as_it_was = replace(
+        output,
+        messages=messages,
+        output=text,
+        turns=turn,
+        digest=mark.digest,
+        state=None,
+        files=mark.files,
+        usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,
+        timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
+    )
+    return replace(case, output=as_it_was)
 
 
 def _raised(error: Exception) -> AttemptError:

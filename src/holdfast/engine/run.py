@@ -22,7 +22,8 @@ from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import DataError, Fault, Interrupted, UsageError
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PromptGrader
+from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
+from holdfast.spec.grader_fields import PromptGrader
 from holdfast.spec.load import target_name
 from holdfast.targets.prices import Prices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -10,7 +11,7 @@ from holdfast.canonical import digest
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions import load_function, split_reference
 from holdfast.graders.checks import Choice, Exact, Number, Text
-from holdfast.spec.fields import (
+from holdfast.spec.grader_fields import (
     ChoiceGrader,
     ExactGrader,
     GraderBlock,
@@ -21,9 +22,12 @@ from holdfast.spec.fields import (
     TextGrader,
 )
 from holdfast.spec.source import source_fingerprint
+from holdfast.spec.template import expression
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
@@ -82,6 +86,14 @@ def grader_places(spec: Eval) -> list[GraderPlace]:
     return places + [
         GraderPlace(block.name, block, None, False, ("graders", number)) for number, block in enumerate(spec.graders)
     ]
+
+
+def applies(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
+    """Whether a grader looks at the outputs of a row."""
+    return block.where is None or bool(_where(block.where)(fields))
+
+
+_where = lru_cache(maxsize=None)(expression)
 
 
 def threshold(block: GraderBlock) -> float:

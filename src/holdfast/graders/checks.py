@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Verdict
-from holdfast.spec.fields import compile_regex
+from holdfast.spec.grader_fields import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.fields import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
+    from holdfast.spec.grader_fields import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 

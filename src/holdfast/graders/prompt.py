@@ -14,7 +14,7 @@ from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.fields import PromptGrader
+    from holdfast.spec.grader_fields import PromptGrader
     from holdfast.targets.prices import Prices
 
 _INSTRUCTIONS = """\

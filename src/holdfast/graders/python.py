@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.graders.types import Case
-    from holdfast.spec.fields import PythonGrader
+    from holdfast.spec.grader_fields import PythonGrader
 
 OFFERED = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info")
 

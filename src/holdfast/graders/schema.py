@@ -12,7 +12,7 @@ from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.fields import JsonSchemaGrader
+    from holdfast.spec.grader_fields import JsonSchemaGrader
 
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.fields import GraderBlock
+    from holdfast.spec.grader_fields import GraderBlock
     from holdfast.store.records import Output, Usage
+    from holdfast.store.workspace import Blobs
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -35,6 +36,8 @@ class Case(msgspec.Struct, frozen=True):
 
     sample: Sample
     output: Output
+    blobs: Blobs | None = None
+    """where the contents of `output.files` are"""
 
     def fields(self) -> dict[str, Any]:
         """The variables of a grader's templates: the row's fields, `output` and `messages`."""

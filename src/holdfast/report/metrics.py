@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import grader_places, threshold
+from holdfast.graders.build import applies, grader_places, threshold
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
@@ -107,8 +107,11 @@ class _Report:
         self._usage.add(ref.usage)
         self._seconds.append(ref.seconds)
         verdicts = self._verdicts(key, ref)
-        for known, verdict in zip(by_grader, verdicts, strict=True):
-            if verdict is not None:
+        absent = {number for number, place in enumerate(self._places) if not applies(place.block, sample.fields)}
+        for number in absent:
+            verdicts[number] = ("skipped", None)
+        for number, (known, verdict) in enumerate(zip(by_grader, verdicts, strict=True)):
+            if verdict is not None and number not in absent:
                 known.append(verdict)
         status, score = self._together(verdicts)
         if status != "error":
@@ -116,8 +119,8 @@ class _Report:
             overall.append((status, score))
         grades = {
             name: {"status": verdict[0], "score": verdict[1]}
-            for name, verdict in zip(self._names, verdicts, strict=True)
-            if verdict is not None
+            for number, (name, verdict) in enumerate(zip(self._names, verdicts, strict=True))
+            if verdict is not None and number not in absent
         }
         return {**entry, "status": status, "score": score, "output": texts.read(ref), "grades": grades}
 

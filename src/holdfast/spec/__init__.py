@@ -1,10 +1,12 @@
 """The eval file: read, checked as a whole, and turned into an `Eval`.
 
-`document`   YAML with positions
-`fields`     what users may write, one model per block
-`overrides`  `a.b=value` from the command line
-`load`       all of it, with every problem named by file and line
-`template`   sandboxed Jinja2
-`source`     fingerprints of Python code, from reading it
-`secrets`    what may be shown and kept of an eval
+`document`       YAML with positions
+`fields`         what users may write, one model per block
+`grader_fields`  the same for graders, one model per kind
+`reading`        blocks checked by their models, with what is wrong in words
+`overrides`      `a.b=value` from the command line
+`load`           all of it, with every problem named by file and line
+`template`       sandboxed Jinja2
+`source`         fingerprints of Python code, from reading it
+`secrets`        what may be shown and kept of an eval
 """

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
-
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.fields import (
-    GRADERS,
     SCHEMA_VERSION,
-    TAKEN_NAMES,
     TARGETS,
-    Block,
     DatasetBlock,
     EvalFields,
-    GraderBlock,
     Limits,
     ModelTarget,
     OutputBlock,
     Price,
-    PromptGrader,
     ResponderBlock,
     TargetBlock,
     is_embedded,
 )
+from holdfast.spec.grader_fields import GRADERS, TAKEN_NAMES, GraderBlock, PromptGrader
 from holdfast.spec.overrides import apply_override
+from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.secrets import bare_url
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -100,6 +94,9 @@ class Eval:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
             yield ("responder", "stop_when"), self.responder.stop_when
+        for location, grader in self.placed_graders():
+            if grader.where is not None:
+                yield (*location, "where"), grader.where
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
         """Every grader with where it stands, checkpoints' first."""
@@ -171,7 +168,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
     """Check a document as a whole; raises ConfigError with every problem found."""
     problems: list[Problem] = []
     _check_version(document)
-    top = cast("EvalFields | None", _validate(EvalFields, document.data, (), document, problems))
+    top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
     graders = _graders(document.data.get("graders") or [], ("graders",), document, problems)
     checkpoints = _checkpoints(top, document, problems)
@@ -184,7 +181,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
     names = {grader.name for grader in graders} | {"score", "passed"}
     names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(
-        Problem(document.where(("gate", name)), f"no grader of this name{_suggest(name, names)}")
+        Problem(document.where(("gate", name)), f"no grader of this name{suggest(name, names)}")
         for name in top.gate
         if name not in names
     )
@@ -252,7 +249,7 @@ def _target(data: Any, document: Document, problems: list[Problem], key: str = "
         message = f"{said}; a target is exactly one of {', '.join(TARGETS)}"
         problems.append(Problem(document.where((key,)), message))
         return None
-    return cast("TargetBlock | None", _validate(TARGETS[kinds[0]], data, (key,), document, problems))
+    return cast("TargetBlock | None", validate_block(TARGETS[kinds[0]], data, (key,), document, problems))
 
 
 def _checkpoints(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[Checkpoint, ...]:
@@ -264,10 +261,11 @@ def _checkpoints(top: EvalFields | None, document: Document, problems: list[Prob
     last = None
     if isinstance(top.follow_ups, list):
         last = 1 + (top.responder.max_followups if top.responder is not None else len(top.follow_ups))
-    found: dict[int, Checkpoint] = {}
+    found: list[Checkpoint] = []
+    everywhere: set[int] = set()
     for number, block in enumerate(top.checkpoints):
         where = document.where(("checkpoints", number, "after_turn"))
-        if block.after_turn in found:
+        if block.where is None and block.after_turn in everywhere:
             problems.append(
                 Problem(where, f"a second checkpoint after turn {block.after_turn}; one has all its graders")
             )
@@ -275,9 +273,17 @@ def _checkpoints(top: EvalFields | None, document: Document, problems: list[Prob
             problems.append(
                 Problem(where, f"{block.after_turn} is never reached: the conversation has at most {last} turns")
             )
+        if block.where is None:
+            everywhere.add(block.after_turn)
         graders = _graders(block.graders, ("checkpoints", number, "graders"), document, problems)
-        found[block.after_turn] = Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders))
-    return tuple(found[turn] for turn in sorted(found))
+        if block.where is not None:
+            graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
+        found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
+    return tuple(sorted(found, key=lambda checkpoint: checkpoint.after_turn))
+
+
+def _both(one: str, other: str | None) -> str:
+    return one if other is None else f"({one}) and ({other})"
 
 
 def _graders(data: Any, base: Location, document: Document, problems: list[Problem]) -> list[GraderBlock]:
@@ -297,14 +303,14 @@ def _graders(data: Any, base: Location, document: Document, problems: list[Probl
         if kind not in GRADERS:
             known = f"one of {', '.join(GRADERS)}"
             what = (
-                f"unknown grader type {kind!r}{_suggest(str(kind), GRADERS)}; {known}"
+                f"unknown grader type {kind!r}{suggest(str(kind), GRADERS)}; {known}"
                 if kind
                 else f"needs a type: {known}"
             )
             problems.append(Problem(document.where((*location, "type")), what))
             continue
         fields["name"] = str(fields.get("name") or kind)
-        grader = cast("GraderBlock | None", _validate(GRADERS[str(kind)], fields, location, document, problems))
+        grader = cast("GraderBlock | None", validate_block(GRADERS[str(kind)], fields, location, document, problems))
         if fields["name"] in TAKEN_NAMES:
             said = f"{fields['name']!r} is a word of the report itself; give the grader another name"
             problems.append(Problem(document.where((*location, "name")), said))
@@ -357,56 +363,6 @@ def _same_endpoint(
         "base_url": base_url or (target.get("base_url") if near else None),
         "api_key_env": api_key_env or (target.get("api_key_env") if near else None) or "OPENAI_API_KEY",
     }
-
-
-def _validate(
-    model: type[Block], data: Any, location: Location, document: Document, problems: list[Problem]
-) -> Block | None:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        for item in error.errors(include_url=False):
-            path = (*location, *item["loc"])
-            owner = _model_at(model, item["loc"][:-1])
-            problems.append(Problem(document.where(path), _explain(dict(item), owner)))
-        return None
-
-
-def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None:
-    """The block in which a key stands, to suggest the keys it has."""
-    current: type[Block] | None = model
-    for part in location:
-        field = current.model_fields.get(part) if current is not None else None
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)
-    return current
-
-
-def _explain(item: dict[str, Any], owner: type[Block] | None) -> str:
-    kind, key = item["type"], str(item["loc"][-1]) if item["loc"] else ""
-    if kind == "extra_forbidden":
-        if key in ("api_key", "key", "token"):
-            return "keys are not written into files: name the environment variable with api_key_env"
-        names = list(_written_names(owner)) if owner else []
-        return f"unknown key{_suggest(key, names)}" + (f"; known here: {', '.join(names)}" if names else "")
-    if kind == "missing":
-        return "is missing"
-    if kind == "value_error":
-        return str(item["msg"]).removeprefix("Value error, ")
-    got = item.get("input")
-    message = str(item["msg"]).removeprefix("Input ")
-    shown = "" if isinstance(got, dict | list) else f", not {got!r}"
-    return message + shown
-
-
-def _written_names(model: type[Block]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield field.alias or name
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def target_name(target: TargetBlock) -> str:

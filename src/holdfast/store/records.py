@@ -39,6 +39,12 @@ class Mark(Struct, frozen=True):
     digest: str
     output: str | UnsetType = UNSET
     """the reply's text, where it is not that of the last message"""
+    usage: Usage | UnsetType = UNSET
+    """of the conversation so far"""
+    seconds: float | UnsetType = UNSET
+    """since the conversation began"""
+    files: dict[str, str] | UnsetType = UNSET
+    """the workspace after the turn: paths to digests of contents"""
 
 
 class Output(Struct, frozen=True, omit_defaults=False):
@@ -61,6 +67,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """where each turn ended, in conversations of more than one"""
     stopped_by: str | UnsetType = UNSET
     """digest of the checkpoint that ended the conversation, where one did"""
+    files: dict[str, str] | UnsetType = UNSET
+    """the workspace at the end: paths to digests of contents, which are in the run directory's `files/`"""
     source: str | UnsetType = UNSET
     """the run it was copied from, where it was"""
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from holdfast.spec.fields import PromptGrader, ResponderBlock
+    from holdfast.spec.fields import ResponderBlock
+    from holdfast.spec.grader_fields import PromptGrader
     from holdfast.store.records import Usage
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Turn

@@ -1,0 +1,91 @@
+"""The files a trial works on: kept by content after each turn, so that any turn can be graded or gone on from later.
+
+A workspace is a folder while a trial runs. What it holds after a turn is a map from path to digest, kept with the
+turn; the contents are in the run directory's `files/`, one file for each, however many turns and trials share it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from holdfast.canonical import digest_bytes
+from holdfast.store.files import make_directory, replacing
+
+Files = dict[str, str]
+"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed"""
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""more than this is not a workspace but a data set"""
+
+
+class TooLarge(ValueError):
+    """A workspace that cannot be kept."""
+
+
+class Blobs:
+    """Contents by digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, digest: str) -> Path:
+        name = digest.removeprefix("sha256:").removesuffix("+x")
+        return self._folder / name[:2] / name[2:]
+
+    def keep(self, data: bytes) -> str:
+        """Keep contents, on the medium when this returns; the digest they are found by."""
+        digest = digest_bytes(data)
+        path = self._path(digest)
+        if path.exists():
+            return digest
+        make_directory(path.parent)
+        with replacing(path) as file:
+            file.write(data)
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """The contents behind a digest."""
+        return self._path(digest).read_bytes()
+
+
+def snapshot(folder: Path, blobs: Blobs) -> Files:
+    """Keep every regular file below a folder. Links are left out: they may lead anywhere."""
+    files: Files = {}
+    total = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.is_symlink() or not path.is_file():
+                continue
+            total += path.stat().st_size
+            if total > MOST_BYTES:
+                raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
+            digest = blobs.keep(path.read_bytes())
+            runs = "+x" if path.stat().st_mode & 0o100 else ""
+            files[path.relative_to(folder).as_posix()] = digest + runs
+    return files
+
+
+def restore(files: Files, blobs: Blobs, folder: Path) -> None:
+    """Make a folder hold exactly these files."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    for name, digest in files.items():
+        path = inside(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(blobs.read(digest))
+        if digest.endswith("+x"):
+            path.chmod(0o755)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A path below a folder; ValueError for one that would leave it."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} leads out of the workspace")
+    return path
