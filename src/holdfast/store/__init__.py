@@ -1,15 +1,15 @@
 """The run directory: journals that survive anything, and the files made from them.
 
-`lines`     how a line is sealed and checked
-`records`   what a line holds
-`journal`   the one thread that appends and syncs
-`files`     durable small writes: atomic replace, directory sync
-`index`     what is already there, read once when a run is opened
-`lease`     who may write
-`workspace` the files a trial works on, kept by content
-`rundir`    the directory as a whole
-`catalog`   the runs below a runs directory
-`listing`   runs as a list shows them
+`lines`      how a line is sealed and checked
+`records`    what a line holds
+`journal`    the one thread that appends and syncs
+`files`      durable small writes: atomic replace, directory sync
+`index`      what is already there, read once when a run is opened
+`lease`      who may write
+`workspace`  the files a trial works on, kept by content
+`rundir`     the directory as a whole
+`catalog`    the runs below a runs directory
+`listing`    runs as a list shows them
 
 Nothing here imports another package of ours but `canonical` and `errors`.
 """
