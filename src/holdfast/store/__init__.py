@@ -11,5 +11,5 @@
 `catalog`    the runs below a runs directory
 `listing`    runs as a list shows them
 
-Nothing here imports another package of ours but `canonical` and `errors`.
+Of our packages only `canonical`, `errors` are imported here.
 """
