@@ -7,6 +7,7 @@ hands in a `Partner`.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def messages_digest(messages: list[Message]) -> str:
-    """The digest that ties grades to what was said."""
-    return digest_bytes(_encode(messages))
+def messages_digest(messages: list[Message], files: dict[str, str] | None = None) -> str:
+    """The digest that ties grades to what was said, and to the workspace where there is one."""
+    return digest_bytes(_encode(messages if files is None else [messages, files]))
 
 
 class Said(NamedTuple):
@@ -44,6 +45,7 @@ class Said(NamedTuple):
     usage: Usage
     first_token: float | None
     state: Any
+    files: dict[str, str] | None
     marks: list[Mark]
     """the ends of the turns"""
     stopped: bool
@@ -124,16 +126,21 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
     seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
     messages = [*lines.opening]
     usage: Usage | None = None
+    state: Any = None
+    begun = time.monotonic()
     marks: list[Mark] = []
     prompt: str | None = lines.prompts[0]
     while True:
         number = len(marks) + 1
         messages.append({"role": "user", "content": prompt})
-        reply = await partner.ask(Turn(str(prompt), messages, sample, trial, number, seed))
+        reply = await partner.ask(Turn(str(prompt), messages, sample, trial, number, seed, state))
+        state = reply.state
         messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
         text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
-        marks.append(Mark(len(messages), messages_digest(messages), text))
+        files = UNSET if reply.files is None else reply.files
+        seconds = round(time.monotonic() - begun, 6)
+        marks.append(Mark(len(messages), messages_digest(messages, reply.files), text, usage, seconds, files))
         stopped = await partner.after_turn(number, messages, marks[-1], reply)
         if stopped:
             break
@@ -146,7 +153,8 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         if prompt is None:
             break
     stop = f"checkpoint@{len(marks)}" if stopped else reply.stop
-    return Said(messages, reply.text, len(marks), stop, usage, reply.first_token, reply.state, marks, stopped)
+    first_token, files_now = reply.first_token, reply.files
+    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped)
 
 
 NOTHING = Usage()

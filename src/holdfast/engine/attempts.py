@@ -88,17 +88,28 @@ class Attempts:
         self._progress = progress
         self._streak = Streak(proven=progress.outputs > 0)
 
-    async def target(self, call: Callable[[], Awaitable[T]], job: Job, deadline: float) -> T:
-        """Ask the target; its failures steer the window and can stop the run."""
-        return await self._until_it_works(call, job, "target", deadline)
+    async def target(
+        self,
+        call: Callable[[], Awaitable[T]],
+        job: Job,
+        deadline: float,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> T:
+        """Ask the target; its failures steer the window and can stop the run.
+
+        A call that got further than the last time, by `progress`, has all its retries again.
+        """
+        return await self._until_it_works(call, job, "target", deadline, progress)
 
     async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str) -> T:
         """Ask a grader that waits for something; its failures are its own."""
         deadline = time.monotonic() + self._limits.trial_timeout
-        return await self._until_it_works(call, job, name, deadline)
+        return await self._until_it_works(call, job, name, deadline, lambda: 0)
 
-    async def _until_it_works(self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: float) -> T:
-        seconds, retry = self._limits.turn_timeout, 0
+    async def _until_it_works(
+        self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: float, progress: Callable[[], int]
+    ) -> T:
+        seconds, retry, so_far = self._limits.turn_timeout, 0, progress()
         while True:
             begun = time.monotonic()
             try:
@@ -115,7 +126,8 @@ class Attempts:
                     self._streak.success()
                     self._window.succeeded()
                 return result
-            retry += 1
+            retry = 1 if progress() > so_far else retry + 1
+            so_far = progress()
             delay = self._delay(error, retry, deadline)
             if where == "target" and self._alarmed(error, job, delay is None):
                 delay = None

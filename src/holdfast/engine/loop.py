@@ -20,10 +20,11 @@ from holdfast.engine.attempts import Attempts
 from holdfast.engine.brake import Brake
 from holdfast.engine.grading import Grading
 from holdfast.engine.keeper import Keeper
-from holdfast.engine.partner import TrialPartner
+from holdfast.engine.partner import Halted, TrialPartner
 from holdfast.engine.progress import Progress
-from holdfast.engine.steps import Steps
+from holdfast.engine.steps import StartAnew, Steps
 from holdfast.engine.window import Window
+from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.nat import NatMirror
 from holdfast.graders.types import Case
@@ -32,11 +33,13 @@ from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
+from holdfast.store.workspace import Blobs
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.conversation.talk import Lines, Said
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened, Parts
@@ -68,6 +71,8 @@ class Loop:
         self._spent = opened.index.spent
         self._spent_before = self._spent.seconds
         self._script = Script(found.spec)
+        self._blobs = Blobs(opened.rundir.files)
+        self._workspaces = None if found.spec.workspace is None else Workspaces(found.spec, self._blobs)
         self._window = Window(self._concurrency())
         left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
         self._jobs = (job for job in left if job.output is not None) if options.grade_only else left
@@ -201,6 +206,8 @@ class Loop:
                 self.brake.pull(fault)
             except AttemptError:
                 self.progress.given_up += 1  # it is recorded, and the trial stays pending
+            except Halted:
+                pass  # in the middle of its conversation: what was said is recorded
             finally:
                 self.progress.in_flight -= 1
             if len(self._workers) > self._window.limit:
@@ -231,27 +238,23 @@ class Loop:
             output, ref = await self._generate(job)
         else:
             output, ref = read_output(job.output), job.output
-        await self._grading.grade(Case(job.sample, output), job, ref)
+        await self._grading.grade(Case(job.sample, output, self._blobs), job, ref)
 
     async def _generate(self, job: Job) -> tuple[Output, OutputRef]:
         started, clock = time.time(), time.monotonic()
         try:
             lines = self._script.lines(job.sample)
+            steps = await self._steps(job)
         except AttemptError as error:
             self._attempts.failed(error, job, "target", clock, final=True)
             raise
-        assert self._target is not None
-        partner = TrialPartner(
-            job,
-            self._target,
-            self._player,
-            self._attempts,
-            self._grading,
-            self._steps(job),
-            self._checkpoints,
-            clock + self._spec.limits.trial_timeout,
-        )
-        said = await converse(lines, job.sample, job.trial, partner)
+        try:
+            said = await self._have(lines, job, steps, clock + self._spec.limits.trial_timeout)
+        finally:
+            if steps is not None:
+                await steps.close()
+                if steps.workspace is not None:
+                    await asyncio.to_thread(steps.workspace.close)
         record = Output(
             key=job.key,
             sample=job.sample.id,
@@ -266,19 +269,48 @@ class Loop:
             digest=said.marks[-1].digest,
             state=said.state,
             marks=said.marks if said.turns > 1 else UNSET,
+            files=UNSET if said.files is None else said.files,
             stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )
-        ref = await self._keeper.output(record, stepwise=self._spec.many_calls)
+        counted = self._spec.many_turns or (steps is not None and steps.counted)
+        ref = await self._keeper.output(record, stepwise=counted)
         if self._mirror is not None:
             self._mirror.add(job.sample.fields, record)
         return record, ref
 
-    def _steps(self, job: Job) -> Steps | None:
+    async def _have(self, lines: Lines, job: Job, steps: Steps | None, deadline: float) -> Said:
+        """The conversation; once more from its start where a call that must not happen twice was cut off."""
+        assert self._target is not None
+        for again in range(self._spec.limits.retries + 1):
+            partner = TrialPartner(
+                job,
+                self._target,
+                self._player,
+                self._attempts,
+                self._grading,
+                steps,
+                self._checkpoints,
+                deadline,
+                self.brake,
+                self._blobs,
+                turn_by_turn=self._spec.many_turns,
+            )
+            try:
+                return await converse(lines, job.sample, job.trial, partner)
+            except StartAnew as cut_off:
+                if steps is None or again == self._spec.limits.retries:
+                    raise
+                self._display.notice(cut_off.message)
+                await steps.start_anew()
+        raise AssertionError("unreachable")
+
+    async def _steps(self, job: Job) -> Steps | None:
         """The record of a conversation of several calls, with what an earlier process has put into it."""
-        if not self._spec.many_calls:
+        if not self._spec.many_calls and self._workspaces is None:
             return None
         earlier = read_steps(self._opened.index.steps.pop(job.key, []))
-        return Steps(job, self._keeper, earlier, self._display.notice)
+        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job.sample)
+        return Steps(job, self._keeper, earlier, self._display.notice, workspace)
 
     def _check_budget(self) -> None:
         limits, spent = self._spec.limits, self._spent

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UnsetType
+from msgspec.structs import replace
 
 from holdfast.conversation.responder import Decision
 from holdfast.conversation.talk import NOTHING
 from holdfast.graders.types import Case
-from holdfast.store.records import Output, Timing, Usage
+from holdfast.store.records import NO_USAGE, Output, Timing, Usage
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
     from holdfast.conversation.responder import Player
     from holdfast.engine.attempts import Attempts
+    from holdfast.engine.brake import Brake
     from holdfast.engine.grading import Grading
     from holdfast.engine.steps import Steps
     from holdfast.plan.plan import Job
     from holdfast.store.records import Mark
+    from holdfast.store.workspace import Blobs
     from holdfast.targets.types import Message, Target, Turn
+
+
+class Halted(Exception):
+    """The run has stopped admitting; the conversation goes on in another process."""
 
 
 class TrialPartner:
@@ -36,6 +46,10 @@ class TrialPartner:
         steps: Steps | None,
         checkpoints: frozenset[int],
         deadline: float,
+        brake: Brake,
+        blobs: Blobs,
+        *,
+        turn_by_turn: bool,
     ) -> None:
         self._job = job
         self._target = target
@@ -45,20 +59,54 @@ class TrialPartner:
         self._steps = steps
         self._checkpoints = checkpoints
         self._deadline = deadline
+        self._brake = brake
+        self._blobs = blobs
+        self._turn_by_turn = turn_by_turn
+        """whole replies are recorded too: there are several"""
         self._started = time.time()
+        self._uncounted = NO_USAGE
+        """what the last reply used beside the calls that were counted one by one"""
 
     async def ask(self, turn: Turn) -> Reply:
         """The target's reply; in a conversation of several turns, recorded before it is used."""
-        if self._steps is None:
+        steps = self._steps
+        if steps is None:
             return await self._attempts.target(lambda: self._target.reply(turn), self._job, self._deadline)
 
-        async def live() -> object:
-            return msgspec.to_builtins(
-                await self._attempts.target(lambda: self._target.reply(turn), self._job, self._deadline)
-            )
+        async def live() -> Reply:
+            if turn.number > 1 and self._brake.pulled:
+                raise Halted
+            attempt = functools.partial(self._attempt, steps, turn)
+            return await self._attempts.target(attempt, self._job, self._deadline, lambda: steps.made)
 
-        said = await self._steps.call("turn", turn.number, turn.messages, live, _usage)
-        return msgspec.convert(said, Reply)
+        if self._turn_by_turn:
+            asked = turn.messages if turn.state is None else [turn.messages, turn.state]
+
+            async def kept() -> object:
+                return msgspec.to_builtins(await live())
+
+            said = await steps.call("turn", turn.number, asked, kept, lambda _: self._uncounted)
+            reply = msgspec.convert(said, Reply)
+        else:
+            reply = await live()
+        if steps.workspace is not None:
+            steps.workspace.ended(reply.files)
+        return reply
+
+    async def _attempt(self, steps: Steps, turn: Turn) -> Reply:
+        """Ask once; what the target calls meanwhile is recorded, and counted call by call."""
+        calls = steps.begin(turn.number)
+        workspace = steps.workspace
+        try:
+            if workspace is not None:
+                await asyncio.to_thread(workspace.begin)
+            reply = await self._target.reply(replace(turn, calls=calls))
+            calls.check()
+            files = None if workspace is None else await asyncio.to_thread(workspace.keep)
+        finally:
+            calls.end()
+        self._uncounted = reply.usage if calls.usage is None else NO_USAGE
+        return replace(reply, usage=calls.usage or reply.usage, files=files)
 
     async def next_message(self, messages: list[Message], turn: int) -> tuple[str | None, Usage]:
         """What the simulated user says, if there is one."""
@@ -91,11 +139,12 @@ class TrialPartner:
             output=reply.text,
             turns=turn,
             stop=reply.stop,
-            usage=reply.usage,
+            usage=reply.usage if isinstance(mark.usage, UnsetType) else mark.usage,
             timing=Timing(self._started, time.time() - self._started),
             digest=mark.digest,
+            files=mark.files,
         )
-        return await self._grading.after_turn(turn, Case(self._job.sample, so_far), self._job)
+        return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
 
 
 def _usage(said: object) -> Usage:

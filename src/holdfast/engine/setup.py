@@ -13,6 +13,7 @@ from holdfast.conversation.responder import build_player, responder_identity
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import look_around, neighbours
+from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
@@ -101,6 +102,8 @@ def identify(spec: Eval) -> Identified:
     conversation, target = Script.identity(spec), target_identity(spec)
     if (player := responder_identity(spec)) is not None:
         conversation["responder"] = player
+    if (files := workspace_identity(spec)) is not None:
+        conversation["workspace"] = files
     stamp, survey = dataset.stamp(), dataset.survey()
     work = Work(work_digest(conversation, target), spec.trials, slots)
     parts = {

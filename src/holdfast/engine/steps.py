@@ -1,76 +1,271 @@
 """The calls of one conversation, recorded before their results are used, and answered from the record after a crash.
 
-A call is known by what it asks and by how many equal ones came before it in the same conversation, so that calls made
+A call is known by its turn, by what it asks and by how many equal ones came before it in the turn, so that calls made
 side by side may come back in any order. A conversation that asks something else than it did before its crash is not
-deterministic: what was recorded beyond that point is of no use, and it goes on live.
+deterministic: what was recorded beyond that point is of no use, and it goes on live. A turn that failed and is asked
+again in the same process is answered from the record in the same way.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.canonical import digest
-from holdfast.store.records import Step, Usage
+from holdfast.conversation.talk import add_usage
+from holdfast.errors import AttemptError, Fault
+from holdfast.store.records import NO_USAGE, Step, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from pathlib import Path
 
     from holdfast.engine.keeper import Keeper
+    from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import Job
+    from holdfast.targets.types import Closing, Replay
+
+_Key = tuple[int, str, str, int]
+"""turn, kind, digest of the request, which of the equal ones"""
+
+
+class StartAnew(AttemptError):
+    """A call that must never happen twice may have happened: the trial cannot go on, only start again."""
 
 
 class Steps:
     """The record of one trial's calls."""
 
-    def __init__(self, job: Job, keeper: Keeper, earlier: Iterable[Step], notice: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        keeper: Keeper,
+        earlier: Iterable[Step],
+        notice: Callable[[str], None],
+        workspace: Workspace | None = None,
+    ) -> None:
         self._job = job
         self._keeper = keeper
         self._notice = notice
-        self._earlier = {(step.kind, step.request, step.nth): step.response for step in earlier}
-        self._asked: Counter[tuple[str, str]] = Counter()
+        self.workspace = workspace
+        self.id = secrets.token_hex(16)
+        self._earlier = {(step.turn, step.kind, step.request, step.nth): step for step in earlier}
+        self._this_turn: dict[_Key, Step] = {}
+        """all that is on record of the turn at hand, made now or before"""
+        self._turn = 0
+        self._tried = 0
+        """the last turn that was asked live"""
+        self._resources: dict[str, Closing] = {}
+        self.made = 0
+        """calls recorded by this process"""
+        self.counted = False
+        """what the target used was counted call by call"""
+
+    def begin(self, turn: int) -> Attempt:
+        """A turn is asked, or asked once more: what is on record of it comes first."""
+        if turn != self._turn:
+            self._turn = turn
+            self._this_turn = {key: step for key, step in self._earlier.items() if key[0] == turn}
+        self._earlier |= self._this_turn
+        self._look_for_unfinished()
+        first = self._tried == turn - 1
+        self._tried = turn
+        return Attempt(self, turn, first)
+
+    def _look_for_unfinished(self) -> None:
+        for turn, kind, request, nth in self._earlier:
+            if kind == "intent" and (turn, "tool", request, nth) not in self._earlier:
+                name = self._earlier[turn, kind, request, nth].response
+                raise StartAnew(
+                    "agent",
+                    f"{self._job.sample.id} #{self._job.trial}: a call of {name} (replay: never) was cut off, and may or "
+                    "may not have happened; the trial starts anew",
+                    retry=False,
+                )
+
+    async def start_anew(self) -> None:
+        """Nothing that is on record counts any more."""
+        await self._write(0, "restart", "", 1, None, NO_USAGE, time.monotonic())
+        self._earlier.clear()
+        self._this_turn.clear()
+        self._turn = self._tried = 0
+        await self.close()
 
     async def call(
-        self,
-        kind: str,
-        turn: int,
-        request: Any,
-        live: Callable[[], Awaitable[Any]],
-        usage: Callable[[Any], Usage] | None = None,
+        self, kind: str, turn: int, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage]
     ) -> Any:
+        """The result of a call of the conversation itself: a whole turn, or the simulated user's decision."""
+        response = await self.answer((turn, kind, digest(request), 1), live, usage)
+        for key in [key for key in self._earlier if kind == "turn" and key[0] == turn]:
+            del self._earlier[key]  # the reply is on record: the calls it was made of are of no interest any more
+        return response
+
+    async def answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
         """The result of a call, as JSON: from the record, or from `live` and then recorded."""
-        asked = digest(request)
-        self._asked[kind, asked] += 1
-        nth = self._asked[kind, asked]
-        if (kind, asked, nth) in self._earlier:
-            return self._earlier.pop((kind, asked, nth))
+        if (known := self._earlier.pop(key, None)) is not None:
+            return known.response
         unasked = set(self._earlier)
         begun = time.monotonic()
         response = await live()
-        self._drop(unasked & self._earlier.keys(), turn)
+        self._drop(unasked & self._earlier.keys(), key[0])
+        await self._write(*key, response, NO_USAGE if usage is None else usage(response), begun)
+        return response
+
+    async def intend(self, key: _Key, name: str) -> None:
+        """Say that a call is about to be made that must never be made twice."""
+        if key not in self._earlier:
+            await self._write(*key, name, NO_USAGE, time.monotonic())
+
+    async def _write(
+        self, turn: int, kind: str, request: str, nth: int, response: Any, usage: Usage, begun: float
+    ) -> None:
         step = Step(
             key=self._job.key,
             sample=self._job.sample.id,
             trial=self._job.trial,
             turn=turn,
             kind=kind,
-            request=asked,
+            request=request,
             nth=nth,
             response=response,
-            usage=Usage() if usage is None else usage(response),
+            usage=usage,
             time=round(time.time(), 3),
             seconds=round(time.monotonic() - begun, 6),
         )
         await self._keeper.step(step)
-        return response
+        self.made += 1
+        if turn == self._turn and kind != "turn":
+            self._this_turn[turn, kind, request, nth] = step
 
-    def _drop(self, unasked: set[tuple[str, str, int]], turn: int) -> None:
+    def _drop(self, unasked: set[_Key], turn: int) -> None:
         """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""
-        if unasked:
+        calls = [key for key in unasked if key[1] != "intent"]
+        if calls:
             self._notice(
                 f"{self._job.sample.id} #{self._job.trial}: the conversation is not the one it was before it was "
-                f"interrupted (turn {turn}); {len(unasked)} recorded calls are of no use, and it goes on from here"
+                f"interrupted (turn {turn}); {len(calls)} recorded calls are of no use, and it goes on from here"
             )
-            for call in unasked:
-                del self._earlier[call]
+        for at, kind, request, nth in calls:
+            for gone in ((at, kind, request, nth), (at, "intent", request, nth)):
+                self._earlier.pop(gone, None)
+                self._this_turn.pop(gone, None)
+
+    async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
+        """Something that lives as long as the trial; one that died is opened anew."""
+        known = self._resources.get(name)
+        if known is not None and not known.alive:
+            await known.close()
+            known = None
+        if known is None:
+            known = self._resources[name] = await open_()
+        return known
+
+    async def close(self) -> None:
+        """Let go what the trial had opened."""
+        while self._resources:
+            _, resource = self._resources.popitem()
+            with suppress(Exception):  # it has served
+                await resource.close()
+
+
+class Attempt:
+    """The calls of one try at one turn, as targets make them."""
+
+    def __init__(self, steps: Steps, turn: int, first: bool) -> None:
+        self._steps = steps
+        self._turn = turn
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._free: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        """the numbers of calls that failed: asked again they are the same calls"""
+        self._failed: dict[str, AttemptError | Fault] = {}
+        """requests that met an outage, and have not worked since"""
+        self._over = False
+        self.first = first
+        self.usage: Usage | None = None
+        """of the model calls of this turn, those answered from the record included"""
+
+    @property
+    def id(self) -> str:
+        """The trial's."""
+        return self._steps.id
+
+    @property
+    def workspace(self) -> Path | None:
+        """The trial's folder."""
+        return None if self._steps.workspace is None else self._steps.workspace.folder
+
+    def _key(self, kind: str, request: Any) -> _Key:
+        if self._over:
+            raise AttemptError("agent", "this attempt was given up before it made its call", retry=False)
+        asked = digest(request)
+        if self._free[kind, asked]:
+            return self._turn, kind, asked, self._free[kind, asked].pop()
+        self._asked[kind, asked] += 1
+        return self._turn, kind, asked, self._asked[kind, asked]
+
+    async def _answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
+        try:
+            response = await self._steps.answer(key, live, usage)
+        except (AttemptError, Fault) as error:
+            if isinstance(error, Fault) or error.kind != "bad_request":
+                self._failed.setdefault(key[2], error)
+            self._free[key[1], key[2]].append(key[3])
+            raise
+        self._failed.pop(key[2], None)
+        return response
+
+    async def model(
+        self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
+    ) -> Any:
+        """A model's answer."""
+        read = usage or _usage
+        response = await self._answer(self._key("model", request), live, read)
+        spent = read(response)
+        self.usage = spent if self.usage is None else add_usage(self.usage, spent)
+        self._steps.counted = True
+        return response
+
+    async def tool(self, name: str, arguments: Any, live: Callable[[], Awaitable[Any]], replay: Replay) -> Any:
+        """A tool's result."""
+        turn, _, request, nth = key = self._key("tool", [name, arguments])
+        ran = False
+
+        async def run() -> Any:
+            nonlocal ran
+            ran = True
+            result = await live()
+            if self._steps.workspace is None:
+                return {"tool": name, "result": result}
+            return {"tool": name, "result": result, "files": await asyncio.to_thread(self._steps.workspace.keep)}
+
+        if replay == "never":
+            await self._steps.intend((turn, "intent", request, nth), name)
+        kept = await self._answer(key, run, None)
+        if not ran and replay == "again":
+            await live()
+        elif not ran and self._steps.workspace is not None and "files" in kept:
+            await asyncio.to_thread(self._steps.workspace.go_back_to, kept["files"])
+        return kept["result"]
+
+    async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
+        """Something that lives as long as the trial."""
+        return await self._steps.resource(name, open_)
+
+    def end(self) -> None:
+        """The attempt is over: calls that come later, from a thread nobody waits for, are refused."""
+        self._over = True
+
+    def check(self) -> None:
+        """Raise what the target met and did not get over: what it says after an outage is not its answer."""
+        for error in self._failed.values():
+            raise error
+
+
+def _usage(response: Any) -> Usage:
+    return msgspec.convert(response["usage"], Usage)

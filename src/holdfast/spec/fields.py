@@ -67,6 +67,59 @@ class DatasetBlock(Block):
     """Hugging Face only; the commit it stands for is kept in the manifest"""
 
 
+class McpBlock(Block):
+    """A server of tools: a program that is started, or a URL."""
+
+    command: list[str] = []
+    """started in the trial's workspace, else in the eval file's folder"""
+    url: str | None = Field(default=None, pattern=r"^(https?://|\$\{\w+\})")
+    """may name environment variables as ${NAME}"""
+    env: dict[str, str] = {}
+    """for the program; values may name environment variables as ${NAME}"""
+    headers: dict[str, str] = {}
+    """for the URL; values may name environment variables as ${NAME}"""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> McpBlock:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("is either a `command` or a `url`")
+        return self
+
+
+class ToolBlock(Block):
+    """Something a model may call: a Python function, or the tools of an MCP server."""
+
+    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    """`file.py:function`; its signature and docstring say what it takes"""
+    mcp: McpBlock | None = None
+    only: list[str] = []
+    """of a server's tools these"""
+    per: Literal["trial", "run"] = "trial"
+    """how long a server lives: one for each trial, or one that all share"""
+    replay: Literal["record", "never", "again"] = "record"
+    """after a crash: a finished call is answered from the record; `never`: it has side effects, and a trial that was
+    cut off in it starts anew; `again`: it is run again, to bring a server's own state back"""
+    version: str | None = None
+    """change it when the same tool answers differently from now on"""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ToolBlock:
+        if (self.python is None) == (self.mcp is None):
+            raise ValueError("is either a `python` function or an `mcp` server")
+        if self.only and self.mcp is None:
+            raise ValueError("`only` picks among the tools of an mcp server")
+        return self
+
+
+class StateBlock(Block):
+    """How an agent's own state is kept after each turn, and given back after a crash."""
+
+    save: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    """a function given `context`, returns JSON"""
+    restore: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    """a function given `state` and `context`"""
+
+
 class ModelTarget(Block):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
@@ -84,6 +137,16 @@ class ModelTarget(Block):
     """`url`: the same model name behind another base_url is another model"""
     version: str | None = None
     """change it when the same name answers differently from now on"""
+    tools: list[ToolBlock] = []
+    """what the model may call: Python functions and MCP servers"""
+    max_steps: int = Field(default=20, ge=1)
+    """model calls in one turn, where there are tools"""
+
+    @model_validator(mode="after")
+    def _tools_need_chat(self) -> ModelTarget:
+        if self.tools and self.api != "chat":
+            raise ValueError("tools need `api: chat`")
+        return self
 
 
 def is_embedded(model: str) -> bool:
@@ -98,6 +161,13 @@ class PythonTarget(Block):
     params: dict[str, Any] = {}
     """handed to the function as `context.params`"""
     version: str | None = None
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    """where `context.model` and `context.base_url` ask; default: $OPENAI_BASE_URL"""
+    api_key_env: str = "OPENAI_API_KEY"
+    tools: list[ToolBlock] = []
+    """what `context.tool` can call by name"""
+    state: StateBlock | None = None
+    """for an agent that keeps its own"""
 
 
 class HttpTarget(Block):
@@ -124,6 +194,11 @@ class CommandTarget(Block):
     stdin: str | None = None
     """a template for what the program reads"""
     version: str | None = None
+    proxy: bool = True
+    """give the program an OPENAI_BASE_URL of ours, so that its model calls are recorded, counted and replayed"""
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    """where those calls go; default: $OPENAI_BASE_URL"""
+    api_key_env: str = "OPENAI_API_KEY"
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin")
 
@@ -206,6 +281,15 @@ class CheckpointBlock(Block):
     graders: list[dict[str, Any]] = Field(min_length=1)
 
 
+class WorkspaceBlock(Block):
+    """A folder for each trial. Agents and tools work in it, graders look at it, and it is kept after each turn."""
+
+    folder: str | None = None
+    """what it starts with: a folder, relative to the eval file"""
+    files: str | None = None
+    """an expression over the row that gives more of its files: a map of paths to contents"""
+
+
 class NatOutput(Block):
     """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
 
@@ -234,6 +318,8 @@ class EvalFields(Block):
     follow_ups: list[str] | str = []
     """the user's further messages, each a template; or an expression over the row that gives their list"""
     responder: ResponderBlock | None = None
+    workspace: WorkspaceBlock | None = None
+    """a folder for each trial"""
     checkpoints: list[CheckpointBlock] = []
     trials: int = Field(default=1, ge=1)
     graders: list[dict[str, Any]] = []

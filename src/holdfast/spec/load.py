@@ -12,14 +12,17 @@ from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.fields import (
     SCHEMA_VERSION,
     TARGETS,
+    CommandTarget,
     DatasetBlock,
     EvalFields,
     Limits,
     ModelTarget,
     OutputBlock,
     Price,
+    PythonTarget,
     ResponderBlock,
     TargetBlock,
+    WorkspaceBlock,
     is_embedded,
 )
 from holdfast.spec.grader_fields import GRADERS, TAKEN_NAMES, GraderBlock, PromptGrader
@@ -59,6 +62,7 @@ class Eval:
     follow_ups_from: str | None
     """an expression over the row, where each brings its own"""
     responder: ResponderBlock | None
+    workspace: WorkspaceBlock | None
     checkpoints: tuple[Checkpoint, ...]
     """in the order of their turns"""
     trials: int
@@ -94,6 +98,8 @@ class Eval:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
             yield ("responder", "stop_when"), self.responder.stop_when
+        if self.workspace is not None and self.workspace.files is not None:
+            yield ("workspace", "files"), self.workspace.files
         for location, grader in self.placed_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where
@@ -107,9 +113,15 @@ class Eval:
             yield ("graders", number), grader
 
     @property
-    def many_calls(self) -> bool:
-        """Whether a trial goes on after its first call, and so is worth recording step by step."""
+    def many_turns(self) -> bool:
+        """Whether a trial goes on after its first turn, so that each reply is worth recording."""
         return bool(self.follow_ups or self.follow_ups_from or self.responder or self.checkpoints)
+
+    @property
+    def many_calls(self) -> bool:
+        """Whether a trial may make several calls: in several turns, with tools, or as an agent of its own."""
+        own = isinstance(self.target, PythonTarget | CommandTarget) or bool(getattr(self.target, "tools", ()))
+        return self.many_turns or own
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
@@ -202,6 +214,7 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         if isinstance(top.follow_ups, str)
         else None,
         responder=_with_player(top.responder, document, problems),
+        workspace=top.workspace,
         checkpoints=checkpoints,
         trials=top.trials,
         graders=tuple(graders),

@@ -154,6 +154,7 @@ class GradeHead(msgspec.Struct):
 
 class _StepHead(msgspec.Struct):
     key: str
+    kind: str
     usage: Usage
     time: float
     seconds: float
@@ -274,7 +275,10 @@ def _take_step(index: Index, path: Path, line: Line) -> None:
     head = _step_head.decode(line.data)
     output = index.outputs.get(head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
+        if head.kind == "restart":
+            index.steps.pop(head.key, None)
+        else:
+            index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
         if output is None and head.source is None:
             index.spent.add(head.usage)
             index.spent.add_time(head.time - head.seconds, head.time)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Encoder
@@ -22,6 +22,10 @@ class Usage(Struct, frozen=True):
     output_tokens: int | None = None
     requests: int = 0
     cost: float | None = None
+
+
+NO_USAGE: Final = Usage(0, 0, 0, 0.0)
+"""Known to be nothing."""
 
 
 class Timing(Struct, frozen=True):
@@ -121,7 +125,8 @@ class Step(Struct, frozen=True):
     trial: int
     turn: int
     kind: str
-    """`turn` (a whole reply of the target), `responder`, `model` or `tool`"""
+    """`turn` (a whole reply of the target), `responder`, `model`, `tool`; `intent`: a tool call with side effects is
+    about to be made; `restart`: what came before does not count"""
     request: str
     """digest of what was asked"""
     nth: int

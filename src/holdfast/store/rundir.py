@@ -91,6 +91,7 @@ class RunDir:
         self.metrics = path / "metrics.json"
         self.log = path / "run.log"
         self.aside = path / "set-aside"
+        self.files = path / "files"
 
     @property
     def lease(self) -> Path:

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
     from types import TracebackType
 
     from holdfast.data.dataset import Sample
 
 Message = dict[str, Any]
 """A message as OpenAI's chat API has it: role, content, and what belongs to tool calls."""
+
+
+Replay = Literal["record", "never", "again"]
+"""What happens to a tool call that is on record when a trial goes on after a crash: it is answered from the record; it
+is a side effect that must never happen twice; or it runs again, to bring a server's own state back."""
+
+
+class Calls(Protocol):
+    """One attempt's model and tool calls: recorded before their results are used, answered from the record later."""
+
+    id: str
+    """the trial's, as long as this process lives"""
+    workspace: Path | None
+    """the trial's folder, where the eval has one"""
+    first: bool
+    """nothing of this turn has been tried before, and the turn before it was had in this process"""
+
+    async def model(
+        self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
+    ) -> Any:
+        """A model's answer, as JSON. `usage` reads what it used from that; default: its field `usage`."""
+        ...
+
+    async def tool(self, name: str, arguments: Any, live: Callable[[], Awaitable[Any]], replay: Replay) -> Any:
+        """A tool's result, as JSON."""
+        ...
+
+    async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
+        """Something that lives as long as the trial, opened when it is first asked for."""
+        ...
+
+
+class Closing(Protocol):
+    """What can be let go."""
+
+    alive: bool
+
+    async def close(self) -> None:
+        """Let it go."""
+        ...
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -30,6 +72,10 @@ class Turn(msgspec.Struct, frozen=True):
     """1 for the first"""
     seed: int
     """the same for the same sample and trial, whatever the order of execution"""
+    state: Any = None
+    """what the reply before this one wanted kept"""
+    calls: Calls | None = None
+    """where a trial may have calls of its own: tools, agents, programs"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +94,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     first_token: float | None = None
     """seconds until the first token came"""
     state: Any = None
-    """what the target wants kept with the output; JSON"""
+    """what the target wants kept with the output, and gets back with the next turn; JSON"""
+    files: dict[str, str] | None = None
+    """the workspace after this reply, filled in by the engine"""
 
 
 class Target(Protocol):

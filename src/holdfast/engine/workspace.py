@@ -1,0 +1,109 @@
+"""A trial's workspace while it runs: a folder that starts as the eval says, and is kept after each turn."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.canonical import digest_bytes
+from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.spec.template import RENDER_ERRORS, expression
+from holdfast.store.workspace import Blobs, Files, TooLarge, inside, restore, snapshot
+
+if TYPE_CHECKING:
+    from holdfast.data.dataset import Sample
+    from holdfast.spec.load import Eval
+
+
+class Workspace:
+    """One trial's folder."""
+
+    def __init__(self, blobs: Blobs, start: Files) -> None:
+        self._blobs = blobs
+        self._now = start
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+
+    def begin(self) -> None:
+        """Make the folder what it was when the last turn ended."""
+        restore(self._now, self._blobs, self.folder)
+
+    def go_back_to(self, files: Files) -> None:
+        """Make the folder what it was at another time."""
+        restore(files, self._blobs, self.folder)
+
+    def keep(self) -> Files:
+        """Keep what the folder holds."""
+        try:
+            return snapshot(self.folder, self._blobs)
+        except (TooLarge, OSError) as error:
+            raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
+
+    def ended(self, files: Files | None) -> None:
+        """A turn is over; the next one, or another try at it, starts from here."""
+        self._now = files or {}
+
+    def close(self) -> None:
+        """Remove the folder; what counts is kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Workspaces:
+    """Makes the workspaces of an eval's trials."""
+
+    def __init__(self, spec: Eval, blobs: Blobs) -> None:
+        assert spec.workspace is not None
+        self._blobs = blobs
+        self._common = {name: path.read_bytes() for name, path in common_files(spec).items()}
+        self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
+
+    def of(self, sample: Sample) -> Workspace:
+        """A new one, with what it starts from kept."""
+        try:
+            contents = {**self._common, **self._from_row(sample)}
+        except (*RENDER_ERRORS, OSError) as error:
+            raise AttemptError(
+                "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
+            ) from error
+        return Workspace(self._blobs, {name: self._blobs.keep(data) for name, data in contents.items()})
+
+    def _from_row(self, sample: Sample) -> dict[str, bytes]:
+        found = None if self._own is None else self._own(sample.fields)
+        if found is None:
+            return {}
+        if not isinstance(found, dict):
+            raise TypeError(f"workspace.files gives {found!r:.80}, not a map of paths to contents")
+        for name in found:
+            inside(Path("/workspace"), name)
+        return {name: _contents(value) for name, value in found.items()}
+
+
+def _contents(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and isinstance(value.get("base64"), str):
+        return base64.b64decode(value["base64"])
+    raise TypeError(f"a file's content is a text or {{base64: …}}, not {value!r:.80}")
+
+
+def common_files(spec: Eval) -> dict[str, Path]:
+    """What every workspace of an eval starts with: path in the workspace to file."""
+    block = spec.workspace
+    if block is None or block.folder is None:
+        return {}
+    folder = (spec.folder / block.folder).resolve()
+    if not folder.is_dir():
+        where = spec.document.where(("workspace", "folder"))
+        raise ConfigError([Problem(where, f"no such folder: {block.folder}, relative to the eval file")])
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def workspace_identity(spec: Eval) -> dict[str, Any] | None:
+    """What of the workspace can change an answer."""
+    if spec.workspace is None:
+        return None
+    contents = {name: digest_bytes(path.read_bytes()) for name, path in common_files(spec).items()}
+    return {"folder": contents, "files": spec.workspace.files}
