@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.engine.steps import Steps
+from holdfast.store.records import Usage
 from tests.support.breaking import assert_same_numbers, journal_files, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, server, start, wait_for
@@ -414,7 +415,8 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
         async def live(request: str) -> str:
             return f"{life} {request}"
 
-        return [await steps.call("model", 1, request, lambda r=request: live(r)) for request in requests]
+        attempt = steps.begin(1)
+        return [await attempt.model(request, lambda r=request: live(r), lambda _: Usage()) for request in requests]
 
     return asyncio.run(call_all()), notes.kept, told
 

@@ -120,6 +120,10 @@ class Function:
         call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
+    def takes(self, name: str) -> bool:
+        """Whether it asks for a value."""
+        return self._takes_all or name in self.names
+
     async def __call__(self, offered: Mapping[str, Any]) -> Any:
         """Call it with those of the offered values it names."""
         arguments = (

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Job
     from holdfast.targets.types import Closing, Replay
 
+_INNER = ("model", "tool", "intent")
 _Key = tuple[int, str, str, int]
 """turn, kind, digest of the request, which of the equal ones"""
 
@@ -84,8 +85,8 @@ class Steps:
                 name = self._earlier[turn, kind, request, nth].response
                 raise StartAnew(
                     "agent",
-                    f"{self._job.sample.id} #{self._job.trial}: a call of {name} (replay: never) was cut off, and may or "
-                    "may not have happened; the trial starts anew",
+                    f"{self._job.sample.id} #{self._job.trial}: a call of {name} (replay: never) was cut off, and may "
+                    "or may not have happened; the trial starts anew",
                     retry=False,
                 )
 
@@ -102,7 +103,7 @@ class Steps:
     ) -> Any:
         """The result of a call of the conversation itself: a whole turn, or the simulated user's decision."""
         response = await self.answer((turn, kind, digest(request), 1), live, usage)
-        for key in [key for key in self._earlier if kind == "turn" and key[0] == turn]:
+        for key in [key for key in self._earlier if kind == "turn" and key[0] == turn and key[1] in _INNER]:
             del self._earlier[key]  # the reply is on record: the calls it was made of are of no interest any more
         return response
 

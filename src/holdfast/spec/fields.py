@@ -83,6 +83,9 @@ class McpBlock(Block):
     def _one_of_them(self) -> McpBlock:
         if bool(self.command) == (self.url is not None):
             raise ValueError("is either a `command` or a `url`")
+        for name, value in self.env.items():
+            if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()) and "${" not in value:
+                raise ValueError(f"keys are not written into files: {name}: ${{{name}}} takes it from the environment")
         return self
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 from holdfast.canonical import digest_bytes
+from holdfast.errors import UsageError
 
 _HIDDEN = "(hidden)"
+
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+"""how files name an environment variable"""
+
+
+def filled(text: str, where: str) -> str:
+    """A text with the values of the environment variables it names."""
+    for name in VARIABLE.findall(text):
+        if name not in os.environ:
+            raise UsageError(f"{where} names ${{{name}}}, which is not set in the environment")
+    return VARIABLE.sub(lambda match: os.environ[match[1]], text)
 
 
 def bare_url(url: str) -> str:
@@ -38,6 +51,9 @@ def _target(block: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = _tree(block)
     if isinstance(block.get("headers"), dict):
         shown["headers"] = {name: value if "${" in str(value) else _HIDDEN for name, value in block["headers"].items()}
+    for given, tool in zip(block.get("tools") or [], shown.get("tools") or [], strict=True):
+        if isinstance(given, dict) and isinstance(given.get("mcp"), dict):
+            tool["mcp"] = _target(given["mcp"])
     return shown
 
 
@@ -47,7 +63,7 @@ def _tree(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: shown_url(inner) if key in ("base_url", "http") and isinstance(inner, str) else _tree(inner)
+        key: shown_url(inner) if key in ("base_url", "http", "url") and isinstance(inner, str) else _tree(inner)
         for key, inner in value.items()
     }
 

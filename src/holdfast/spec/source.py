@@ -168,3 +168,24 @@ def _modules(parts: list[str], roots: list[Path]) -> Iterator[Path]:
         if files:
             yield from (file.resolve() for file in files)
             return
+
+
+def files_behind(folder: Path, argument: str) -> dict[str, str]:
+    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
+    path = folder / argument
+    try:
+        if "{{" in argument or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            return {}
+        if path.suffix == ".py":
+            return source_fingerprint(path, folder)
+        return {argument: digest_bytes(path.read_bytes())}
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path names a file; what cannot be a path does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

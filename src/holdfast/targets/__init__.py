@@ -7,6 +7,8 @@
 `python`    a Python function
 `http`      a workflow behind HTTP
 `command`   a program
+`proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
+`tools`     Python functions a model may call, and `mcp`, the tools of MCP servers
 `prices`    dollars per token
 `build`     from what the eval file says to the target
 """

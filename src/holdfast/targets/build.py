@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest_bytes
-from holdfast.errors import ConfigError, Problem
-from holdfast.functions import load_function, split_reference
+from holdfast.functions import split_reference
 from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import source_fingerprint
+from holdfast.spec.source import files_behind, source_fingerprint
 from holdfast.targets.prices import Prices
+from holdfast.targets.tools import Toolbox, tools_identity
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.spec.load import Eval
     from holdfast.targets.types import Target
 
@@ -27,12 +24,12 @@ def build_target(spec: Eval) -> Target:
         case ModelTarget() as block:
             from holdfast.targets.model import Model
 
-            return Model(block, Prices(block.model, spec.prices))
+            tools = Toolbox(block.tools, spec) if block.tools else None
+            return Model(block, Prices(block.model, spec.prices), tools)
         case PythonTarget() as block:
             from holdfast.targets.python import PythonFunction
 
-            function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
-            return PythonFunction(function, block.params, where)
+            return PythonFunction(block, spec, where)
         case HttpTarget() as block:
             from holdfast.targets.http import HttpWorkflow
 
@@ -40,7 +37,7 @@ def build_target(spec: Eval) -> Target:
         case CommandTarget() as block:
             from holdfast.targets.command import Command
 
-            return Command(block, spec.folder)
+            return Command(block, spec)
 
 
 def target_identity(spec: Eval) -> dict[str, Any]:
@@ -51,35 +48,25 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             if block.identity == "url":
                 where = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
                 identity["base_url"] = shown_url(where.rstrip("/"))
+            if block.tools:
+                identity |= {"tools": tools_identity(block.tools, spec), "max_steps": block.max_steps}
             return {"kind": "model", **identity}
         case PythonTarget() as block:
             path, name = split_reference(block.python, spec.folder)
             files = source_fingerprint(path, spec.folder)
-            return {
-                "kind": "python",
-                "function": name,
-                "source": files,
-                "params": block.params,
-                "version": block.version,
-            }
+            identity = {"function": name, "source": files, "params": block.params, "version": block.version}
+            if block.tools:
+                identity["tools"] = tools_identity(block.tools, spec)
+            if block.state is not None:
+                for hook in (block.state.save, block.state.restore):
+                    files |= source_fingerprint(split_reference(hook, spec.folder)[0], spec.folder)
+            return {"kind": "python", **identity}
         case HttpTarget() as block:
             identity = block.model_dump(include={"http", "request", "response", "version"})
             return {"kind": "http", **identity, "http": shown_url(block.http)}
         case CommandTarget() as block:
             behind: dict[str, str] = {}
             for argument in block.command:
-                behind |= _files_behind(spec.folder, argument)
-            return {"kind": "command", **block.model_dump(), "files": behind}
-
-
-def _files_behind(folder: Path, argument: str) -> dict[str, str]:
-    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
-    path = folder / argument
-    try:
-        if "{{" in argument or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            return {}
-        if path.suffix == ".py":
-            return source_fingerprint(path, folder)
-        return {argument: digest_bytes(path.read_bytes())}
-    except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+                behind |= files_behind(spec.folder, argument)
+            identity = block.model_dump(include={"command", "stdin", "version"})
+            return {"kind": "command", **identity, "files": behind}

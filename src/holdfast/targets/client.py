@@ -78,6 +78,18 @@ class Client:
             raise self._broken(error) from error
         return self.parse(data)
 
+    async def get(self, query: str = "") -> Any:
+        """The JSON at the URL."""
+        assert self._session is not None
+        try:
+            async with self._session.get(self._url.with_query(query)) as response:
+                data = await response.read()
+                if response.status >= 300:
+                    raise self._refusal(response.status, response.headers, data)
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise self._broken(error) from error
+        return self.parse(data)
+
     async def stream(self, body: Any) -> AsyncIterator[Any]:
         """The JSON events of a reply that may come as server-sent events, or all at once."""
         assert self._session is not None

@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import AttemptError, Fault
+from holdfast.spec.source import is_file
 from holdfast.spec.template import RENDER_ERRORS, template
+from holdfast.targets.proxy import Proxy
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.fields import CommandTarget
+    from holdfast.spec.load import Eval
     from holdfast.targets.types import Turn
 
 _SHOWN = 400
@@ -33,24 +36,50 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 class Command:
-    """Runs the program once per turn, in a process group of its own, from the eval file's folder."""
+    """Runs the program once per turn, in a process group of its own: in the workspace, else in the eval's folder.
 
-    def __init__(self, block: CommandTarget, folder: Path) -> None:
+    Its environment has an OPENAI_BASE_URL that is this trial's, so that its model calls are recorded.
+    """
+
+    def __init__(self, block: CommandTarget, spec: Eval) -> None:
         self._block = block
-        self._folder = folder
+        self._folder = spec.folder
         self._in_child = _die_with_parent()
+        self._proxy = Proxy(block, spec.prices) if block.proxy else None
 
     async def __aenter__(self) -> Self:
+        if self._proxy is not None:
+            await self._proxy.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        pass
+    async def __aexit__(self, *details: object) -> None:
+        if self._proxy is not None:
+            await self._proxy.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
         """Run it to its end."""
+        calls = turn.calls
+        if calls is None:
+            return await self._run(turn, None, dict(os.environ))
+        environment = {**os.environ, "HOLDFAST_SAMPLE": turn.sample.id, "HOLDFAST_TURN": str(turn.number)}
+        if calls.workspace is not None:
+            environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
+        if self._proxy is None:
+            return await self._run(turn, calls.workspace, environment)
+        environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)
+        environment.setdefault("OPENAI_API_KEY", "none")  # clients insist on one, and the proxy has the real one
+        self._proxy.admit(calls)
+        try:
+            return await self._run(turn, calls.workspace, environment)
+        finally:
+            self._proxy.dismiss(calls)
+
+    async def _run(self, turn: Turn, workspace: Path | None, environment: dict[str, str]) -> Reply:
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
         try:
             arguments = [template(argument).render(fields) for argument in self._block.command]
+            if workspace is not None:  # files of the eval's folder are named from there
+                arguments = [str(self._folder / word) if is_file(self._folder / word) else word for word in arguments]
             given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
@@ -59,7 +88,8 @@ class Command:
         try:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
-                cwd=self._folder,
+                cwd=workspace or self._folder,
+                env=environment,
                 stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -70,7 +100,7 @@ class Command:
             raise Fault(
                 "refused",
                 f"{arguments[0]} cannot be run: {error.strerror}",
-                remedy=f"target.command is run from {self._folder}; check the path and that it is executable.",
+                remedy=f"target.command is run from {workspace or self._folder}; check the path and that it may be run.",
             ) from error
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +10,7 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
+from holdfast.spec.secrets import VARIABLE, filled
 from holdfast.spec.template import RENDER_ERRORS, render_tree
 from holdfast.store.records import Usage
 from holdfast.targets.client import Client
@@ -19,8 +19,6 @@ from holdfast.targets.types import Reply
 if TYPE_CHECKING:
     from holdfast.spec.fields import HttpTarget
     from holdfast.targets.types import Turn
-
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class HttpWorkflow:
@@ -32,11 +30,11 @@ class HttpWorkflow:
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
             raise ConfigError([Problem(where, f"target.response is not a JMESPath: {error}")]) from error
-        headers = {name: _filled(value, "headers") for name, value in block.headers.items()}
-        url = _filled(block.http, "http")
+        headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
+        url = filled(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
             raise UsageError("target.http is not the address of a web service once its variables are filled in")
-        values = [os.environ[name] for name in _VARIABLE.findall(block.http)]
+        values = [os.environ[name] for name in VARIABLE.findall(block.http)]
         named = [value for value in values if "://" not in value]  # where it is asked is no secret
         self._client = Client(url, headers, key_hint="Check target.headers and target.http.", secrets=named)
 
@@ -73,11 +71,3 @@ def _compact(value: Any) -> str:
     import msgspec
 
     return msgspec.json.encode(value).decode()
-
-
-def _filled(text: str, key: str) -> str:
-    """A text with the values of the environment variables it names."""
-    for name in _VARIABLE.findall(text):
-        if name not in os.environ:
-            raise UsageError(f"target.{key} names ${{{name}}}, which is not set in the environment")
-    return _VARIABLE.sub(lambda match: os.environ[match[1]], text)

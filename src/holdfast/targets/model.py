@@ -6,10 +6,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.errors import AttemptError, UsageError
 from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.targets.client import Client, bearer
 from holdfast.targets.embedded import serve
+from holdfast.targets.tools import answer
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -20,17 +24,19 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_fields import PromptGrader
     from holdfast.store.records import Usage
     from holdfast.targets.prices import Prices
-    from holdfast.targets.types import Message, Turn
+    from holdfast.targets.tools import Toolbox
+    from holdfast.targets.types import Calls, Message, Turn
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 
 class Model:
-    """Answers with one request per turn."""
+    """Answers with one request per turn; with tools, with as many as it takes."""
 
-    def __init__(self, block: ModelTarget, prices: Prices) -> None:
+    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None) -> None:
         self._block = block
         self._prices = prices
+        self._tools = tools
         self._client: Client | None = None
         self._server: AbstractAsyncContextManager[str] | None = None
         if not is_embedded(block.model):
@@ -70,22 +76,49 @@ class Model:
         name = self._block.api_key_env
         hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
         self._client = await Client(base_url + path, bearer(name), key_hint=hint).__aenter__()
+        if self._tools is not None:
+            await self._tools.__aenter__()
         return self
 
     async def __aexit__(self, *details: Any) -> None:
+        if self._tools is not None:
+            await self._tools.__aexit__(*details)
         if self._client is not None:
             await self._client.__aexit__()
         if self._server is not None:
             await self._server.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
-        """Ask for the next assistant message."""
-        return await self.complete(turn.messages)
+        """Ask for the next assistant message; call the tools it asks for, until it answers."""
+        if self._tools is None:
+            return await self.complete(turn.messages)
+        assert turn.calls is not None
+        tools = await self._tools.of(turn.calls)
+        offered = [tool.offer() for tool in tools.values()]
+        said: list[Message] = []
+        for _ in range(self._block.max_steps):
+            reply = await self.recorded([*turn.messages, *said], turn.calls, {"tools": offered})
+            said += reply.messages or []
+            wanted = said[-1].get("tool_calls") or []
+            if not wanted:
+                return replace(reply, messages=said)
+            for call in wanted:
+                said.append(await answer(tools, call, turn))
+        return Reply(text=reply.text, messages=said, stop="max_steps", first_token=reply.first_token)
 
-    async def complete(self, messages: list[Message]) -> Reply:
+    async def recorded(self, messages: list[Message], calls: Calls, more: dict[str, Any]) -> Reply:
+        """The model's answer to a conversation, from the trial's record where it is there."""
+
+        async def live() -> Any:
+            return msgspec.to_builtins(await self.complete(messages, more))
+
+        request = {"model": self._block.model, **self._block.params, **more, "messages": messages}
+        return msgspec.convert(await calls.model(request, live), Reply)
+
+    async def complete(self, messages: list[Message], more: dict[str, Any] | None = None) -> Reply:
         """The model's answer to a conversation."""
         assert self._client is not None
-        body: dict[str, Any] = {"model": self._block.model, **self._block.params}
+        body: dict[str, Any] = {"model": self._block.model, **self._block.params, **(more or {})}
         if self._block.api == "chat":
             body["messages"] = messages
         else:
@@ -117,6 +150,7 @@ class Model:
     async def _streamed(self, events: AsyncIterator[Any]) -> Reply:
         started, first = time.monotonic(), None
         parts: list[str] = []
+        wanted: dict[int, dict[str, Any]] = {}
         stop, usage = None, None
         async for event in events:
             try:
@@ -126,15 +160,20 @@ class Model:
                     if delta.get("content"):
                         first = time.monotonic() - started if first is None else first
                         parts.append(delta["content"])
+                    for piece in delta.get("tool_calls") or []:
+                        join_tool_call(wanted, piece)
                     stop = choice.get("finish_reason") or stop
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
         if stop is None:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
         text = "".join(parts)
+        said: Message = {"role": "assistant", "content": text}
+        if wanted:
+            said["tool_calls"] = [wanted[number] for number in sorted(wanted)]
         return Reply(
             text=text,
-            messages=[{"role": "assistant", "content": text}],
+            messages=[said],
             usage=self._usage(usage),
             stop=stop,
             first_token=first,
@@ -144,3 +183,13 @@ class Model:
         counts = data if isinstance(data, dict) else {}
         given, made = counts.get("prompt_tokens"), counts.get("completion_tokens")
         return self._prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
+
+
+def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Add a piece of a tool call, as streams have them, to what came of it before."""
+    call = calls.setdefault(piece.get("index") or 0, {"type": "function", "function": {"name": "", "arguments": ""}})
+    if piece.get("id"):
+        call["id"] = piece["id"]
+    function = piece.get("function") or {}
+    for key in ("name", "arguments"):
+        call["function"][key] += function.get(key) or ""

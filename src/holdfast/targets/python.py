@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, Fault
-from holdfast.functions import Function, said_with_place
+from holdfast.errors import AttemptError, Fault, UsageError
+from holdfast.functions import Function, load_function, said_with_place
+from holdfast.spec.fields import ModelTarget
 from holdfast.store.records import Usage
+from holdfast.targets.model import Model
+from holdfast.targets.prices import Prices
+from holdfast.targets.tools import Toolbox, as_text, use
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
-    from holdfast.targets.types import Message, Turn
+    from holdfast.spec.fields import PythonTarget
+    from holdfast.spec.load import Eval
+    from holdfast.targets.proxy import Proxy
+    from holdfast.targets.tools import Tool
+    from holdfast.targets.types import Message, Replay, Turn
 
 OFFERED = ("prompt", "messages", "sample", "context")
 
 
 @dataclass
 class Context:
-    """What a Python target may want to know beside the prompt."""
+    """What a Python target may want to know and to use beside the prompt.
+
+    Calls made with `model` and `tool` are on disk before their results are used. After a crash the function runs again
+    from the start of its turn, and they are answered from the record until new ground is reached.
+    """
 
     trial: int
     turn: int
@@ -31,36 +46,154 @@ class Context:
     sample_id: str
     params: dict[str, Any] = field(default_factory=dict)
     """`target.params` of the eval file"""
+    state: Any = None
+    """what the reply before this one gave as its `state`"""
+    workspace: Path | None = None
+    """the trial's folder, where the eval has a `workspace`"""
+    base_url: str = ""
+    """an OpenAI-compatible URL of this trial, for frameworks with a client of their own: calls through it are recorded,
+    counted and replayed as those of `model` are"""
+    _owner: tuple[PythonFunction, Turn, asyncio.AbstractEventLoop] | None = field(default=None, repr=False)
+
+    def model(self, messages: list[Message] | str, *, model: str | None = None, **params: Any) -> Any:
+        """Ask a model; gives a `holdfast.Reply` with `text`, `messages` (tool calls in them) and `usage`.
+
+        `await` it in an async function; in a plain one it waits by itself. `model` defaults to `params: {model: …}` of
+        the target; everything else goes into the request: temperature, tools, max_tokens …
+        """
+        name = model or self.params.get("model")
+        if not isinstance(name, str):
+            raise UsageError("context.model needs a model: name it, or give target.params.model")
+        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        function, turn, loop = self._trial()
+        return _result(function.ask(turn, name, asked, params), loop)
+
+    def tool(
+        self, tool: Callable[..., Any] | str, arguments: dict[str, Any] | None = None, *, replay: Replay = "record"
+    ) -> Any:
+        """Call a function, or by name one of `target.tools`; gives what it returns, as JSON has it.
+
+        `await` it in an async function; in a plain one it waits by itself. `replay="never"` is for one with side
+        effects: a trial that was cut off in it starts anew.
+        """
+        function, turn, loop = self._trial()
+        return _result(function.use(turn, tool, arguments or {}, replay), loop)
+
+    def _trial(self) -> tuple[PythonFunction, Turn, asyncio.AbstractEventLoop]:
+        if self._owner is None:
+            raise UsageError("this context belongs to no trial")
+        return self._owner
+
+
+def _result(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+    """To be awaited by code that runs in the event loop; to any other thread, the result itself."""
+    try:
+        if asyncio.get_running_loop() is loop:
+            return work
+    except RuntimeError:
+        pass
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 class PythonFunction:
     """Calls the user's function once per turn."""
 
-    def __init__(self, function: Callable[..., Any], params: dict[str, Any], where: str) -> None:
-        self._function = Function(function, OFFERED, where)
-        self._params = params
+    def __init__(self, block: PythonTarget, spec: Eval, where: str) -> None:
+        def load(reference: str, offered: tuple[str, ...]) -> Function:
+            found = spec.functions.get(reference) or load_function(reference, spec.folder, where)
+            return Function(found, offered, where)
+
+        self._block = block
+        self._prices = spec.prices
+        self._function = load(block.python, OFFERED)
+        self._save = None if block.state is None else load(block.state.save, ("context",))
+        self._restore = None if block.state is None else load(block.state.restore, ("state", "context"))
+        self._tools = Toolbox(block.tools, spec) if block.tools else None
+        self._models: dict[str, Model] = {}
+        self._proxy: Proxy | None = None
 
     async def __aenter__(self) -> Self:
+        if self._function.takes("context"):
+            from holdfast.targets.proxy import Proxy
+
+            self._proxy = await Proxy(self._block, self._prices).__aenter__()
+        if self._tools is not None:
+            await self._tools.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        pass
+    async def __aexit__(self, *details: Any) -> None:
+        for model in self._models.values():
+            await model.__aexit__(*details)
+        if self._tools is not None:
+            await self._tools.__aexit__(*details)
+        if self._proxy is not None:
+            await self._proxy.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
         """Whatever the function returns, as a reply."""
-        offered = {
-            "prompt": turn.prompt,
-            "messages": [dict(message) for message in turn.messages],
-            "sample": dict(turn.sample.fields),
-            "context": Context(turn.trial, turn.number, turn.seed, turn.sample.id, self._params),
-        }
+        calls, proxy = turn.calls, self._proxy
+        context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self._block.params, turn.state)
+        if calls is not None:
+            context.workspace = calls.workspace
+            context._owner = self, turn, asyncio.get_running_loop()
+        if proxy is not None and calls is not None:
+            context.base_url = proxy.base_url(calls)
+            proxy.admit(calls)
         try:
-            returned = await self._function(offered)
+            return _settled(await self._call(turn, context))
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
             raise AttemptError("agent", said_with_place(error)) from error
-        return _settled(_as_reply(returned))
+        finally:
+            if proxy is not None and calls is not None:
+                proxy.dismiss(calls)
+
+    async def _call(self, turn: Turn, context: Context) -> Reply:
+        resumed = turn.calls is not None and not turn.calls.first
+        if self._restore is not None and turn.state is not None and resumed:
+            await self._restore({"state": turn.state, "context": context})
+        offered = {
+            "prompt": turn.prompt,
+            "messages": [dict(message) for message in turn.messages],
+            "sample": dict(turn.sample.fields),
+            "context": context,
+        }
+        reply = _as_reply(await self._function(offered))
+        return reply if self._save is None else replace(reply, state=await self._save({"context": context}))
+
+    async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
+        """A model's answer, for `context.model`."""
+        assert turn.calls is not None
+        if name not in self._models:
+            block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
+            self._models[name] = Model(block, Prices(name, self._prices))
+            await self._models[name].__aenter__()
+        return await self._models[name].recorded(messages, turn.calls, params)
+
+    async def use(self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: Replay) -> Any:
+        """A tool's result, for `context.tool`."""
+        assert turn.calls is not None
+        if isinstance(tool, str):
+            tools: dict[str, Tool] = {} if self._tools is None else await self._tools.of(turn.calls)
+            if tool not in tools:
+                raise UsageError(f"there is no tool called {tool!r} in target.tools")
+            return await use(tools, tool, arguments, turn)
+        name = getattr(tool, "__name__", type(tool).__name__)
+        called = Function(tool, tuple(arguments), f"context.tool({name})")
+
+        async def live() -> Any:
+            return _as_json(await called(arguments))
+
+        return await turn.calls.tool(name, arguments, live, replay)
+
+
+def _as_json(value: Any) -> Any:
+    """A result as the record will give it back."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError):
+        return as_text(value)
 
 
 def _settled(reply: Reply) -> Reply:

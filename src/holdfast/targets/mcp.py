@@ -1,0 +1,250 @@
+"""Tools of MCP servers, through the official client.
+
+A server is a program that talks over its standard input and output, or a URL. It lives as long as a trial, or as
+long as the run. Each has a task of its own that holds the connection open, so that any other task may use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.spec.secrets import bare_url, filled
+from holdfast.spec.source import is_file
+from holdfast.targets.tools import Tool
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from holdfast.spec.fields import ToolBlock
+    from holdfast.targets.tools import ToolContext
+    from holdfast.targets.types import Calls
+
+_OPEN_SECONDS: Final = 60.0
+_SHOWN: Final = 400
+
+
+def mcp_client() -> Any:
+    """The official package, or what to do where it is missing."""
+    try:
+        import mcp
+        import mcp.client.stdio
+        import mcp.client.streamable_http
+    except ImportError as error:
+        raise Fault(
+            "rejected", f"tools of MCP servers need the package mcp: {error}", remedy="pip install 'holdfast[mcp]'"
+        ) from error
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what matters comes as an exception
+    return mcp
+
+
+class McpServer:
+    """One entry of `tools` with `mcp`."""
+
+    def __init__(self, block: ToolBlock, folder: Path, where: str, name: str) -> None:
+        assert block.mcp is not None
+        self._block = block
+        self._mcp = block.mcp
+        self._folder = folder
+        self._name = name
+        self._env = {key: filled(value, f"{where}: env") for key, value in block.mcp.env.items()}
+        self._headers = {key: filled(value, f"{where}: headers") for key, value in block.mcp.headers.items()}
+        self._url = None if block.mcp.url is None else filled(block.mcp.url, f"{where}: url")
+        self._shared: Connection | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def shown(self) -> str:
+        """As messages name it."""
+        return bare_url(self._mcp.url) if self._mcp.url is not None else " ".join(self._mcp.command)
+
+    async def open(self) -> None:
+        """See that it can be reached before a trial needs it; a shared one stays open."""
+        try:
+            connection = await self._connect(None)
+        except AttemptError as error:
+            raise Fault(
+                "refused", error.message, remedy="Start the server by hand to see what is wrong with it."
+            ) from error
+        if self._block.per == "run":
+            self._shared = connection
+        else:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Let a shared one go."""
+        if self._shared is not None:
+            await self._shared.close()
+
+    async def tools(self, calls: Calls) -> list[Tool]:
+        """What it offers to a trial."""
+        if self._block.per == "trial":
+
+            async def connect() -> Connection:
+                return await self._connect(calls.workspace)
+
+            connection: Connection = await calls.resource(self._name, connect)
+        else:
+            async with self._opening:
+                if self._shared is None or not self._shared.alive:
+                    self._shared = await self._connect(None)
+            connection = self._shared
+        return [self._tool(connection, offered) for offered in connection.offered if self._wanted(offered.name)]
+
+    def _wanted(self, name: str) -> bool:
+        return not self._block.only or name in self._block.only
+
+    def _tool(self, connection: Connection, offered: Any) -> Tool:
+        async def run(arguments: dict[str, Any], _: ToolContext) -> str:
+            return _as_text(await connection.call(offered.name, arguments))
+
+        schema = dict(offered.input_schema)
+        return Tool(offered.name, offered.description or "", schema, self._block.replay, run)
+
+    async def _connect(self, workspace: Path | None) -> Connection:
+        connection = Connection(self.shown)
+        await connection.open(self._client(workspace, connection))
+        missing = set(self._block.only) - {tool.name for tool in connection.offered}
+        if missing:
+            await connection.close()
+            raise Fault("rejected", f"{self.shown} has no tool called {', '.join(sorted(missing))}")
+        return connection
+
+    def _client(self, workspace: Path | None, connection: Connection) -> AbstractAsyncContextManager[Any]:
+        mcp = mcp_client()
+        if self._url is not None:
+            if not self._headers:
+                return mcp.Client(self._url)  # type: ignore[no-any-return]
+            import httpx2
+
+            http = httpx2.AsyncClient(headers=self._headers, timeout=httpx2.Timeout(30, read=300))
+            return mcp.Client(mcp.client.streamable_http.streamable_http_client(self._url, http_client=http))  # type: ignore[no-any-return]
+        command = [str(self._folder / word) if is_file(self._folder / word) else word for word in self._mcp.command]
+        environment = dict(self._env)
+        if workspace is not None:
+            environment["HOLDFAST_WORKSPACE"] = str(workspace)
+        started = mcp.client.stdio.StdioServerParameters(
+            command=command[0], args=command[1:], env=environment, cwd=workspace or self._folder
+        )
+        return mcp.Client(mcp.client.stdio.stdio_client(started, errlog=connection.said))  # type: ignore[no-any-return]
+
+
+class Connection:
+    """A server in use. `alive` until it, or we, have closed it."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self.said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        """what a program writes to its standard error"""
+        self.offered: list[Any] = []
+        self.alive = False
+        self._client: Any = None
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, client: AbstractAsyncContextManager[Any]) -> None:
+        """Connect, and learn what there is."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(client, ready))
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await ready
+        except TimeoutError:
+            await self.close()
+            raise self._gone(f"did not answer within {_OPEN_SECONDS:.0f} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _hold(self, client: AbstractAsyncContextManager[Any], ready: asyncio.Future[None]) -> None:
+        try:
+            async with client as self._client:
+                cursor: str | None = None
+                while True:
+                    page = await self._client.list_tools(cursor=cursor)
+                    self.offered += page.tools
+                    cursor = page.next_cursor
+                    if not cursor:
+                        break
+                self.alive = True
+                if not ready.done():
+                    ready.set_result(None)
+                await self._over.wait()
+        except Exception as error:  # whatever the server or the way to it did
+            if not ready.done():
+                ready.set_exception(self._gone(_why(error)))
+        finally:
+            self.alive = False
+            if not ready.done():
+                ready.set_exception(self._gone("ended before it answered"))
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool; an AttemptError where the server is gone."""
+        if self._task is None or not self.alive:
+            raise self._gone("is gone")
+        call = asyncio.ensure_future(self._client.call_tool(name, arguments))
+        try:
+            await asyncio.wait({call, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
+        if call.cancelled():
+            raise self._gone("ended during a call")
+        error = call.exception()
+        if error is None or _is_answer(error):
+            return error or call.result()  # where the server refuses a call, the model is told
+        self.alive = False
+        raise self._gone(_why(error)) from error
+
+    async def close(self) -> None:
+        """Let it go; a program that does not leave is ended."""
+        self._over.set()
+        self.alive = False
+        if self._task is not None:
+            done, _ = await asyncio.wait({self._task}, timeout=10)
+            if not done:
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=5)
+        self.said.close()
+
+    def _gone(self, what: str) -> AttemptError:
+        said = ""
+        with suppress(ValueError, OSError):
+            self.said.seek(0)
+            said = self.said.read()[-_SHOWN:].strip()
+        return AttemptError("agent", f"MCP server {self._shown}: {what}" + (f"; it said: {said}" if said else ""))
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Whether an error is the server's answer to a call, and not the end of the connection."""
+    from mcp.shared.exceptions import MCPError
+
+    closed = -32000  # how the client says that the connection is closed
+    return isinstance(error, MCPError) and getattr(error.error, "code", closed) != closed
+
+
+def _why(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _as_text(result: Any) -> str:
+    """What a tool gave back, as a model reads it."""
+    if isinstance(result, Exception):
+        return f"Error: {result}"
+    text = "\n".join(
+        block.text if block.type == "text" else msgspec.json.encode(block.model_dump(mode="json")).decode()
+        for block in result.content
+    )
+    if not text and result.structured_content is not None:
+        text = msgspec.json.encode(result.structured_content).decode()
+    return f"Error: {text}" if result.is_error else text

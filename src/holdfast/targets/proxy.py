@@ -1,0 +1,204 @@
+"""An OpenAI-compatible server on loopback for agents that nobody can look into.
+
+Each trial has a base URL of its own. What is asked there goes to the real server; the answers are recorded before their
+end is handed over, counted, priced, and after a crash given from the record. An outage reaches the agent as it is:
+whether it gets over it is its own affair, but what it says without having got over it is not taken as its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.targets.client import Client, bearer
+from holdfast.targets.model import DEFAULT_BASE_URL
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.spec.fields import CommandTarget, Price, PythonTarget
+    from holdfast.store.records import Usage
+    from holdfast.targets.types import Calls
+
+_MOST_BYTES: Final = 256 * 1024 * 1024
+_PASSED_ON: Final = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-api-key", "api-key")
+
+
+class Proxy:
+    """The server; one for a run."""
+
+    def __init__(self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price]) -> None:
+        self._upstream = (block.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+        self._key_env = block.api_key_env
+        self._prices = prices
+        self._trials: dict[str, Calls] = {}
+        self._clients: dict[str, Client] = {}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def __aenter__(self) -> Self:
+        application = web.Application(client_max_size=_MOST_BYTES)
+        application.router.add_route("*", "/{trial}/v1/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        for client in self._clients.values():
+            await client.__aexit__()
+
+    def base_url(self, calls: Calls) -> str:
+        """Where a trial's agent asks; the same as long as this process lives."""
+        return f"http://127.0.0.1:{self._port}/{calls.id}/v1"
+
+    def admit(self, calls: Calls) -> None:
+        """From now on what comes to the trial's URL belongs to this attempt."""
+        self._trials[calls.id] = calls
+
+    def dismiss(self, calls: Calls) -> None:
+        """The attempt is over."""
+        self._trials.pop(calls.id, None)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        calls = self._trials.get(request.match_info["trial"])
+        if calls is None:
+            return _refusal(404, "this base URL belongs to a trial that is over")
+        data = await request.read()
+        try:
+            body = msgspec.json.decode(data) if data else None
+        except msgspec.DecodeError as error:
+            return _refusal(400, f"the request is not JSON: {error}")
+        answer = _Answer(self, request, body)
+        asked = {
+            "method": request.method,
+            "path": request.match_info["path"],
+            "query": request.query_string,
+            "body": body,
+        }
+        try:
+            kept = await calls.model(asked, answer.live, self._usage)
+        except (AttemptError, Fault) as error:
+            if answer.response is not None:  # it has begun: cut it off, so that nobody takes it as whole
+                if request.transport is not None:
+                    request.transport.abort()
+                return answer.response
+            return _refusal(getattr(error, "status", None) or 502, error.message, error.kind)
+        return await answer.give(kept)
+
+    async def client(self, path: str, request: web.Request) -> Client:
+        """The client for one path of the real server, with our key, else the agent's own."""
+        headers = bearer(self._key_env) or {
+            name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON
+        }
+        key = f"{path} {sorted(headers.items())}"
+        if key not in self._clients:
+            made = Client(f"{self._upstream}/{path}", headers, key_hint=f"Check the key in {self._key_env}.")
+            self._clients[key] = await made.__aenter__()
+        return self._clients[key]
+
+    def _usage(self, kept: Any) -> Usage:
+        """What an answer used, from the record of it."""
+        counts = kept.get("counts") or {}
+        prices = Prices(str(kept.get("model") or ""), self._prices)
+        given = counts.get("prompt_tokens", counts.get("input_tokens"))
+        made = counts.get("completion_tokens", counts.get("output_tokens"))
+        if kept.get("free"):
+            return prices.usage(0, 0, 1)
+        return prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
+
+
+class _Answer:
+    """One request on its way to the real server and back."""
+
+    def __init__(self, proxy: Proxy, request: web.Request, body: Any) -> None:
+        self._proxy = proxy
+        self._request = request
+        self._body = body
+        self._path = request.match_info["path"]
+        self.response: web.StreamResponse | None = None
+        """what has been begun to be sent"""
+        self._held: list[Any] = []
+        """the end of a stream, which waits until all of it is on record"""
+
+    @property
+    def _streams(self) -> bool:
+        return isinstance(self._body, dict) and bool(self._body.get("stream"))
+
+    async def live(self) -> Any:
+        """Ask the real server. A stream is handed on as it comes, but for its end."""
+        client = await self._proxy.client(self._path, self._request)
+        model = self._body.get("model") if isinstance(self._body, dict) else None
+        if self._request.method == "GET":
+            return {"model": model, "whole": await client.get(self._request.query_string), "free": True}
+        if not self._streams:
+            whole = await client.post(self._body)
+            counts = whole.get("usage") if isinstance(whole, dict) else None
+            return {"model": model, "whole": whole, "counts": counts}
+        body = dict(self._body)
+        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        chat = "messages" in body or "prompt" in body
+        if chat and not wants_usage:  # without it nobody could say what the call used
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        events, counts = [], None
+        async for event in client.stream(body):
+            found = event.get("usage") if isinstance(event, dict) else None
+            found = found or ((event.get("response") or {}).get("usage") if isinstance(event, dict) else None)
+            counts = found or counts
+            if chat and not wants_usage and found and not event.get("choices"):
+                continue  # the agent did not ask for it
+            events.append(event)
+            await self._hand_on(event)
+        if chat and not any(choice.get("finish_reason") for event in events for choice in event.get("choices") or []):
+            raise AttemptError("bad_reply", "the stream ended before the answer did")
+        return {"model": model, "events": events, "counts": counts}
+
+    async def _hand_on(self, event: Any) -> None:
+        self._held.append(event)
+        if any(choice.get("finish_reason") for held in self._held for choice in held.get("choices") or []):
+            return
+        if event.get("type") == "response.completed":
+            return
+        await self._send(self._held)
+        self._held = []
+
+    async def _send(self, events: list[Any]) -> None:
+        if self.response is None:
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            self.response = web.StreamResponse(headers=headers)
+            await self.response.prepare(self._request)
+        for event in events:
+            kind = event.get("type") if isinstance(event, dict) and "choices" not in event else None
+            head = f"event: {kind}\n".encode() if kind else b""
+            with suppress(
+                ConnectionError, aiohttp.ClientError
+            ):  # the agent may have gone; the answer is kept all the same
+                await self.response.write(head + b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+    async def give(self, kept: Any) -> web.StreamResponse:
+        """Hand over what is on record: all of it, or what has been held back."""
+        if "events" not in kept:
+            return web.json_response(body=msgspec.json.encode(kept["whole"]))
+        await self._send(kept["events"] if self.response is None else self._held)
+        assert self.response is not None
+        with suppress(ConnectionError, aiohttp.ClientError, asyncio.CancelledError):
+            await self.response.write(b"data: [DONE]\n\n")
+            await self.response.write_eof()
+        return self.response
+
+
+def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
+    body = {"error": {"message": message, "type": kind, "code": kind}}
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

@@ -1,0 +1,224 @@
+"""Tools a model may call: Python functions, and what MCP servers offer.
+
+A tool that fails does not fail the trial: what went wrong goes back to the model as the tool's result. A tool that is
+gone, a server that crashed, is an error of the attempt, which is tried again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from holdfast.errors import AttemptError, ConfigError, Fault, Problem
+from holdfast.functions import Function, load_function, said_with_place, split_reference
+from holdfast.spec.secrets import shown_url
+from holdfast.spec.source import files_behind, source_fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from holdfast.spec.fields import ToolBlock
+    from holdfast.spec.load import Eval
+    from holdfast.targets.mcp import McpServer
+    from holdfast.targets.types import Calls, Message, Replay, Turn
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
+_GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
+_SPHINX = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ToolContext:
+    """What a tool's function may ask for beside its arguments, as a parameter called `context`."""
+
+    sample: dict[str, Any]
+    trial: int
+    turn: int
+    workspace: Path | None
+    """the trial's folder, where the eval has one"""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Something that can be called by name."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """a JSON Schema"""
+    replay: Replay
+    run: Callable[[dict[str, Any], ToolContext], Awaitable[str]]
+
+    def offer(self) -> dict[str, Any]:
+        """As a model is told of it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class Toolbox:
+    """The tools of a target."""
+
+    def __init__(self, blocks: Sequence[ToolBlock], spec: Eval) -> None:
+        self._functions: list[Tool] = []
+        self._servers: list[McpServer] = []
+        for number, block in enumerate(blocks):
+            where = spec.document.where(("target", "tools", number))
+            if block.python is not None:
+                function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
+                self._functions.append(function_tool(function, block.replay, where))
+            else:
+                from holdfast.targets.mcp import McpServer
+
+                self._servers.append(McpServer(block, spec.folder, where, f"tools[{number}]"))
+        names = [tool.name for tool in self._functions]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError([Problem(spec.document.where(("target", "tools")), f"two tools called {name!r}")])
+
+    async def __aenter__(self) -> Self:
+        for server in self._servers:
+            await server.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self._servers:
+            await server.close()
+
+    async def of(self, calls: Calls) -> dict[str, Tool]:
+        """The tools one trial can call, by name; servers of its own are started where that is needed."""
+        tools = {tool.name: tool for tool in self._functions}
+        for server in self._servers:
+            for tool in await server.tools(calls):
+                if tool.name in tools:
+                    raise Fault("rejected", f"two tools called {tool.name!r}", remedy="Pick with `only`.")
+                tools[tool.name] = tool
+        return tools
+
+
+async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
+    """Call a tool, recorded; what it raises comes back as its result."""
+    assert turn.calls is not None
+    tool = tools.get(name)
+    context = ToolContext(dict(turn.sample.fields), turn.trial, turn.number, turn.calls.workspace)
+
+    async def live() -> str:
+        if tool is None:
+            return f"Error: there is no tool called {name!r}; there are: {', '.join(tools)}"
+        if not isinstance(arguments, dict):
+            return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
+        try:
+            return await tool.run(arguments, context)
+        except (AttemptError, Fault):
+            raise
+        except Exception as error:  # the tool's own: the model is told, and may do better
+            return f"Error: {said_with_place(error)}"
+
+    result = await turn.calls.tool(name, arguments, live, "record" if tool is None else tool.replay)
+    return str(result)
+
+
+async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
+    """The message that answers a model's tool call."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
+    given = function.get("arguments")
+    try:
+        arguments = msgspec.json.decode(given or "{}") if isinstance(given, str | None) else given
+    except msgspec.DecodeError:
+        arguments = given  # the model is told that this is no JSON
+    result = await use(tools, function["name"], arguments, turn)
+    return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
+
+
+def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> Tool:
+    """A Python function as a tool: what it takes is in its signature, what it is for in its docstring."""
+    name = getattr(function, "__name__", type(function).__name__)
+    parameters = inspect.signature(function).parameters
+    said, documented = _described(inspect.getdoc(function) or "")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError([Problem(where, f"the types of {name!r} cannot be read: {error}")]) from error
+    fields: dict[str, Any] = {}
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise ConfigError([Problem(where, f"{name!r} takes {parameter}: tools are called with names")])
+        if parameter.name == "context" or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        about = Field(default, description=documented.get(parameter.name))
+        fields[parameter.name] = (hints.get(parameter.name, Any), about)
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        schema = model.model_json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+        said_so = f"{name!r} has a parameter that JSON cannot say: {error}"
+        raise ConfigError([Problem(where, said_so)]) from error
+    schema = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
+    called = Function(function, (*fields, "context"), where)
+
+    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+        try:
+            checked = _checked(model, arguments)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+            return f"Error: wrong arguments: {wrong}"
+        return as_text(await called({**checked, "context": context}))
+
+    return Tool(name, said, {"properties": {}, **schema}, replay, run)
+
+
+def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+    checked = model.model_validate(arguments)
+    return {name: getattr(checked, name) for name in checked.model_fields_set}
+
+
+def as_text(result: Any) -> str:
+    """What a tool returned, as a model reads it."""
+    if isinstance(result, str):
+        return result
+    if result is None:
+        return ""
+    try:
+        return msgspec.json.encode(result).decode()
+    except (TypeError, ValueError):
+        return str(result)
+
+
+def _described(doc: str) -> tuple[str, dict[str, str]]:
+    """A docstring's own words, and what it says of each parameter."""
+    about = {match[1]: " ".join(match[2].split()) for match in _SPHINX.finditer(doc)}
+    section = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
+    if section is not None:
+        about |= {match[1]: " ".join(match[2].split()) for match in _GOOGLE.finditer(section[1])}
+    cut = min([match.start() for match in (_SECTION.search(doc), _SPHINX.search(doc)) if match] or [len(doc)])
+    return doc[:cut].strip(), about
+
+
+def tools_identity(blocks: Sequence[ToolBlock], spec: Eval) -> list[dict[str, Any]]:
+    """What of the tools can change an answer."""
+    return [_tool_identity(block, spec) for block in blocks]
+
+
+def _tool_identity(block: ToolBlock, spec: Eval) -> dict[str, Any]:
+    version = {} if block.version is None else {"version": block.version}
+    if block.python is not None:
+        path, name = split_reference(block.python, spec.folder)
+        return {"function": name, "source": source_fingerprint(path, spec.folder), **version}
+    assert block.mcp is not None
+    behind: dict[str, str] = {}
+    for argument in block.mcp.command:
+        behind |= files_behind(spec.folder, argument)
+    server: dict[str, Any] = {"command": block.mcp.command, "env": block.mcp.env, "files": behind}
+    if block.mcp.url is not None:
+        server = {"url": shown_url(block.mcp.url)}
+    return {"mcp": server, "only": block.only, **version}
