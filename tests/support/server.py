@@ -14,6 +14,8 @@ status, code    answer everything with this HTTP status, and this error code in 
 max_concurrent  answer 429 to requests beyond so many at once
 answer          `echo` (the prompt), `digest` (a number from the prompt) or `judge` (a judge's JSON), or a fixed text
 usage           whether replies say how many tokens they took
+tool_calls      how many tools it calls, one after the other, before it answers a user's message; the arguments are made
+                of that message and of how many calls came before; the answer is made of the tools' results
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Settings:
     max_concurrent: int = 0
     answer: str = "echo"
     usage: bool = True
+    tool_calls: int = 0
 
 
 class State:
@@ -126,7 +129,8 @@ class Connection(asyncio.Protocol):
     def complete(self, path: str, body: dict[str, Any]) -> None:
         state, settings = self.state, self.state.settings
         if "messages" in body:
-            prompt = body["messages"][-1]["content"]
+            prompt, results = since_user(body["messages"])
+            prompt += f" #{len(results)}" if results else ""
         else:
             prompt = body.get("prompt", body.get("input_message", ""))
         state.asked[prompt] += 1
@@ -183,11 +187,18 @@ class Connection(asyncio.Protocol):
             return json.dumps({"value": text}).encode()
         key = "message" if path.endswith("/chat/completions") else "text"
         said: Any = {"role": "assistant", "content": text} if key == "message" else text
+        stop = "stop"
+        if self.state.settings.tool_calls and body.get("tools"):
+            asked, results = since_user(body["messages"])
+            said["content"] = f"{asked}: {'; '.join(results)}"
+            if len(results) < self.state.settings.tool_calls:
+                said, stop = tool_call(body["tools"], asked, len(results)), "tool_calls"
         reply: dict[str, Any] = {
             "id": "r",
-            "object": "completion",
+            "object": "chat.completion" if key == "message" else "text_completion",
+            "created": 1,
             "model": body.get("model"),
-            "choices": [{"index": 0, key: said, "finish_reason": "stop"}],
+            "choices": [{"index": 0, key: said, "finish_reason": stop}],
         }
         if self.state.settings.usage:
             reply["usage"] = {"prompt_tokens": len(prompt.split()), "completion_tokens": 1, "total_tokens": 2}
@@ -195,10 +206,14 @@ class Connection(asyncio.Protocol):
 
     def stream(self, data: bytes) -> None:
         reply = json.loads(data)
-        text = reply["choices"][0]["message"]["content"]
-        events: list[Any] = [{"choices": [{"index": 0, "delta": {"content": part + " "}}]} for part in text.split()]
-        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        events.append({"choices": [], "usage": reply.get("usage")})
+        choice = reply["choices"][0]
+        text, calls = choice["message"]["content"] or "", choice["message"].get("tool_calls") or []
+        deltas: list[Any] = [{"content": part + " "} for part in text.split()]
+        deltas += [{"tool_calls": [{**call, "index": number}]} for number, call in enumerate(calls)]
+        about = {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": reply["model"]}
+        events = [{**about, "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        events.append({**about, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+        events.append({**about, "choices": [], "usage": reply.get("usage")})
         body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
         self.transport.write(self.head(200, len(body), "text/event-stream") + body)
 
@@ -213,6 +228,26 @@ class Connection(asyncio.Protocol):
     @staticmethod
     def head(status: int, length: int, kind: str = "application/json", extra: str = "") -> bytes:
         return (f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}\r\n").encode()
+
+
+def since_user(messages: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """The last user message, and the tools' results that came after it."""
+    at = max(number for number, message in enumerate(messages) if message["role"] != "tool" and message.get("content"))
+    at = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=at)
+    content = messages[at]["content"]
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return text, [str(message["content"]) for message in messages[at:] if message["role"] == "tool"]
+
+
+def tool_call(tools: list[dict[str, Any]], asked: str, nth: int) -> dict[str, Any]:
+    function = tools[nth % len(tools)]["function"]
+    values = {"integer": nth, "number": nth, "boolean": True, "string": f"{asked} {nth}"}
+    properties = function["parameters"].get("properties", {})
+    wanted = function["parameters"].get("required", [])
+    arguments = {name: values.get(properties[name].get("type", "string"), "?") for name in wanted}
+    call = {"name": function["name"], "arguments": json.dumps(arguments)}
+    about = {"id": f"call-{zlib.crc32(asked.encode())}-{nth}", "type": "function", "function": call}
+    return {"role": "assistant", "content": None, "tool_calls": [about]}
 
 
 async def serve(settings: Settings, port: int = 0) -> None:

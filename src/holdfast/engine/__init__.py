@@ -1,16 +1,17 @@
 """The run itself: one sliding window of trials, whatever the target and the place.
 
-`options`   what the command line says about this attempt at a run
-`setup`     from an eval to an open run directory and a plan
-`around`    what other runs can lend, and what changed since the nearest
-`run`       all of it in one call, and how it ended
-`loop`      the window of trials: generate, keep, grade, keep
-`partner`   one trial's conversation: asked with retries, recorded, graded on the way
-`steps`     the calls of a conversation, answered from the record after a crash
-`grading`   graders, as each output lands
-`keeper`    records: on disk first, then everywhere else
-`attempts`  time-outs, retries and what is a fault of all
-`window`    how many at once
-`brake`     why and how a run stops early
-`progress`  the numbers a display shows
+`options`    what the command line says about this attempt at a run
+`setup`      from an eval to an open run directory and a plan
+`around`     what other runs can lend, and what changed since the nearest
+`run`        all of it in one call, and how it ended
+`loop`       the window of trials: generate, keep, grade, keep
+`partner`    one trial's conversation: asked with retries, recorded, graded on the way
+`steps`      the calls of a conversation, answered from the record after a crash
+`workspace`  a trial's folder, kept after each turn
+`grading`    graders, as each output lands
+`keeper`     records: on disk first, then everywhere else
+`attempts`   time-outs, retries and what is a fault of all
+`window`     how many at once
+`brake`      why and how a run stops early
+`progress`   the numbers a display shows
 """

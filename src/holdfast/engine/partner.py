@@ -106,7 +106,8 @@ class TrialPartner:
         finally:
             calls.end()
         self._uncounted = reply.usage if calls.usage is None else NO_USAGE
-        return replace(reply, usage=calls.usage or reply.usage, files=files)
+        messages = reply.messages or _with_tool_calls(reply.text, calls.heard, turn.messages)
+        return replace(reply, messages=messages, usage=calls.usage or reply.usage, files=files)
 
     async def next_message(self, messages: list[Message], turn: int) -> tuple[str | None, Usage]:
         """What the simulated user says, if there is one."""
@@ -145,6 +146,18 @@ class TrialPartner:
             files=mark.files,
         )
         return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
+
+
+def _with_tool_calls(text: str, heard: list[Message], before: list[Message]) -> list[Message] | None:
+    """An answer with the tool calls that led to it, as an agent reported them to its model; None where it had none."""
+    known = {call.get("id") for message in before for call in message.get("tool_calls") or ()}
+    new = [
+        {**message, "content": message.get("content") or ""}
+        for message in heard
+        if (message.get("role") == "tool" and message.get("tool_call_id") not in known)
+        or any(call.get("id") not in known for call in message.get("tool_calls") or ())
+    ]
+    return [*new, {"role": "assistant", "content": text}] if new else None
 
 
 def _usage(said: object) -> Usage:

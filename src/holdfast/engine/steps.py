@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.engine.keeper import Keeper
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import Job
-    from holdfast.targets.types import Closing, Replay
+    from holdfast.targets.types import Closing, Message, Replay
 
 _INNER = ("model", "tool", "intent")
 _Key = tuple[int, str, str, int]
@@ -190,6 +190,8 @@ class Attempt:
         self.first = first
         self.usage: Usage | None = None
         """of the model calls of this turn, those answered from the record included"""
+        self.heard: list[Message] = []
+        """the messages of the last model call, in which an agent's own tool calls are"""
 
     @property
     def id(self) -> str:
@@ -225,6 +227,9 @@ class Attempt:
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
     ) -> Any:
         """A model's answer."""
+        body = request.get("body") or request if isinstance(request, dict) else {}
+        if isinstance(body, dict) and isinstance(body.get("messages"), list):
+            self.heard = body["messages"]
         read = usage or _usage
         response = await self._answer(self._key("model", request), live, read)
         spent = read(response)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import is_sound, scan_raw, with_source
+from holdfast.store.workspace import Blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -107,6 +108,10 @@ def _owed(work: Work, key: str, ref: OutputRef, index: Index) -> Iterator[str]:
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
     """Copy what was borrowed into a run's own journals, durably, and into its index. Needs the run's lease."""
+    for lender in {path for path, _, _ in _places(borrowed)}:
+        # Whole folders: what a line names is only known by decoding it, and contents are shared anyhow.
+        run = lender.parent.parent.parent if lender.parent.parent.name == "workers" else lender.parent
+        Blobs(rundir.files).take_from(run / "files")
     outputs = rundir.path / "outputs.jsonl"
     lines = {key: (ref.path, ref.offset, ref.length) for key, ref in borrowed.outputs.items()}
     for key, offset, length in _copy(lines, borrowed.lenders, outputs):
@@ -118,6 +123,11 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
         index.steps.setdefault(borrowed.steps[int(number)][1], []).append((own, offset, length))
     for key, _, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
         index.verdicts[key] = borrowed.verdicts[key]
+
+
+def _places(borrowed: Borrowed) -> Iterator[tuple[Path, int, int]]:
+    yield from ((ref.path, ref.offset, ref.length) for ref in borrowed.outputs.values())
+    yield from (place for _, _, place in borrowed.steps)
 
 
 def _hits(path: Path, place: slice, wanted: set[str]) -> Iterator[tuple[int, bytes]]:

@@ -100,7 +100,7 @@ class Command:
             raise Fault(
                 "refused",
                 f"{arguments[0]} cannot be run: {error.strerror}",
-                remedy=f"target.command is run from {workspace or self._folder}; check the path and that it may be run.",
+                remedy=f"target.command runs in {workspace or self._folder}; check the path and that it is executable.",
             ) from error
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
