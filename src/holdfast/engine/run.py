@@ -267,7 +267,8 @@ def _check_prices(spec: Eval, *, generates: bool) -> None:
     """A budget in dollars can only be kept where prices are known."""
     if spec.limits.max_cost is None:
         return
-    if generates and isinstance(spec.target, HttpTarget | CommandTarget):
+    target = spec.target
+    if generates and (isinstance(target, HttpTarget) or (isinstance(target, CommandTarget) and not target.proxy)):
         raise UsageError(
             f"max_cost cannot be kept: {target_name(spec.target)} does not say what it costs",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",

@@ -110,6 +110,7 @@ class PythonFunction:
         self._restore = None if block.state is None else load(block.state.restore, ("state", "context"))
         self._tools = Toolbox(block.tools, spec) if block.tools else None
         self._models: dict[str, Model] = {}
+        self._opening = asyncio.Lock()
         self._proxy: Proxy | None = None
 
     async def __aenter__(self) -> Self:
@@ -165,10 +166,10 @@ class PythonFunction:
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
         """A model's answer, for `context.model`."""
         assert turn.calls is not None
-        if name not in self._models:
-            block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
-            self._models[name] = Model(block, Prices(name, self._prices))
-            await self._models[name].__aenter__()
+        async with self._opening:
+            if name not in self._models:
+                block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
+                self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
         return await self._models[name].recorded(messages, turn.calls, params)
 
     async def use(self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: Replay) -> Any:
