@@ -293,7 +293,9 @@ def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Serve
     assert provider.requests == 0
 
 
-@pytest.mark.parametrize("target", [{"http": "http://127.0.0.1:1/x", "request": {}}, {"command": ["true"]}])
+@pytest.mark.parametrize(
+    "target", [{"http": "http://127.0.0.1:1/x", "request": {}}, {"command": ["true"], "proxy": False}]
+)
 def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: dict[str, Any], tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", target=target)
     refused = holdfast("eval", eval_file, "--max-cost", "1", cwd=tmp_path, check=2)
