@@ -94,8 +94,9 @@ def become(tmp_path, text):
 class TestAFile:
     def test_old_spellings_become_todays_and_all_else_stays(self, tmp_path):
         assert become(tmp_path, OLD) == NEW
-        spec = load_eval(tmp_path / "e.yaml") if (tmp_path / "e.yaml").write_text(NEW) else None
-        assert spec is not None and spec.notices == () and spec.trials == 2
+        (tmp_path / "e.yaml").write_text(NEW)
+        spec = load_eval(tmp_path / "e.yaml")
+        assert spec.notices == () and spec.trials == 2
         assert [grader.name for grader in spec.graders] == ["regex", "keyword", "judge"]
 
     @pytest.mark.parametrize("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
@@ -191,10 +192,9 @@ class TestAFile:
             line for line in text.splitlines() if line.startswith(("#", "name", "samples", "target", "prompt", "sy"))
         ]
         assert [line for line in after.splitlines() if line in kept] == kept
-        if not head.endswith('0"\n') and not head.endswith('1"\n'):
-            return
-        before_data, after_data = (parse_document(one, folder / "e.yaml").data for one in (text, after))
-        assert {**before_data, "schemaVersion": "1.1"} == after_data
+        if '"1.' in head:  # nothing in it is of another time
+            before_data, after_data = (parse_document(one, folder / "e.yaml").data for one in (text, after))
+            assert {**before_data, "schemaVersion": "1.1"} == after_data
 
 
 class TestTheCommand:
@@ -311,10 +311,10 @@ class TestTheCommand:
         assert [file.read_text() for file in tmp_path.glob("old.yaml.bak*")] == [OLD]
 
     @needs_strace
-    @pytest.mark.parametrize("nth", [1, 2])
+    @pytest.mark.parametrize("nth", [1, 3], ids=["at the backup", "at the file"])
     def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path, nth):
         (tmp_path / "old.yaml").write_text(OLD)
-        fault = f"fsync:error=ENOSPC:when={1 if nth == 1 else 3}"
+        fault = f"fsync:error=ENOSPC:when={nth}"
         done = holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=2)
         assert "old.yaml: cannot be written: No space left on device" in done.stderr
         assert (tmp_path / "old.yaml").read_text() == OLD
