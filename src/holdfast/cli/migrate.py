@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
+from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
 from holdfast.spec.fields import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
     for path in paths:
         for found in _places(path):
             try:
-                if isinstance(found, HoldfastError):
-                    raise found
-                entry = _run(found, dry_run) if found.is_dir() else _eval(found, dry_run)
+                entry = _migrate(found, dry_run)
             except HoldfastError as error:
                 code = max(code, error.exit_code)
                 entry = {"path": str(path), "status": "refused", "message": error.message, "remedy": error.remedy}
@@ -73,6 +71,19 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         yield UsageError(f"{path} is no run directory and has no eval files", remedy=remedy)
 
 
+def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
+    if isinstance(found, HoldfastError):
+        raise found
+    try:
+        return _run(found, dry_run) if found.is_dir() else _eval(found, dry_run)
+    except OSError as error:
+        raise Fault(
+            "disk",
+            f"{found}: cannot be written: {error.strerror or error}",
+            remedy="What was not written is as it was: mend that, and type the same command again.",
+        ) from error
+
+
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     from holdfast.spec.migrate import migrated
 
@@ -85,13 +96,7 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     entry |= {"to": SCHEMA_VERSION, "changes": found.changes}
     if dry_run:
         return {**entry, "status": "would migrate", "diff": _diff(found)}
-    try:
-        return {**entry, "status": "migrated", "backup": str(found.save())}
-    except OSError as error:
-        said = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(
-            [Problem(str(path), said)], remedy="It is as it was. Mend that, and type it again."
-        ) from error
+    return {**entry, "status": "migrated", "backup": str(found.save())}
 
 
 def _run(path: Path, dry_run: bool) -> dict[str, Any]:
