@@ -176,7 +176,7 @@ class TestWhatIsRead:
         assert (spec.target.api_key_env, spec.target.api, spec.target.params) == ("OPENAI_API_KEY", "chat", {})
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
 
-    @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1", '"1.7"'])
+    @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1.1", "'1.7'"])
     def test_a_version_it_can_read_however_it_is_written(self, tmp_path, written):
         (tmp_path / "e.yaml").write_text(f"schemaVersion: {written}\n{BASE}")
         assert load_eval(tmp_path / "e.yaml").name == "e"
@@ -285,7 +285,7 @@ class TestWhatIsRefused:
             ("name: e", "name: e\ngate: {exat: 0.5}", 2, ["gate.exat: no grader of this name", "did you mean 'exact'"]),
             ("name: e", "name: e\ngate: {exact: high}", 2, ["gate.exact", "'high'"]),
             ("name: e", "name: e\nprices: {m: {input: 1}}", 2, ["prices.m.output: is missing"]),
-            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.0, not 2.0"]),
+            ("name: e", "name: e\nschemaVersion: '2.0'", 2, ["schemaVersion", "reads version 1.1, not 2.0"]),
             (
                 "name: e",
                 "name: e\ndataset: {path: d.jsonl}",

@@ -20,6 +20,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.spec.document import Document, read_document
+from holdfast.spec.earlier import check_spellings
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 
@@ -113,8 +114,10 @@ def _spec(
 ) -> Eval:
     functions: dict[str, Any] = {}
     document, folder = Document({}), Path.cwd()
+    notices: tuple[str, ...] = ()
     if eval_file is not None:
         document, folder = read_document(Path(eval_file)), Path(eval_file).resolve().parent
+        notices = check_spellings(document)
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}
@@ -130,7 +133,7 @@ def _spec(
             {"type": "python", "name": _name(grader), **_given(grader, functions)} if callable(grader) else dict(grader)
             for grader in graders
         ]
-    return build_eval(Document(data, document.path, document.lines), folder, functions)
+    return build_eval(Document(data, document.path, document.lines), folder, functions, notices)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -4,7 +4,8 @@ HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
 │   ├── ConfigError       something in the eval file, with its line
 │   ├── DataError         something in the dataset, with file and line
-│   └── ManifestError     a run directory whose manifest.json cannot be read
+│   ├── ManifestError     a run directory whose manifest.json cannot be read
+│   └── VersionError      a file of a version that this Holdfast does not read
 ├── RunHeld               exit 4: another process holds this run
 ├── Interrupted           exit 130 or 143: told to stop
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
@@ -71,6 +72,10 @@ class DataError(UsageError):
 
 class ManifestError(UsageError):
     """`manifest.json` is damaged; `holdfast repair` sets it aside, and the next `holdfast eval` writes it again."""
+
+
+class VersionError(UsageError):
+    """A file of ours is of another major version, or says none that can be read."""
 
 
 class RunHeld(HoldfastError):

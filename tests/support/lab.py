@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from holdfast.spec.fields import SCHEMA_VERSION
 from tests.support.running import Server, holdfast, lines
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rows = self.rows or rows(6)
         self.spec = {
+            "schemaVersion": SCHEMA_VERSION,
             "name": "e",
             "dataset": {"path": "data.jsonl"},
             "target": {"model": "test-model", "base_url": self.provider.base_url},

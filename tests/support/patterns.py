@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from holdfast.spec.fields import SCHEMA_VERSION
 from tests.support.running import holdfast, run_dir
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def finished_run(folder: Path, answers: dict[str, Any], *, flags: tuple[str, ...
     folder.mkdir(parents=True)
     more: dict[str, Any] = keys.pop("rows", {})
     spec: dict[str, Any] = {
+        "schemaVersion": SCHEMA_VERSION,
         "name": "e",
         "samples": [{"id": sample, "expected": "yes", **more.get(sample, {})} for sample in answers],
         "target": {"python": "agent.py:reply", "params": {"answers": answers}},

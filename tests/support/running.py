@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.spec.fields import SCHEMA_VERSION
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -126,6 +128,7 @@ def write_eval(folder: Path, base_url: str, *, rows: int = 20, name: str = "e", 
             expected = f"question {number}" if number % 2 == 0 else "something else"
             file.write(json.dumps({"id": f"s{number}", "question": f"question {number}", "expected": expected}) + "\n")
     spec: dict[str, Any] = {
+        "schemaVersion": SCHEMA_VERSION,
         "name": name,
         "dataset": {"path": "data.jsonl"},
         "target": {"model": "test-model", "base_url": base_url},

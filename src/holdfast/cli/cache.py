@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.listing import Listed
 
-_STATUSES = ["running", "unfinished", "finished", "damaged"]
+_STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
 
 @click.group("cache")

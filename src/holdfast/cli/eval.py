@@ -82,6 +82,8 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
     options = _options(given)
     baseline = baseline_of(spec)
     if given["dry_run"]:
+        for message in spec.notices:
+            click.echo(message, err=True)
         return _dry_run([spec, *([baseline] if baseline else [])], options, as_json=given["json"])
 
     outcome = _run(spec, options, given)

@@ -87,7 +87,7 @@ def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
 def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float]]:
     """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
     try:
-        known = msgspec.json.decode(rundir.metrics.read_bytes(), type=_Metrics).metrics
+        known = msgspec.convert(rundir.read_metrics(), _Metrics).metrics
     except (OSError, msgspec.DecodeError):
         return []  # not finished, or damaged
     lists: list[tuple[tuple[str, ...], str, Any]] = [(("graders",), "", data.get("graders"))]

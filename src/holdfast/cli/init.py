@@ -8,10 +8,11 @@ from typing import Final
 import click
 
 from holdfast.errors import UsageError
+from holdfast.spec.fields import SCHEMA_VERSION
 
 _EVAL: Final = """\
 # A first eval. Run it, change it, run it again:   holdfast eval {name}
-schemaVersion: "1.0"
+schemaVersion: "{version}"
 name: first-steps
 dataset:
   path: questions.jsonl          # one JSON object per line; its fields are the variables of the prompt
@@ -41,7 +42,7 @@ _QUESTIONS: Final = """\
 def command(folder: Path) -> int:
     """Write eval.yaml and questions.jsonl into FOLDER (default: here). Nothing is overwritten."""
     path = folder / "eval.yaml"
-    files = {path: _EVAL.format(name=path), folder / "questions.jsonl": _QUESTIONS}
+    files = {path: _EVAL.format(name=path, version=SCHEMA_VERSION), folder / "questions.jsonl": _QUESTIONS}
     for file in files:
         if file.exists():
             raise UsageError(f"{file} is already there", remedy="Choose another folder: holdfast init FOLDER")

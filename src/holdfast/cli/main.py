@@ -21,6 +21,7 @@ _VERBS: Final = {
     "export": "Write a run in the formats of other tools.",
     "cache": "List and remove the runs that are kept.",
     "init": "Write a small working eval to start from.",
+    "migrate": "Bring eval files and runs of earlier versions up to date.",
     "repair": "Verify a run directory and repair it.",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -22,7 +23,18 @@ def runs_directory(given: Path | None) -> Path:
 
 
 def find_run(name: str, runs_dir: Path) -> Path:
-    """A run by its path, its id, or the beginning of its id."""
+    """A run by its path, its id, or the beginning of its id. Says so where a newer Holdfast wrote it."""
+    from holdfast.store.rundir import RunDir
+
+    rundir = RunDir(_find(name, runs_dir))
+    with suppress(UsageError):  # said where the run is read
+        manifest = rundir.read_manifest()
+        if manifest is not None and (newer := rundir.newer(manifest)) is not None:
+            click.echo(newer, err=True)
+    return rundir.path
+
+
+def _find(name: str, runs_dir: Path) -> Path:
     path = Path(name)
     if name and (path / "manifest.json").exists():
         return path

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.display.format import duration, money, plan_lines, share, tokens
 from holdfast.display.types import Display
+from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from holdfast.engine.progress import Progress
@@ -89,7 +90,7 @@ class Events(Display):
             "to_run": plan.to_run,
             "total": plan.total,
         }
-        self._emit("begin", eval=name, target=target, run=path, **numbers)
+        self._emit("begin", schemaVersion=SCHEMA_VERSION, eval=name, target=target, run=path, **numbers)
 
     def output(self, record: Output) -> None:
         """One per trial, without the transcript."""

@@ -19,7 +19,7 @@ from holdfast.display.types import Display
 from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
-from holdfast.errors import DataError, Fault, Interrupted, UsageError
+from holdfast.errors import DataError, Fault, Interrupted, UsageError, VersionError
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
 from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
@@ -77,8 +77,10 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
         found = accept_drift(found, rundir, options.runs_dir)
         rundir = found.directory(options.runs_dir)
     if (done := _already(found, rundir, options)) is not None:
+        _say_notices(spec, display)
         return done
     parts = Parts.build(spec, options)
+    _say_notices(spec, display)
     display = _Noting(display, _RunLog(rundir))
     opened = open_run(found, options, display.notice)
     try:
@@ -86,6 +88,11 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
         return _already(found, rundir, options) or _go_on(opened, parts, options, display)
     finally:
         opened.lease.release()
+
+
+def _say_notices(spec: Eval, display: Display) -> None:
+    for message in spec.notices:
+        display.notice(message)
 
 
 def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> Outcome:
@@ -238,7 +245,7 @@ def _already(found: Identified, rundir: RunDir, options: Options) -> Outcome | N
 def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, Any] | None:
     """The numbers of a run that is finished and wants nothing more."""
     try:
-        metrics: dict[str, Any] = msgspec.json.decode(rundir.metrics.read_bytes())
+        metrics = rundir.read_metrics()
         rules = {
             name: {key: values[key] for key in ("threshold", "weight")} for name, values in metrics["metrics"].items()
         }
@@ -246,8 +253,8 @@ def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, 
         ungraded = bool(rules) and metrics["graded"] < metrics["outputs"]
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        return None  # not ours or damaged: it is rebuilt from the journals
+    except (msgspec.DecodeError, VersionError, KeyError, TypeError, AttributeError):
+        return None  # not ours or damaged: it is rebuilt from the journals, where the manifest is of our version
     if (options.retry_failed and incomplete) or (options.grade_only and ungraded) or rules != grading_rules(found.spec):
         return None
     return metrics

@@ -163,6 +163,8 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
     if manifest is None:
         manifest = manifest_of(found, fresh=options.fresh)
         rundir.write_manifest(manifest)
+    if (newer := rundir.newer(manifest)) is not None:
+        notice(newer)
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     for damage in opened.index.damage:

@@ -25,7 +25,7 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
     if not reader.rundir.finished:
         (folder / "metrics.json").unlink(missing_ok=True)  # of an earlier export, which would now be a lie
         return written
-    metrics = msgspec.json.decode(reader.rundir.metrics.read_bytes())
+    metrics = reader.rundir.read_metrics()
     flat: dict[str, Any] = {"coverage": metrics["coverage"]}
     for name, values in metrics["metrics"].items():
         flat[name] = values["score"]

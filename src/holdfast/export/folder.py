@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.export.samples import write_samples
 from holdfast.store.files import make_directory, replacing, slug
+from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from holdfast.export.reading import RunReader
@@ -27,8 +28,14 @@ def write_folder(reader: RunReader, folder: Path) -> list[Path]:
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
     results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
     write_samples(reader.trials(), samples)
-    metrics = msgspec.json.decode(reader.rundir.metrics.read_bytes()) if reader.rundir.finished else None
-    body = {"run": str(reader.rundir.path), "finished": metrics is not None, "metrics": metrics, "eval": manifest.eval}
+    metrics = reader.rundir.read_metrics() if reader.rundir.finished else None
+    body = {
+        "schemaVersion": SCHEMA_VERSION,
+        "run": str(reader.rundir.path),
+        "finished": metrics is not None,
+        "metrics": metrics,
+        "eval": manifest.eval,
+    }
     with replacing(results) as file:
         file.write(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
     return [results, samples]

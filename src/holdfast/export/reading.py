@@ -41,9 +41,6 @@ class _Report(msgspec.Struct):
     metrics: dict[str, _Rules]
 
 
-_report = msgspec.json.Decoder(_Report)
-
-
 class Trial(NamedTuple):
     """A finished trial with all that is known of it."""
 
@@ -101,7 +98,7 @@ class RunReader:
     def _grading_rules(self) -> dict[str, _Rules]:
         """Thresholds and weights by grader: the report's, and before there is one, the eval's."""
         with suppress(OSError, msgspec.DecodeError):
-            return _report.decode(self.rundir.metrics.read_bytes()).metrics
+            return msgspec.convert(self.rundir.read_metrics(), _Report).metrics
         return msgspec.convert(grading_rules(self.spec), dict[str, _Rules])
 
     def _trial(self, ref: OutputRef, fields: dict[str, Any]) -> Trial:

@@ -50,8 +50,8 @@ def read_finished(rundir: RunDir) -> Finished:
             remedy="Finish it with the `holdfast eval` command that began it, then compare.",
         )
     try:
-        metrics = msgspec.json.decode(rundir.metrics.read_bytes())
-        entries = msgspec.json.decode(rundir.results.read_bytes())["trials"]
+        metrics = rundir.read_metrics()
+        entries = rundir.read_results()["trials"]
         label = f"{metrics['eval']} · {metrics['target']} · {metrics['run']}"
         found = Finished(label, str(rundir.path), metrics, {}, {})
         for entry in entries:

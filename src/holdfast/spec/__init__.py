@@ -5,6 +5,9 @@
 `grader_fields`  the same for graders, one model per kind
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line
+`earlier`        versions of the file, and how files from before there were any spelt things
+`rewriting`      changes of a file that leave the rest of its text as it is
+`migrate`        a file brought up to date, in place and with a backup
 `load`           all of it, with every problem named by file and line
 `template`       sandboxed Jinja2
 `source`         fingerprints of Python code, from reading it

@@ -45,17 +45,26 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read a YAML file whose top is a mapping."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    return parse_document(read_text(path), path)
 
+
+def read_text(path: Path) -> str:
+    """What is in a file, its line ends as they are."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(
             [Problem(str(path), "no such file")], remedy="`holdfast init` writes an eval to start from."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+
+
+def parse_document(text: str, path: Path) -> Document:
+    """The mapping that a text is in YAML; `path` is what problems are named by."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
     try:
         tree = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
@@ -71,9 +80,14 @@ def read_document(path: Path) -> Document:
         )
     lines: dict[Location, int] = {}
     try:
-        return Document(_plain(tree, (), lines), path, lines)
+        document = Document(_plain(tree, (), lines), path, lines)
     except UnicodeDecodeError as error:
         raise ConfigError([Problem(str(path), "holds half a surrogate pair, which is no character")]) from error
+    version = tree.get("schemaVersion")
+    if isinstance(version, float) and getattr(version, "_width", 0) > len(str(float(version))):
+        said = f'without quotes this is the number {float(version)}; a version is text: write it as "1.10"'
+        raise ConfigError([Problem(document.where(("schemaVersion",)), said)])
+    return document
 
 
 def read_value(text: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = "1.0"
-"""Version of the eval file, MAJOR.MINOR."""
+SCHEMA_VERSION = "1.1"
+"""Version of the eval file, MAJOR.MINOR. Part of no key. docs/versions.md has what changed in which."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
 

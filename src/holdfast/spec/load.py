@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
+from holdfast.spec.earlier import check_spellings, eval_version
 from holdfast.spec.fields import (
-    SCHEMA_VERSION,
     TARGETS,
     CommandTarget,
     DatasetBlock,
@@ -73,6 +73,8 @@ class Eval:
     output: OutputBlock
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
+    notices: tuple[str, ...] = ()
+    """what a person should know of the file, wrong as it is not"""
 
     def templates(self) -> Iterator[tuple[Location, str, frozenset[str]]]:
         """Every template over the row, with where it stands and the variables it has beside the row's fields."""
@@ -127,6 +129,7 @@ class Eval:
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
     """Read and check an eval file, with values from the command line laid over it."""
     document = read_document(path)
+    notices = check_spellings(document)
     data = copy.deepcopy(document.data)
     for key, value in overrides:
         if key == ("dataset", "limit") and isinstance(data.get("samples"), list) and "dataset" not in data:
@@ -135,7 +138,7 @@ def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ())
             data["samples"] = data["samples"][:value]
         else:
             apply_override(data, key, value)
-    return build_eval(Document(data, document.path, document.lines), path.resolve().parent)
+    return build_eval(Document(data, document.path, document.lines), path.resolve().parent, notices=notices)
 
 
 def baseline_of(spec: Eval) -> Eval | None:
@@ -160,7 +163,8 @@ def baseline_of(spec: Eval) -> Eval | None:
             raw.update({key: value for key, value in inherited.items() if value is not None})
     if spec.output.nat is not None:
         changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
-    return build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
+    built = build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
+    return replace(built, notices=())  # said of the first already
 
 
 def eval_of_run(
@@ -176,10 +180,23 @@ def eval_of_run(
     return build_eval(document, Path(folder))
 
 
-def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | None = None) -> Eval:
+def build_eval(
+    document: Document,
+    folder: Path,
+    functions: Mapping[str, Any] | None = None,
+    notices: Sequence[str] = (),
+) -> Eval:
     """Check a document as a whole; raises ConfigError with every problem found."""
+    newer = eval_version(document)
+    try:
+        return _build(document, folder, functions or {}, (*notices, *([newer] if newer else [])))
+    except ConfigError as error:
+        error.remedy = newer or error.remedy  # what is unknown here may be new
+        raise
+
+
+def _build(document: Document, folder: Path, functions: Mapping[str, Any], notices: tuple[str, ...]) -> Eval:
     problems: list[Problem] = []
-    _check_version(document)
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
     graders = _graders(document.data.get("graders") or [], ("graders",), document, problems)
@@ -222,7 +239,8 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
         gate=top.gate,
         prices=top.prices,
         output=top.output,
-        functions=functions or {},
+        functions=functions,
+        notices=notices,
     )
     for location, source, _ in built.templates():
         try:
@@ -237,20 +255,6 @@ def build_eval(document: Document, folder: Path, functions: Mapping[str, Any] | 
     if problems:
         raise ConfigError(problems)
     return built
-
-
-def _check_version(document: Document) -> None:
-    version = str(document.data.get("schemaVersion", SCHEMA_VERSION))
-    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-        raise ConfigError(
-            [
-                Problem(
-                    document.where(("schemaVersion",)),
-                    f"this Holdfast reads version {SCHEMA_VERSION}, not {version}",
-                )
-            ]
-        )
-    document.data["schemaVersion"] = version
 
 
 def _target(data: Any, document: Document, problems: list[Problem], key: str = "target") -> TargetBlock | None:

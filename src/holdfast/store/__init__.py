@@ -8,8 +8,9 @@
 `lease`      who may write
 `workspace`  the files a trial works on, kept by content
 `rundir`     the directory as a whole
+`upgrade`    runs of earlier versions brought up to date
 `catalog`    the runs below a runs directory
 `listing`    runs as a list shows them
 
-Of our packages only `canonical`, `errors` are imported here.
+Of our packages only `canonical`, `versions`, `errors` are imported here.
 """

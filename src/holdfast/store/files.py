@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -74,3 +75,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def keep_backup(path: Path) -> Path:
+    """A durable copy beside a file, as `.bak`, `.bak.1` …; one that has the same bytes already is the copy."""
+    data, number = path.read_bytes(), 0
+    while True:
+        place = path.with_name(f"{path.name}.bak{f'.{number}' if number else ''}")
+        if not place.exists():
+            overwrite(place, data, like=path)
+            return place
+        if place.is_file() and place.read_bytes() == data:
+            return place
+        number += 1
+
+
+def overwrite(path: Path, data: bytes, *, like: Path) -> None:
+    """Replace a file's content in one step, with the mode, and where we may the owner, of another."""
+    known = like.stat()
+    with replacing(path) as file:
+        with suppress(PermissionError):
+            os.fchown(file.fileno(), known.st_uid, known.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(known.st_mode))
+        file.write(data)

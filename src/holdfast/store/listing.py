@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, VersionError
 from holdfast.store.catalog import find_runs
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan
+from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.rundir import RunDir
+from holdfast.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.store.rundir import Manifest
 
-Status = Literal["running", "unfinished", "finished", "damaged"]
+Status = Literal["running", "unfinished", "finished", "foreign", "damaged"]
+"""`foreign`: of a version that this Holdfast does not read"""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -83,6 +86,7 @@ _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
 class _Numbers(msgspec.Struct):
+    version: str | None = msgspec.field(name="schemaVersion", default=None)
     score: float | None = None
     coverage: float | None = None
     outputs: int = 0
@@ -103,9 +107,15 @@ def _listed(rundir: RunDir) -> Listed | None:
     if own.isdisjoint(files):
         return None  # somebody else's folder, whatever lies further down in it
     manifest: Manifest | None = None
-    with suppress(UsageError, OSError):
+    numbers: _Numbers | None = None
+    unread: Status = "damaged"
+    try:
+        numbers = _read_numbers(rundir)
         manifest = rundir.read_manifest()
-    numbers = _read_numbers(rundir)
+    except VersionError:
+        unread = "foreign"
+    except (UsageError, OSError):
+        pass  # damaged, and listed so
     common: dict[str, Any] = {
         "size": sum(stat.st_size for stat in files.values()),
         "written": max(stat.st_mtime for stat in files.values()),
@@ -121,7 +131,7 @@ def _listed(rundir: RunDir) -> Listed | None:
             name=rundir.path.parent.name,
             target=name.rpartition("-")[0],
             dataset="?",
-            status="damaged",
+            status=unread,
             total=0,
             created="",
             **common,
@@ -153,14 +163,16 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _read_numbers(rundir: RunDir) -> _Numbers | None:
     try:
-        return _numbers.decode(rundir.metrics.read_bytes())
+        numbers = _numbers.decode(rundir.metrics.read_bytes())
+        check_version(rundir.metrics, numbers.version, SCHEMA_VERSION)
+        return numbers
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def is_surely_ours(run: Listed) -> bool:
     """Whether a run may go without being named: its manifest is sound, or an output in it is one that we sealed."""
-    if run.status != "damaged":
+    if run.status not in ("damaged", "foreign"):
         return True
     with suppress(OSError):
         return any(line.sound for path in RunDir(Path(run.path)).journals("outputs") for line in scan(path))

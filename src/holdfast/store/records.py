@@ -9,8 +9,8 @@ from msgspec.json import Encoder
 
 from holdfast.store.lines import seal
 
-SCHEMA_VERSION = "1.0"
-"""Version of the run directory's files, MAJOR.MINOR, written into `manifest.json`."""
+SCHEMA_VERSION = "1.1"
+"""Version of the run directory's files, MAJOR.MINOR, written into each `.json` of it."""
 
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.errors import ManifestError, UsageError
+from holdfast.errors import ManifestError
 from holdfast.store.files import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,12 @@ class _Inside(msgspec.Struct):
     dataset: _Dataset
 
 
+def decode_manifest(data: bytes) -> Manifest:
+    """A manifest out of its file; msgspec's DecodeError where it is none."""
+    msgspec.json.decode(data, type=_Inside)
+    return msgspec.json.decode(data, type=Manifest)
+
+
 class RunDir:
     """One run on disk. Reading needs nothing; writing needs the run's lease."""
 
@@ -129,19 +136,38 @@ class RunDir:
         except FileNotFoundError:
             return None
         try:
-            version = msgspec.json.decode(data).get("schemaVersion", "")
-            if str(version).partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-                raise UsageError(
-                    f"{self.manifest}: schemaVersion {version!r}; this Holdfast reads {SCHEMA_VERSION}",
-                    remedy="Use the version of Holdfast that wrote this run, or start anew with --fresh.",
-                )
-            msgspec.json.decode(data, type=_Inside)
-            return msgspec.json.decode(data, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
+            version = msgspec.json.decode(data).get("schemaVersion")
+            if version is not None:
+                parse_version(version)
+                self._check(self.manifest, version)
+            manifest = decode_manifest(data)
+        except (msgspec.DecodeError, ValueError, AttributeError) as error:
             raise ManifestError(
                 f"{self.manifest}: not a manifest ({error})",
                 remedy=f"Set it aside with: holdfast repair {self.path}",
             ) from error
+        self._check(self.manifest, version)
+        return manifest
+
+    def read_metrics(self) -> dict[str, Any]:
+        """The numbers. An OSError or msgspec's DecodeError where they are not there, or damaged."""
+        return self._read(self.metrics)
+
+    def read_results(self) -> dict[str, Any]:
+        """Every trial with its verdicts."""
+        return self._read(self.results)
+
+    def newer(self, manifest: Manifest) -> str | None:
+        """What to say of a run that a newer Holdfast began."""
+        return self._check(self.manifest, manifest.schema_version)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        self._check(path, data.get("schemaVersion"))
+        return data
+
+    def _check(self, path: Path, version: object) -> str | None:
+        return check_version(path, version, SCHEMA_VERSION, self.path)
 
     def set_manifest_aside(self) -> None:
         """Move a damaged manifest out of the way; the eval that made the run can write it again."""

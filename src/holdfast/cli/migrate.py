@@ -1,0 +1,144 @@
+"""`holdfast migrate`: eval files and runs of earlier versions, brought up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
+from holdfast.spec.fields import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.spec.migrate import Rewritten
+
+
+@click.command("migrate")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH…")
+@click.option("-d", "--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
+    """Bring eval files and run directories of earlier versions up to date.
+
+    PATH is an eval file, a folder of them, or a run directory. A file is rewritten in place, with its comments, and
+    kept as it was beside it as FILE.bak. What is up to date already is not touched.
+    """
+    code, said = 0, []
+    for path in paths:
+        for found in _places(path):
+            try:
+                entry = _migrate(found, dry_run)
+            except HoldfastError as error:
+                code = max(code, error.exit_code)
+                entry = {"path": str(path), "status": "refused", "message": error.message, "remedy": error.remedy}
+                click.echo(f"holdfast: {error}", err=True)
+            said.append(entry)
+            if not as_json:
+                _print(entry)
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+    return code
+
+
+def _places(path: Path) -> Iterator[Path | HoldfastError]:
+    """What a path stands for: itself, or the eval files in a folder that is no run."""
+    from holdfast.store.upgrade import is_run
+
+    if not path.is_dir() or is_run(path):
+        yield path
+        return
+    from holdfast.spec.document import read_document
+    from holdfast.spec.migrate import is_eval, is_waza
+
+    found = 0
+    for file in sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file()):
+        try:
+            data = read_document(file).data
+        except ConfigError as error:
+            click.echo(f"passed over: {error.message}", err=True)
+            continue
+        if is_eval(data) or is_waza(data):
+            found += 1
+            yield file
+    if not found:
+        remedy = "Give an eval file, a folder that has some, or the path that `holdfast eval` printed as run:"
+        yield UsageError(f"{path} is no run directory and has no eval files", remedy=remedy)
+
+
+def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
+    if isinstance(found, HoldfastError):
+        raise found
+    try:
+        return _run(found, dry_run) if found.is_dir() else _eval(found, dry_run)
+    except OSError as error:
+        raise Fault(
+            "disk",
+            f"{found}: cannot be written: {error.strerror or error}",
+            remedy="What was not written is as it was: mend that, and type the same command again.",
+        ) from error
+
+
+def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
+    from holdfast.spec.migrate import migrated
+
+    found = migrated(path)
+    entry: dict[str, Any] = {"path": str(path), "kind": found.kind, "from": found.version}
+    if found.kind == "waza":
+        return {**entry, "status": "waza"}
+    if found.after == found.before:
+        return {**entry, "status": "current"}
+    entry |= {"to": SCHEMA_VERSION, "changes": found.changes}
+    if dry_run:
+        return {**entry, "status": "would migrate", "diff": _diff(found)}
+    return {**entry, "status": "migrated", "backup": str(found.save())}
+
+
+def _run(path: Path, dry_run: bool) -> dict[str, Any]:
+    from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
+    from holdfast.store.rundir import RunDir
+    from holdfast.store.upgrade import outdated, upgrade
+
+    rundir = RunDir(path)
+    changed = outdated(rundir) if dry_run else upgrade(rundir)
+    entry: dict[str, Any] = {"path": str(path), "kind": "run"}
+    if not changed:
+        manifest = rundir.read_manifest()
+        return {**entry, "from": manifest.schema_version if manifest else None, "status": "current"}
+    return {
+        **entry,
+        "from": changed.get(rundir.manifest),
+        "to": RUN_VERSION,
+        "changes": [f"{file}: version {version or 'none'} is now {RUN_VERSION}" for file, version in changed.items()],
+        "status": "would migrate" if dry_run else "migrated",
+    }
+
+
+def _diff(found: Rewritten) -> str:
+    import difflib
+
+    before, after = (text.splitlines(keepends=True) for text in (found.before, found.after))
+    name = str(found.path)
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n" for line in difflib.unified_diff(before, after, name, name)
+    )
+
+
+def _print(entry: dict[str, Any]) -> None:
+    match entry["status"]:
+        case "current":
+            click.echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
+        case "waza":
+            click.echo(f"{entry['path']}: an eval of waza's, which runs as it is: nothing to do")
+        case "would migrate" if "diff" in entry:
+            click.echo(entry["diff"], nl=False)
+        case "would migrate" | "migrated":
+            for change in entry["changes"]:
+                click.echo(change)
+            if "backup" in entry:
+                click.echo(f"{entry['path']}: version {entry['to']}; as it was: {entry['backup']}")

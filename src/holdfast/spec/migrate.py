@@ -1,0 +1,98 @@
+"""An eval file brought up to date: in place, atomically, with a backup, and with all else in it as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.spec.document import parse_document, read_text
+from holdfast.spec.earlier import earlier_spellings, is_before_versions
+from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.rewriting import Add, Assign, rewrite
+from holdfast.store.files import keep_backup, overwrite
+from holdfast.versions import check_version, parse_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.document import Document
+    from holdfast.spec.rewriting import Change
+
+_WAZA: Final = frozenset({"skill", "tasks", "tasks_from"})
+"""keys that only waza's eval files have"""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What a file is, and what it becomes."""
+
+    path: Path
+    kind: Literal["eval", "waza"]
+    version: str | None
+    """that it had"""
+    before: str
+    after: str
+    changes: tuple[str, ...]
+    """in words, each with its place"""
+
+    def save(self) -> Path:
+        """Write it; returns where the file as it was is kept."""
+        place = self.path.resolve() if self.path.is_symlink() else self.path  # a link stays one
+        backup = keep_backup(place)
+        if read_text(place) != self.before:
+            raise UsageError(f"{self.path} was changed by somebody else just now", remedy="Run the same command again.")
+        overwrite(place, self.after.encode(), like=place)
+        return backup
+
+
+def migrated(path: Path) -> Rewritten:
+    """What an eval file becomes; nothing is written. ConfigError where it is none, or cannot be changed safely."""
+    text = read_text(path)
+    document = parse_document(text, path)
+    version = document.data.get("schemaVersion")
+    if is_waza(document.data):
+        return Rewritten(path, "waza", version, text, text, ())
+    if not is_eval(document.data):
+        said = "not an eval file: it has no `prompt` with a `dataset` or `samples`"
+        raise ConfigError([Problem(str(path), said)], remedy="`holdfast migrate` takes eval files and run directories.")
+    changes = list(_changes(document, version))
+    after = rewrite(text, document, changes) if changes else text
+    words = tuple(
+        f"{path if isinstance(change, Add) else document.where(change.location)}: {change.said}"
+        for change in changes
+        if change.said
+    )
+    return Rewritten(path, "eval", None if version is None else str(version), text, after, words)
+
+
+def is_waza(data: dict[str, Any]) -> bool:
+    """Whether an eval file is one of waza's, which are read as they are and have versions of their own."""
+    config = data.get("config")
+    return not _WAZA.isdisjoint(data) or (isinstance(config, dict) and "executor" in config)
+
+
+def is_eval(data: dict[str, Any]) -> bool:
+    """Whether a mapping is an eval of ours, whatever else is wrong with it."""
+    return "prompt" in data and not {"dataset", "samples"}.isdisjoint(data)
+
+
+def _changes(document: Document, version: object) -> list[Change]:
+    where = document.where(("schemaVersion",))
+    try:
+        before = is_before_versions(version)
+    except ValueError as error:
+        remedy = f'Write the version it was made for, or today\'s: schemaVersion: "{SCHEMA_VERSION}".'
+        raise ConfigError([Problem(where, str(error))], remedy=remedy) from error
+    if not before:
+        check_version(where, version, SCHEMA_VERSION, document.path)
+        if parse_version(version) >= parse_version(SCHEMA_VERSION):
+            return []
+    changes = list(earlier_spellings(document.data)) if before else []
+    if "schemaVersion" in document.data:
+        return [Assign(("schemaVersion",), f"{version} is now {SCHEMA_VERSION}", SCHEMA_VERSION), *changes]
+    first = next(iter(document.data))
+    return [
+        Add((first,), f"schemaVersion {SCHEMA_VERSION} is added", "schemaVersion", SCHEMA_VERSION),
+        *changes,
+    ]

@@ -1,0 +1,392 @@
+"""`holdfast migrate`: earlier files become today's, everything else in them stays, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.document import parse_document, read_document
+from holdfast.spec.earlier import GRADERS, KEYS, WRAPPED
+from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.load import load_eval
+from holdfast.spec.migrate import migrated
+from holdfast.store.lease import RunLease
+from tests.support.breaking import holdfast_with_faults, needs_strace
+from tests.support.lab import tree
+from tests.support.patterns import answered, finished_run
+from tests.support.running import holdfast
+
+OLD = """\
+# My eval, from long ago
+name: old          # keep me
+model: 'some-model'
+
+dataset: "q.jsonl"   # the questions
+prompt: "{{ question }}"
+follow_up_prompts:
+  - Sure?
+trials_per_sample: 2
+graders:
+  - type: regex    # digits
+    config:
+      must_match: ["\\\\d+"]
+  # a word
+  - {type: keyword, must_contain: [a], must_not_contain: [b]}
+  - type: llm_judge
+    name: judge
+    prompt: good?
+checkpoints:
+- after_turn: 1
+  graders: [{"type": "regex", "must_not_match": 'x'}]
+gate: {regex: 0.5}
+# the end"""
+
+NEW = """\
+# My eval, from long ago
+schemaVersion: "1.1"
+name: old          # keep me
+target: {model: 'some-model'}
+
+dataset: {path: "q.jsonl"}   # the questions
+prompt: "{{ question }}"
+follow_ups:
+  - Sure?
+trials: 2
+graders:
+  - name: regex
+    type: text    # digits
+    config:
+      regex_match: ["\\\\d+"]
+  # a word
+  - {name: keyword, type: text, contains: [a], not_contains: [b]}
+  - type: prompt
+    name: judge
+    rubric: good?
+checkpoints:
+- after_turn: 1
+  graders: [{"name": "regex", "type": "text", "regex_not_match": 'x'}]
+gate: {regex: 0.5}
+# the end"""
+
+TODAY = """\
+name: e
+samples: [{id: a, question: q, expected: x}]
+target: {model: m}
+prompt: "{{ question }}"
+graders: [{type: exact}]
+"""
+
+
+def become(tmp_path, text):
+    """What a text becomes."""
+    path = tmp_path / "e.yaml"
+    path.write_bytes(text.encode())
+    return migrated(path).after
+
+
+class TestAFile:
+    def test_old_spellings_become_todays_and_all_else_stays(self, tmp_path):
+        assert become(tmp_path, OLD) == NEW
+        (tmp_path / "e.yaml").write_text(NEW)
+        spec = load_eval(tmp_path / "e.yaml")
+        assert spec.notices == () and spec.trials == 2
+        assert [grader.name for grader in spec.graders] == ["regex", "keyword", "judge"]
+
+    @pytest.mark.parametrize("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
+    def test_line_ends_and_a_byte_order_mark_stay(self, tmp_path, change):
+        assert become(tmp_path, change(OLD)) == change(NEW)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [(f"{old}: 3", f"{new}: 3") for old, new in KEYS.items()]
+        + [(f"{old}: text", f"{block}: {{{key}: text}}") for old, (block, key) in WRAPPED.items()]
+        + [("dataset: '[ab]*.jsonl'", "dataset: {path: '[ab]*.jsonl'}"), ("model: a/b:7b", 'target: {model: "a/b:7b"}')]
+        + [
+            ("dataset: a, b {c}  # d", 'dataset: {path: "a, b {c}"}  # d'),
+            ('"model": "m"', '"target": {"model": "m"}'),
+        ],
+    )
+    def test_each_key_of_the_table(self, tmp_path, old, new):
+        rest = "".join(f"{line}\n" for line in TODAY.splitlines() if not line.startswith(new.split(":")[0].strip('"')))
+        assert become(tmp_path, rest + old + "\n") == f'schemaVersion: "{SCHEMA_VERSION}"\n{rest}{new}\n'
+
+    @pytest.mark.parametrize(
+        ("kind", "old"), [(kind, old) for kind, (_, parameters) in GRADERS.items() for old in parameters]
+    )
+    def test_each_grader_of_the_table(self, tmp_path, kind, old):
+        today, parameters = GRADERS[kind]
+        text = TODAY.replace("{type: exact}", f"{{type: {kind}, {old}: word}}, {{name: n, type: {kind}, {old}: word}}")
+        document = parse_document(become(tmp_path, text), tmp_path / "e.yaml")
+        wanted = {"type": today, parameters[old]: "word"}
+        assert document.data["graders"] == [{"name": kind, **wanted}, {"name": "n", **wanted}]
+        (tmp_path / "e.yaml").write_text(become(tmp_path, text))
+        assert [grader.name for grader in load_eval(tmp_path / "e.yaml").graders] == [kind, "n"]
+
+    def test_run_as_it_is_it_is_refused_with_every_place_and_the_command(self, tmp_path):
+        (tmp_path / "e.yaml").write_text(OLD)
+        with pytest.raises(ConfigError) as caught:
+            load_eval(tmp_path / "e.yaml")
+        said = str(caught.value)
+        for place in ("3: model", "5: dataset", "7: follow_up_prompts", "9: trials_per_sample", "11: graders[0].type"):
+            assert f"e.yaml:{place}: " in said
+        for place in ("graders[1].must_contain: is now contains", "checkpoints[0].graders[0].type: regex is now text"):
+            assert place in said
+        assert f"holdfast migrate {tmp_path}/e.yaml" in said
+
+    def test_a_versioned_file_is_only_given_the_version(self, tmp_path):
+        for written, after in [("'1.0'", "'1.1'"), ('"1.0"', '"1.1"'), ("1.0", '"1.1"')]:
+            text = f"{TODAY}schemaVersion:  {written} # that\nfollow_up_prompts: [a]\n"
+            assert become(tmp_path, text) == text.replace(written, after)
+
+    def test_a_version_before_the_first_is_as_none(self, tmp_path):
+        assert become(tmp_path, f'schemaVersion: "0.3"\n{OLD}') == NEW.replace(
+            '# My eval, from long ago\nschemaVersion: "1.1"\n', 'schemaVersion: "1.1"\n# My eval, from long ago\n'
+        )
+
+    @pytest.mark.parametrize("head", ["{", '{"', "---\n# a\n\n{ # b\n  "])
+    def test_a_file_in_braces_stays_one(self, tmp_path, head):
+        quote = '"' if head.endswith('"') else ""
+        text = f"{head}name{quote}: e, samples: [], target: {{model: m}}, prompt: p}}"
+        version = f'{quote}schemaVersion{quote}: "{SCHEMA_VERSION}", {quote}'
+        assert become(tmp_path, text) == head.removesuffix('"') + version + text.removeprefix(head)
+
+    def test_what_is_merged_in_is_changed_where_it_stands(self, tmp_path):
+        text = TODAY.replace("[{type: exact}]", "[&a {name: n, type: regex, must_match: x}, {<<: *a, name: m}]")
+        after = become(tmp_path, text)
+        assert "[&a {name: n, type: text, regex_match: x}, {<<: *a, name: m}]" in after
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ("model: m\n", "e.yaml:6: model: is now target, which is there too"),
+            ("trials: 1\ntrials_per_sample: 2\n", "e.yaml:7: trials_per_sample: is now trials, which is there too"),
+            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
+        ],
+    )
+    def test_what_cannot_be_changed_safely_is_left_to_a_person(self, tmp_path, more, said):
+        with pytest.raises(ConfigError) as caught:
+            become(tmp_path, TODAY + more)
+        assert said in str(caught.value)
+
+    @given(
+        st.lists(st.sampled_from(sorted(GRADERS)) | st.just("exact"), max_size=4),
+        st.sets(st.sampled_from(["follow_up_prompts: [a, 'b']", "trials_per_sample: 2", "# ä comment", "system: '#'"])),
+        st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.1"\n']),
+        st.booleans(),
+    )
+    def test_twice_is_once_and_other_lines_stay(self, tmp_path_factory, kinds, more, head, flow):
+        folder = tmp_path_factory.mktemp("once")
+        text = head + TODAY.partition("graders")[0] + "".join(f"{line}\n" for line in sorted(more))
+        text += "graders: [" + ", ".join(f"{{type: {kind}}}" for kind in kinds) + "]\n" if flow else "graders:\n"
+        text += "" if flow else "".join(f"- # one\n    type: {kind}  # two\n" for kind in kinds)
+        after = become(folder, text)
+        assert become(folder, after) == after
+        kept = [
+            line for line in text.splitlines() if line.startswith(("#", "name", "samples", "target", "prompt", "sy"))
+        ]
+        assert [line for line in after.splitlines() if line in kept] == kept
+        if '"1.' in head:  # nothing in it is of another time
+            before_data, after_data = (parse_document(one, folder / "e.yaml").data for one in (text, after))
+            assert {**before_data, "schemaVersion": "1.1"} == after_data
+
+
+class TestTheCommand:
+    def test_it_rewrites_keeps_a_backup_and_says_what_it_did(self, tmp_path):
+        path = tmp_path / "old.yaml"
+        path.write_text(OLD)
+        path.chmod(0o640)
+        done = holdfast("migrate", "old.yaml", cwd=tmp_path)
+        assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
+        assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
+        assert "old.yaml: schemaVersion 1.1 is added" in done.stdout
+        assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
+        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.1; as it was: old.yaml.bak"
+
+    def test_a_second_time_it_does_nothing(self, tmp_path):
+        (tmp_path / "old.yaml").write_text(OLD)
+        holdfast("migrate", "old.yaml", cwd=tmp_path)
+        before = tree(tmp_path)
+        done = holdfast("migrate", "old.yaml", cwd=tmp_path)
+        assert done.stdout == "old.yaml: already version 1.1: nothing to do\n"
+        assert tree(tmp_path) == before
+
+    def test_a_backup_is_never_overwritten_and_never_made_twice(self, tmp_path):
+        (tmp_path / "old.yaml").write_text(OLD)
+        (tmp_path / "old.yaml.bak").write_text("mine")
+        holdfast("migrate", "old.yaml", cwd=tmp_path)
+        assert (tmp_path / "old.yaml.bak").read_text() == "mine"
+        assert (tmp_path / "old.yaml.bak.1").read_text() == OLD
+        (tmp_path / "old.yaml").write_text(OLD)
+        holdfast("migrate", "old.yaml", cwd=tmp_path)
+        assert len(list(tmp_path.iterdir())) == 3
+
+    def test_a_dry_run_shows_the_difference_and_writes_nothing(self, tmp_path):
+        (tmp_path / "old.yaml").write_text(OLD)
+        before = tree(tmp_path)
+        shown = holdfast("migrate", "old.yaml", "--dry-run", cwd=tmp_path).stdout
+        assert "\n-follow_up_prompts:\n+follow_ups:\n" in shown and tree(tmp_path) == before
+        (entry,) = json.loads(holdfast("migrate", "old.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
+        assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.1", shown)
+
+    def test_a_folder_stands_for_its_evals_and_a_link_stays_one(self, tmp_path):
+        folder = tmp_path / "evals"
+        folder.mkdir()
+        (folder / "a.yaml").write_text(OLD)
+        (folder / "b.yml").write_text(TODAY)
+        (folder / "other.yaml").write_text("services: {}\n")
+        (folder / "list.yaml").write_text("- 1\n")
+        (folder / "waza.yaml").write_text("name: w\nskill: s\nconfig: {executor: mock}\ntasks: [t/*.yaml]\n")
+        (tmp_path / "link.yaml").symlink_to(folder / "a.yaml")
+        said = json.loads(holdfast("migrate", "link.yaml", "evals", "--json", cwd=tmp_path).stdout)
+        assert [(entry["path"], entry["status"]) for entry in said] == [
+            ("link.yaml", "migrated"),
+            ("evals/a.yaml", "current"),
+            ("evals/b.yml", "migrated"),
+            ("evals/waza.yaml", "waza"),
+        ]
+        assert (tmp_path / "link.yaml").is_symlink() and (folder / "a.yaml").read_text() == NEW
+        assert read_document(folder / "b.yml").data == {
+            "schemaVersion": "1.1",
+            **parse_document(TODAY, folder / "b.yml").data,
+        }
+
+    def test_a_file_of_wazas_is_left_as_it_is(self, tmp_path):
+        (tmp_path / "eval.yaml").write_text('schemaVersion: "1.5"\nname: w\nskill: s\ntasks: [t/*.yaml]\n')
+        before = tree(tmp_path)
+        assert "waza" in holdfast("migrate", "eval.yaml", cwd=tmp_path).stdout and tree(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('schemaVersion: "2.0"\n' + TODAY, "Upgrade Holdfast"),
+            ("schemaVersion: abc\n" + TODAY, "is no version"),
+            ("schemaVersion: 1.10\n" + TODAY, "without quotes"),
+            ("a: [", "not valid YAML"),
+            ("a: 1\n", "not an eval file"),
+            ("- 1\n", "an eval file is a mapping"),
+            (None, "no such file"),
+        ],
+    )
+    def test_what_it_cannot_migrate_is_refused_and_the_others_are_done(self, tmp_path, text, said):
+        if text is not None:
+            (tmp_path / "e.yaml").write_text(text)
+        (tmp_path / "old.yaml").write_text(OLD)
+        done = holdfast("migrate", "e.yaml", "old.yaml", cwd=tmp_path, check=2)
+        assert said in done.stderr and (tmp_path / "old.yaml").read_text() == NEW
+        assert text is None or (tmp_path / "e.yaml").read_text() == text
+        assert not (tmp_path / "e.yaml.bak").exists()
+
+    def test_a_folder_without_evals_is_refused(self, tmp_path):
+        assert "no eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
+
+    def test_a_newer_minor_is_up_to_date(self, tmp_path):
+        (tmp_path / "e.yaml").write_text('schemaVersion: "1.9"\n' + TODAY)
+        assert "already version 1.9" in holdfast("migrate", "e.yaml", cwd=tmp_path).stdout
+
+    def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path):
+        path = tmp_path / "e.yaml"
+        path.write_text(OLD)
+        found = migrated(path)
+        path.write_text(OLD + "\n# and more")
+        with pytest.raises(UsageError, match="changed by somebody else"):
+            found.save()
+        assert path.read_text() == OLD + "\n# and more"
+
+    @needs_strace
+    @pytest.mark.parametrize("fault", ["rename:signal=SIGKILL:when=1", "rename:signal=SIGKILL:when=2"])
+    def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path, fault):
+        (tmp_path / "old.yaml").write_text(OLD)
+        holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=-signal.SIGKILL)
+        assert (tmp_path / "old.yaml").read_text() == OLD
+        assert (tmp_path / "old.yaml.bak").exists() == fault.endswith("2")
+        holdfast("migrate", "old.yaml", cwd=tmp_path)
+        assert (tmp_path / "old.yaml").read_text() == NEW
+        assert [file.read_text() for file in tmp_path.glob("old.yaml.bak*")] == [OLD]
+
+    @needs_strace
+    @pytest.mark.parametrize("nth", [1, 3], ids=["at the backup", "at the file"])
+    def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path, nth):
+        (tmp_path / "old.yaml").write_text(OLD)
+        fault = f"fsync:error=ENOSPC:when={nth}"
+        done = holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=3)
+        assert "old.yaml: cannot be written: No space left on device" in done.stderr
+        assert (tmp_path / "old.yaml").read_text() == OLD
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A finished run of the test's own."""
+    return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
+
+
+def as_written_before(run, version):
+    """Make a run one of an earlier version; all else stays byte for byte."""
+    now = f'"schemaVersion": "{SCHEMA_VERSION}"'
+    for name in ("manifest.json", "results.json", "metrics.json"):
+        text = (run / name).read_text().replace('"schemaVersion":"', '"schemaVersion": "', 1)
+        assert now in text
+        start, _, rest = text.partition(now)
+        put = f'"schemaVersion": "{version}"' if version else ""
+        (run / name).write_text(start + put + rest if version else start + rest.removeprefix(",").lstrip())
+
+
+class TestARun:
+    @pytest.mark.parametrize("version", ["1.0", "0.4", None])
+    def test_its_files_say_todays_version_and_nothing_else_changes(self, run, tmp_path, version):
+        data = {path.name: json.loads(path.read_text()) for path in run.glob("*.json")}
+        as_written_before(run, version)
+        journals = {path: content for path, content in tree(run).items() if not path.endswith(".json")}
+        done = holdfast("migrate", run, cwd=tmp_path)
+        assert f"manifest.json: version {version or 'none'} is now 1.1" in done.stdout
+        assert {path.name: json.loads(path.read_text()) for path in run.glob("*.json")} == data
+        assert {path: content for path, content in tree(run).items() if not path.endswith(".json")} == journals
+        assert sorted(path.name for path in run.parent.iterdir()) == [run.name], "no lease is left"
+        before = tree(run)
+        assert "already version 1.1: nothing to do" in holdfast("migrate", run, cwd=tmp_path).stdout
+        assert tree(run) == before
+        holdfast("gate", run, "--min", "correct=0", cwd=tmp_path)
+
+    def test_a_dry_run_changes_nothing(self, run, tmp_path):
+        as_written_before(run, "1.0")
+        before = tree(tmp_path)
+        assert "is now 1.1" in holdfast("migrate", run, "--dry-run", cwd=tmp_path).stdout
+        assert tree(tmp_path) == before
+
+    def test_one_that_is_being_written_is_left_alone(self, run, tmp_path):
+        as_written_before(run, None)
+        before = tree(run)
+        lease = RunLease(run.with_name(f"{run.name}.lock"), lost=lambda: None)
+        lease.acquire(0)
+        try:
+            assert str(os.getpid()) in holdfast("migrate", run, cwd=tmp_path, check=4).stderr
+        finally:
+            lease.release()
+        assert tree(run) == before
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("manifest.json", '{"schemaVersion": "2.0"', "damaged"),
+            ("manifest.json", '{"name": "e"}', "holdfast repair"),
+            ("metrics.json", "[]", "made anew"),
+            ("metrics.json", '{"schemaVersion": "2.0"}', "Upgrade Holdfast"),
+        ],
+    )
+    def test_one_that_cannot_be_is_refused(self, run, tmp_path, name, content, said):
+        as_written_before(run, "1.0")
+        (run / name).write_text(content)
+        before = tree(run)
+        assert said in holdfast("migrate", run, cwd=tmp_path, check=2).stderr
+        assert tree(run) == before

@@ -1,0 +1,224 @@
+"""Every file says its version, and one rule holds for all that are read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.display.text import Events
+from holdfast.errors import ConfigError, VersionError
+from holdfast.plan.plan import Plan
+from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.load import load_eval
+from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
+from holdfast.versions import Version, check_version, parse_version
+from tests.support.patterns import answered, finished_run
+from tests.support.running import holdfast, lines
+
+EVAL = """\
+name: e
+samples: [{id: a, question: q, expected: x}]
+target: {model: m}
+prompt: "{{ question }}"
+graders: [{type: exact}]
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A finished run of the test's own."""
+    return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
+
+
+def say(run, version, *names):
+    """Make files of a run say another version, or none."""
+    for name in names:
+        data = json.loads((run / name).read_text())
+        data.pop("schemaVersion")
+        (run / name).write_text(json.dumps(data if version is None else {"schemaVersion": version, **data}))
+
+
+class TestTheRule:
+    @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+    def test_versions_are_in_the_order_of_their_numbers(self, major, minor, other_major, other_minor):
+        one, other = Version(major, minor), Version(other_major, other_minor)
+        assert parse_version(str(one)) == one
+        assert (one < other) == ((major, minor) < (other_major, other_minor))
+
+    @pytest.mark.parametrize("written", ["abc", "", "1", "1.", ".1", "1.0.0", "v1.0", "1.0 ", "01.0", "1.x", "-1.0"])
+    def test_what_is_no_version_is_named_with_how_one_looks(self, written):
+        with pytest.raises(VersionError, match=r"x\.yaml: .* is no version: it is MAJOR\.MINOR in quotes"):
+            check_version("x.yaml", written, "1.1")
+
+    @pytest.mark.parametrize("written", [1, True, [], {}, 1e30, float("nan")])
+    def test_nor_is_a_value_of_another_kind(self, written):
+        with pytest.raises(VersionError, match="is no version"):
+            check_version("x.yaml", written, "1.1")
+
+    @pytest.mark.parametrize("written", ["1.0", "1.1", 1.0, 1.1])
+    def test_the_same_and_earlier_minors_are_accepted_without_a_word(self, written):
+        assert check_version("x.yaml", written, "1.1") is None
+
+    @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])
+    def test_a_newer_minor_is_accepted_with_a_word(self, written):
+        said = check_version("x.yaml", written, "1.1")
+        assert said is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in said
+
+    @pytest.mark.parametrize("written", ["0.9", "2.0", "10.1", None])
+    def test_another_major_is_refused_with_the_command_to_type(self, written):
+        with pytest.raises(VersionError) as caught:
+            check_version("x.yaml: schemaVersion", written, "1.1", "my evals/x.yaml")
+        assert "holdfast migrate 'my evals/x.yaml'" in str(caught.value)
+        assert ("Upgrade Holdfast" in str(caught.value)) == (written in ("2.0", "10.1"))
+
+
+class TestEvalFiles:
+    def read(self, tmp_path, head):
+        (tmp_path / "e.yaml").write_text(head + EVAL)
+        return load_eval(tmp_path / "e.yaml")
+
+    @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", "1.0", "1.1"])
+    def test_versions_of_this_major_with_and_without_quotes(self, tmp_path, written):
+        spec = self.read(tmp_path, f"schemaVersion: {written}\n")
+        assert spec.notices == ()
+        assert spec.document.data["schemaVersion"] == written.strip("\"'")
+
+    def test_a_bare_one_point_ten_would_be_one_point_one_and_is_refused(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"e\.yaml:1: schemaVersion: without quotes this is the number 1\.1"):
+            self.read(tmp_path, "schemaVersion: 1.10\n")
+        assert "1.10 is newer" in self.read(tmp_path, 'schemaVersion: "1.10"\n').notices[0]
+
+    @pytest.mark.parametrize("written", ["abc", "1", "[1, 0]", "null", "''"])
+    def test_what_is_no_version_is_an_error_with_its_line(self, tmp_path, written):
+        with pytest.raises(ConfigError, match=r"e\.yaml:1: schemaVersion"):
+            self.read(tmp_path, f"schemaVersion: {written}\n")
+
+    def test_unknown_keys_of_a_newer_file_stay_errors_and_say_why(self, tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, 'schemaVersion: "1.7"\nshiny: 1\n')
+        assert "e.yaml:2: shiny: unknown key" in str(caught.value)
+        assert "version 1.7 is newer than this Holdfast" in str(caught.value) and "upgrade" in str(caught.value)
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, 'schemaVersion: "1.0"\nshiny: 1\n')
+        assert "than this Holdfast" not in str(caught.value)
+
+    def test_a_file_without_one_is_read_and_told_how_to_get_one(self, tmp_path):
+        assert self.read(tmp_path, "").notices == (
+            f"{tmp_path}/e.yaml has no schemaVersion; to add it: holdfast migrate {tmp_path}/e.yaml",
+        )
+
+    @pytest.mark.parametrize(("head", "word"), [('schemaVersion: "1.7"\n', "1.7 is newer"), ("", "holdfast migrate")])
+    def test_the_command_says_it_once_and_goes_on(self, tmp_path, head, word):
+        text = EVAL.replace("{model: m}", "{command: [echo, x]}") + "baseline: {command: [echo, y]}\n"
+        (tmp_path / "e.yaml").write_text(head + text)
+        for arguments in ([], ["--dry-run"], ["--display", "none"]):
+            done = holdfast("eval", "e.yaml", *arguments, cwd=tmp_path)
+            assert done.stderr.count(word) == 1, done.stderr
+        shown = holdfast("eval", "e.yaml", "--fresh", "--display", "json", cwd=tmp_path).stderr
+        assert word in "".join(event.get("message", "") for event in map(json.loads, shown.splitlines()))
+
+    def test_the_command_refuses_another_major(self, tmp_path):
+        (tmp_path / "e.yaml").write_text('schemaVersion: "2.0"\n' + EVAL)
+        done = holdfast("eval", "e.yaml", cwd=tmp_path, check=2)
+        assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.1, not 2.0" in done.stderr
+        assert "holdfast migrate e.yaml" in done.stderr
+        assert not (tmp_path / "runs").exists()
+
+    def test_the_version_is_in_no_key_and_no_run_id(self, tmp_path):
+        text = EVAL.replace("{model: m}", "{command: [echo, x]}")
+        keys = set()
+        for number, head in enumerate(["", 'schemaVersion: "1.0"\n', "schemaVersion: 1.1\n", 'schemaVersion: "1.9"\n']):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "e.yaml").write_text(head + text)
+            holdfast("eval", "e.yaml", cwd=folder)
+            (run,) = (folder / "runs" / "e").glob("echo-*/")
+            grade = lines(run / "grades.jsonl")[0]
+            keys.add((run.name, lines(run / "outputs.jsonl")[0]["key"], grade["key"], grade["grade_key"]))
+        assert len(keys) == 1
+
+
+class TestWhatIsWritten:
+    def test_every_file_of_a_run_says_its_version(self, run):
+        for name in ("manifest.json", "results.json", "metrics.json"):
+            assert json.loads((run / name).read_text())["schemaVersion"] == RUN_VERSION
+        assert json.loads((run / "manifest.json").read_text())["eval"]["schemaVersion"] == SCHEMA_VERSION
+
+    def test_so_do_the_first_event_the_copy_of_the_results_and_a_new_eval(self, run, tmp_path, capsys):
+        Events().begin("e", "t", "runs/e/t", Plan(1, 1, 0, 0, 1))
+        assert json.loads(capsys.readouterr().err)["schemaVersion"] == RUN_VERSION
+        holdfast("init", "new", cwd=tmp_path)
+        assert load_eval(tmp_path / "new" / "eval.yaml").document.data["schemaVersion"] == SCHEMA_VERSION
+        (tmp_path / "e.yaml").write_text(EVAL.replace("{model: m}", "{command: [echo, x]}"))
+        holdfast("eval", "e.yaml", "--output-path", "out", cwd=tmp_path)
+        (results,) = (tmp_path / "out").rglob("results_*.json")
+        assert json.loads(results.read_text())["schemaVersion"] == RUN_VERSION
+
+
+READERS = [["compare", "{run}", "{run}"], ["gate", "{run}", "--min", "correct=0"], ["export", "{run}", "--to", "csv"]]
+READ = {
+    "compare": ["metrics.json", "results.json"],
+    "gate": ["manifest.json", "metrics.json", "results.json"],
+    "export": ["manifest.json", "metrics.json"],
+}
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("words", "name"),
+        [(words, name) for words in READERS for name in READ[words[0]]],
+        ids=lambda value: value if isinstance(value, str) else value[0],
+    )
+    @pytest.mark.parametrize("version", ["2.0", None])
+    def test_whoever_reads_a_run_refuses_another_major(self, run, tmp_path, words, name, version):
+        say(run, version, name)
+        done = holdfast(*(word.format(run=run) for word in words), cwd=tmp_path, check=2)
+        assert f"{run / name}: " in done.stderr and f"holdfast migrate {run}" in done.stderr
+
+    @pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+    def test_whoever_reads_a_run_of_a_newer_minor_says_so_of_each(self, run, tmp_path, words):
+        say(run, "1.9", "manifest.json", "metrics.json", "results.json")
+        done = holdfast(*(word.format(run=run) for word in words), cwd=tmp_path)
+        named = words.count("{run}")
+        assert done.stderr.count("version 1.9 is newer than this Holdfast") == named
+
+    def test_grading_and_evaluating_refuse_it_too(self, run, made, tmp_path):
+        say(run, "2.0", "manifest.json")
+        assert "not 2.0" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
+        for file in ("e.yaml", "agent.py"):
+            shutil.copy(made.parents[2] / file, tmp_path)
+        (run / "metrics.json").unlink()
+        before = (run / "manifest.json").read_bytes()
+        assert "not 2.0" in holdfast("eval", "e.yaml", cwd=tmp_path, check=2).stderr
+        assert (run / "manifest.json").read_bytes() == before
+
+    def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(self, run, made, tmp_path):
+        for file in ("e.yaml", "agent.py"):
+            shutil.copy(made.parents[2] / file, tmp_path)
+        say(run, "2.0", "metrics.json")
+        holdfast("eval", "e.yaml", cwd=tmp_path)
+        assert json.loads((run / "metrics.json").read_text())["schemaVersion"] == RUN_VERSION
+
+    @pytest.mark.parametrize("version", ["2.0", None])
+    def test_a_list_calls_them_foreign_and_not_damaged(self, run, tmp_path, version):
+        say(run, version, "manifest.json")
+        (listed,) = json.loads(holdfast("cache", "ls", "--status", "foreign", "--json", cwd=tmp_path).stdout)
+        assert listed["path"] == str(run.relative_to(tmp_path))
+
+    @pytest.mark.parametrize("version", [5, "new", ["1.0"]])
+    def test_a_manifest_whose_version_is_none_is_damaged(self, run, tmp_path, version):
+        say(run, version, "manifest.json")
+        assert "holdfast repair" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
+
+    def test_an_earlier_minor_is_read_as_ever(self, run, tmp_path):
+        say(run, "1.0", "manifest.json", "metrics.json", "results.json")
+        assert holdfast("gate", run, "--min", "correct=0", cwd=tmp_path).stderr == ""
