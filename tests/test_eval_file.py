@@ -122,6 +122,8 @@ class TestWhatIsRead:
             "stream": True,
             "identity": "url",
             "version": "3",
+            "tools": [],
+            "max_steps": 20,
         }
         assert [grader.name for grader in spec.graders] == [
             "correct",
