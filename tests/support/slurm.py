@@ -1,7 +1,7 @@
 """A real Slurm and a real ssh server for tests: `scripts/lab` starts them, once for all processes of a test run.
 
-`slurm` and `sshd` are shared by everything that runs at the same time: jobs have names of their own, nobody cancels what
-is not theirs, and nobody stops a daemon. Whoever must do that takes `own_slurm`.
+`slurm` and `sshd` are shared by everything that runs at the same time: jobs have names of their own, nobody cancels
+what is not theirs, and nobody stops a daemon. Whoever must do that takes `own_slurm`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import filelock
 import psutil
 import pytest
 
-from holdfast.cluster.slurm import JobState, Slurm
 from holdfast.cluster.transport import Here, Ssh, Transport
 from tests.support.running import ROOT, environment, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.cluster.slurm import JobState, Slurm
 
 SCRIPTS = ROOT / "scripts" / "lab"
 SHARED = Path(tempfile.gettempdir()) / f"holdfast-lab-{os.getuid()}-{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"
@@ -55,6 +56,13 @@ class Lab:
     def ssh(self, host: str = "cluster") -> Ssh:
         """The way there from outside."""
         return Ssh(host, config=self.ssh_config, pauses=())
+
+    @property
+    def impatient(self) -> Here:
+        """The way from the login node for somebody who expects no answer, and does not want to wait for none."""
+        config = self.folder / "impatient.conf"
+        config.write_text((self.folder / "slurm.conf").read_text() + "MessageTimeout=2\n")
+        return Here(env={**self.env, "SLURM_CONF": str(config)}, pauses=())
 
     def script(self, name: str) -> None:
         """Run one of the lab's scripts."""
@@ -141,10 +149,9 @@ def own_slurm() -> Iterator[Lab]:
 
 
 @pytest.fixture(params=["here", "ssh"])
-def transport(request: pytest.FixtureRequest, slurm: Lab) -> Iterator[Transport]:
+def transport(request: pytest.FixtureRequest, slurm: Lab) -> Transport:
     """Both ways to the shared cluster."""
-    with slurm.here if request.param == "here" else slurm.ssh() as way:
-        yield way
+    return slurm.here if request.param == "here" else slurm.ssh()
 
 
 def stop_shared_lab() -> None:

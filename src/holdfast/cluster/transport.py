@@ -33,7 +33,7 @@ from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import BinaryIO, Self
+    from typing import BinaryIO
 
 PAUSES: Final = (1.0, 2.0, 4.0)
 """Seconds between the tries to reach a cluster."""
@@ -164,15 +164,6 @@ class Transport(ABC):
             self.check(["sh", "-c", _RECEIVE, "sh", *arguments], input=archive, timeout=_SEND_TIMEOUT)
         return target
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of what is held open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 # dd: one write of everything, and the sync, by one process.
 _APPEND: Final = """
@@ -256,9 +247,9 @@ class Here(Transport):
 class Ssh(Transport):
     """A login node, by the user's own OpenSSH: configuration, agent, keys and jump hosts are as in a terminal.
 
-    One connection serves many commands (ControlMaster), also those of later processes for ten minutes; what the user's
-    configuration says about that, or about time-outs, wins over what is set here. Nobody is asked for a password:
-    whoever needs one opens the connection first.
+    One connection serves all commands of a user's processes, and stays open for a minute after the last one
+    (ControlMaster); what the user's configuration says about that, or about time-outs, wins over what is set here.
+    Nobody is asked for a password: whoever needs one opens the connection first.
     """
 
     def __init__(
@@ -299,13 +290,6 @@ class Ssh(Transport):
             f"{self.place}: {said[-1]}",
             remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
         )
-
-    def close(self) -> None:
-        """Close the shared connection, if it is one that was opened under our own name for it."""
-        ssh = ["ssh", *self._options]
-        shown = subprocess.run([*ssh, "-G", "--", self.host], capture_output=True, text=True, check=False)
-        if f"controlpath {self._config.parent}/" in shown.stdout:
-            subprocess.run([*ssh, "-O", "exit", "--", self.host], capture_output=True, check=False)
 
 
 def _run(
@@ -357,7 +341,7 @@ def _defaults(config: str | Path | None) -> Path:
         "Host *\n"
         "  ControlMaster auto\n"
         f'  ControlPath "{folder}/%C"\n'
-        "  ControlPersist 600\n"
+        "  ControlPersist 60\n"
         "  ConnectTimeout 20\n"
         "  ServerAliveInterval 15\n"
         "  ServerAliveCountMax 3\n"
