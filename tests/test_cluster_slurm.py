@@ -219,6 +219,21 @@ def test_lines_of_squeue_are_read(line: str, state: str, task: int | None, elaps
     assert job.comment in ("", "abc")
 
 
+# As sacct 22.05.8 wrote them, with slurmdbd.
+SACCT = [
+    ("1\x1fhf-a\x1f\x1froot\x1fFAILED\x1fnode1\x1fmain\x1f1794786767\x1f1794786768\x1f0\x1f3:0", "1", "failed", 3),
+    ("3_0\x1fhf-a\x1f\x1froot\x1fCANCELLED by 0\x1fnode1\x1fmain\x1f17\x1f18\x1f6\x1f0:0", "3_0", "cancelled", 0),
+    ("3_1\x1fhf-a\x1f\x1froot\x1fRUNNING\x1fnode1\x1fmain\x1f1794786767\x1f17\x1f8\x1f0:0", "3_1", "running", None),
+]
+
+
+@pytest.mark.parametrize(("line", "handle", "state", "code"), SACCT)
+def test_lines_of_sacct_are_read(line: str, handle: str, state: str, code: int | None) -> None:
+    job = read_sacct(line)
+    assert job is not None
+    assert (job.handle, job.state, job.exit_code) == (handle, state, code)
+
+
 def test_what_is_no_job_is_no_job() -> None:
     assert read_squeue("Welcome to the cluster!") is None
     assert read_sacct("") is None

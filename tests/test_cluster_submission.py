@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cluster.slurm import JobName, JobState, Slurm
 from holdfast.cluster.submission import (
@@ -215,6 +216,23 @@ def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Lab, tmp_p
     assert len(here.reconcile().disowned) == 1
     here.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
     assert len(here.slurm.jobs(invocation=invocation)) == 1
+
+
+def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+    here = submitter(slurm.here, tmp_path)
+    name = JobName(invocation, 0, "run")
+    here.submit(name, SLEEP, options=QUIET)
+    here.ledger.write(Intent("00112233445566aa", str(name), "", time.time() - 999, "elsewhere", 1))
+
+    class WithoutComments(Slurm):
+        """A cluster that keeps no comments."""
+
+        def jobs(self, **keys: Any) -> list[JobState]:
+            return [replace(job, comment="") for job in super().jobs(**keys)]
+
+    here.slurm = WithoutComments(slurm.here)
+    assert here.reconcile().adopted == []
+    assert [job.disowned is None for job in here.ledger.jobs()] == [False, True]
 
 
 def test_a_torn_record_does_not_hide_the_others(slurm: Lab, tmp_path: Path) -> None:

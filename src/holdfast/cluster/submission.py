@@ -32,7 +32,7 @@ from holdfast.store.files import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from holdfast.cluster.slurm import JobName, JobState, Slurm
     from holdfast.cluster.transport import Transport
@@ -210,8 +210,10 @@ class Submitter:
         A job of its name and comment is adopted. Where there is none the intent is disowned, unless whoever had it
         may still be at it; so a process that is dead on this machine is given up at once, others after `doubt` seconds.
         """
-        waiting = [job for job in self.ledger.jobs() if job.open]
-        adopted = self._adopt(waiting)
+        known = self.ledger.jobs()
+        waiting = [job for job in known if job.open]
+        others = {(job.intent.name, job.id) for job in known if job.id is not None}
+        adopted = self._adopt(waiting, others)
         found = {job.intent.intent for job in adopted}
         missing = [job for job in waiting if job.intent.intent not in found]
         given_up = [job for job in missing if not _may_live(job.intent, doubt)]
@@ -220,7 +222,7 @@ class Submitter:
             now = time.time()
             self.ledger.write(*(Disowned(job.intent.intent, now, "no such job was found") for job in given_up))
             # Looking again after writing: whoever submits writes, then looks. So at least one sees the other.
-            late = self._adopt(given_up)
+            late = self._adopt(given_up, others)
             adopted += late
             found = {job.intent.intent for job in late}
         return Reconciled(
@@ -233,21 +235,19 @@ class Submitter:
             doubtful,
         )
 
-    def _adopt(self, waiting: Sequence[Job]) -> list[Job]:
+    def _adopt(self, waiting: Sequence[Job], others: Collection[tuple[str, str | None]]) -> list[Job]:
+        """Record the jobs that Slurm has for these intents; `others` are names and ids of jobs of other intents."""
         if not waiting:
             return []
         names = sorted({job.intent.name for job in waiting})
-        states = self.slurm.jobs(names=names)
-        unseen = [job for job in waiting if not any(map(job.is_seen_in, states))]
-        if unseen:
-            since = min(job.intent.time for job in unseen)
-            states += self.slurm.accounted(sorted({job.intent.name for job in unseen}), since=since) or []
+        since = min(job.intent.time for job in waiting)
+        states = [*self.slurm.jobs(names=names), *(self.slurm.accounted(names, since=since) or [])]
         adopted = []
         for job in waiting:
-            state = next((state for state in states if job.is_seen_in(state)), None)
-            if state is not None:
-                self.ledger.write(Submitted(job.intent.intent, state.id, time.time(), adopted=True))
-                adopted.append(msgspec.structs.replace(job, id=state.id, disowned=None))
+            seen = [state for state in states if job.is_seen_in(state) and (state.name, state.id) not in others]
+            if seen:
+                self.ledger.write(Submitted(job.intent.intent, seen[0].id, time.time(), adopted=True))
+                adopted.append(msgspec.structs.replace(job, id=seen[0].id, disowned=None))
         return adopted
 
 
