@@ -229,7 +229,7 @@ def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path:
     subprocess.run(["ssh", *ssh._options, "-O", "exit", "cluster"], capture_output=True, check=True)  # ours to end here
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "fish", "zsh"])
+@pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "zsh", "fish"])
 def test_the_command_line_means_the_same_to_every_login_shell(shell: str) -> None:
     line = module._for_any_shell(["printf", "%s|", *HOSTILE])
     try:
