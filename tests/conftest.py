@@ -7,6 +7,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
+from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
+
+__all__ = ["own_slurm", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,3 +30,8 @@ def provider() -> Iterator[Server]:
     """A server of the test's own."""
     with server() as running:
         yield running
+
+
+def pytest_sessionfinish() -> None:
+    """Leave no cluster running."""
+    stop_shared_lab()

@@ -8,6 +8,8 @@ HoldfastError
 │   └── VersionError      a file of a version that this Holdfast does not read
 ├── RunHeld               exit 4: another process holds this run
 ├── Interrupted           exit 130 or 143: told to stop
+├── ClusterError          exit 3: a cluster's program refused or failed
+├── Unreachable           exit 3: no answer from the cluster; says nothing about jobs, which may be running
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by class, never a score
 
@@ -98,6 +100,18 @@ class BudgetReached:
 
     message: str
     remedy: str
+
+
+class ClusterError(HoldfastError):
+    """A program on the cluster answered, and the answer is no."""
+
+    exit_code = 3
+
+
+class Unreachable(HoldfastError):
+    """Nobody answered: ssh, or Slurm's controller behind it. What was asked is unknown, never "failed" or "none"."""
+
+    exit_code = 3
 
 
 class Fault(HoldfastError):

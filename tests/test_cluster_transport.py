@@ -1,0 +1,239 @@
+"""Programs and files on a cluster, directly and over a real ssh server: what arrives is what was sent, or nothing."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.cluster import transport as module
+from holdfast.cluster.transport import Completed, File, Here, Ssh, Transport
+from holdfast.errors import ClusterError, Unreachable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.slurm import Lab
+
+HOSTILE = [
+    "two words",
+    "",
+    "'single' \"double\"",
+    "$HOME `id` $(id) ${x}",
+    "a\nb\n",
+    "back\\slash \\n \\",
+    "!history !!",
+    "*?[a]{b,c}~",
+    "; rm -rf / & | > < #",
+    "--help",
+    "ünïcödé 漢字",
+    "\ttab",
+]
+
+
+@pytest.fixture
+def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
+    """What really went over the transport: arguments, and the number of bytes of the input."""
+    calls: list[tuple[list[str], int]] = []
+    real = transport._try
+
+    def counting(argv: Any, source: Any, timeout: float) -> Completed:
+        size = source.seek(0, io.SEEK_END)
+        source.seek(0)
+        calls.append((list(argv), size))
+        return real(argv, source, timeout)
+
+    monkeypatch.setattr(transport, "_try", counting)
+    return calls
+
+
+def test_arguments_and_input_arrive_unchanged(transport: Transport) -> None:
+    show = 'import sys; sys.stdout.buffer.write(repr((sys.argv[1:], sys.stdin.read())).encode("utf-8"))'
+    for arguments in (HOSTILE, [""], ["plain"], []):
+        done = transport.run(["python3", "-c", show, *arguments], input=b"the input\n")
+        assert (done.code, done.text) == (0, repr((arguments, "the input\n"))), done.stderr
+
+
+def test_bytes_come_back_unchanged(transport: Transport) -> None:
+    data = bytes(range(256)) * 4096
+    assert transport.run(["cat"], input=data).stdout == data
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
+def test_a_programs_exit_code_is_not_taken_for_the_connections(transport: Transport, code: int, told: set[int]) -> None:
+    done = transport.run(["sh", "-c", f"echo out; echo err >&2; exit {code}"])
+    assert done.code in told
+    assert (done.text, done.stderr) == ("out\n", "err\n")
+
+
+def test_a_program_that_is_not_there_is_told_apart(transport: Transport) -> None:
+    assert transport.run(["no-such-program"]).code == 127
+    with pytest.raises(ClusterError, match="no-such-program"):
+        transport.check(["no-such-program"])
+
+
+def test_a_program_that_does_not_end_is_unknown(transport: Transport) -> None:
+    with pytest.raises(Unreachable, match="no answer within"):
+        transport.run(["sleep", "60"], timeout=1)
+
+
+def test_files_arrive_with_names_contents_and_modes(transport: Transport, tmp_path: Path) -> None:
+    (tmp_path / "run me").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "run me").chmod(0o755)
+    files = {
+        "bin/run it": File(tmp_path / "run me"),
+        "secret": File(b"token", 0o600),
+        "deep/er/data.bin": File(bytes(range(256))),
+        "x" * 200: File(b"a long name"),
+    }
+    place = transport.put(files, str(tmp_path / "on the cluster" / "code"))
+    assert transport.run([f"{place}/bin/run it"]).text == "ran\n"
+    modes = transport.run(["stat", "-c", "%a", f"{place}/secret", f"{place}/bin/run it"]).text.split()
+    assert modes == ["600", "755"]
+    assert transport.read(f"{place}/deep/er/data.bin") == bytes(range(256))
+    assert transport.read(f"{place}/{'x' * 200}") == b"a long name"
+
+
+def test_what_is_there_is_not_sent_again(transport: Transport, tmp_path: Path, seen: list) -> None:
+    files = {"wheel": File(b"w" * 300_000), "secret": File(b"geheim", 0o600)}
+    first = transport.put(files, str(tmp_path))
+    sent = sum(size for _, size in seen)
+    assert sent > 300_000
+    assert transport.put(dict(reversed(files.items())), str(tmp_path)) == first
+    assert sum(size for _, size in seen) == sent
+    assert transport.put({**files, "secret": File(b"geheim", 0o640)}, str(tmp_path)) != first
+    assert "geheim" not in str([argv for argv, _ in seen])
+
+
+def test_what_lost_a_file_is_sent_again(transport: Transport, tmp_path: Path) -> None:
+    files = {"a": File(b"a"), "b": File(b"b")}
+    place = transport.put(files, str(tmp_path / "code"))
+    transport.check(["rm", f"{place}/a"])
+    assert transport.put(files, str(tmp_path / "code")) == place
+    assert transport.read(f"{place}/a") == b"a"
+    assert [path.name for path in (tmp_path / "code").iterdir()] == [place.rsplit("/", 1)[1]]
+
+
+def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
+    transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = module._pack
+
+    def broken(files: Any, archive: Any) -> None:
+        made = io.BytesIO()
+        whole(files, made)
+        archive.write(made.getvalue()[:1024])  # header and content of the first file
+
+    monkeypatch.setattr(module, "_pack", broken)
+    with pytest.raises(ClusterError):
+        transport.put({"a": File(b"a"), "b": File(b"b")}, str(tmp_path / "code"))
+    assert list((tmp_path / "code").iterdir()) == []
+
+
+def test_two_who_send_the_same_at_once_both_get_it(slurm: Lab, tmp_path: Path) -> None:
+    files = {f"file {number}": File(b"x" * 10_000) for number in range(50)}
+    places: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: places.append(slurm.here.put(files, str(tmp_path / "code")))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(places) == 4
+    assert [str(path) for path in (tmp_path / "code").iterdir()] == list(set(places))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../out", "a/../../out", ""])
+def test_no_file_is_put_outside_its_directory(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not the name"):
+        Here().put({name: File(b"")}, str(tmp_path))
+
+
+def test_a_file_is_read_from_where_one_left_off(transport: Transport, tmp_path: Path) -> None:
+    path = tmp_path / "a log"
+    path.write_bytes(b"first\nsecond\n")
+    assert transport.read(str(path)) == b"first\nsecond\n"
+    assert transport.read(str(path), 6) == b"second\n"
+    assert transport.read(str(path), 6, 3) == b"sec"
+    assert transport.read(str(path), 13) == b""
+    assert transport.read(str(path), 99) == b""
+    assert transport.exists(str(path))
+    assert not transport.exists(str(tmp_path / "no log"))
+    with pytest.raises(FileNotFoundError):
+        transport.read(str(tmp_path / "no log"))
+
+
+def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "journal.jsonl"
+    transport.append(str(path), b"one\n")
+    transport.append(str(path), b"two\nthree\n")
+    assert path.read_bytes() == b"one\ntwo\nthree\n"
+    path.write_bytes(b"one\ntw")
+    transport.append(str(path), b"four\n")
+    assert path.read_bytes() == b"one\ntw\nfour\n"
+
+
+def test_a_server_that_is_gone_is_unreachable_and_one_that_comes_back_is_found(own_slurm: Lab) -> None:
+    ssh = own_slurm.ssh()
+    assert ssh.run(["echo", "here"]).text == "here\n"
+    own_slurm.script("sshd-down")
+    with pytest.raises(Unreachable, match=r"(?i)refused|closed|reset") as caught:
+        ssh.run(["echo", "gone"])
+    assert "ssh cluster true" in str(caught.value)
+    own_slurm.script("sshd-up")
+    assert ssh.run(["echo", "back"]).text == "back\n"
+
+
+def test_a_short_outage_is_waited_out_but_not_for_what_must_not_happen_twice(own_slurm: Lab, tmp_path: Path) -> None:
+    own_slurm.script("sshd-down")
+    patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
+    with pytest.raises(Unreachable):
+        patient.run(["touch", str(tmp_path / "once")], once=True)
+    later = threading.Timer(1, own_slurm.script, ["sshd-up"])
+    later.start()
+    assert patient.run(["cat"], input=b"still whole").stdout == b"still whole"
+    later.join()
+    assert not (tmp_path / "once").exists()
+
+
+def test_whoever_is_not_let_in_is_told_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "sleep", lambda _: pytest.fail("it waited"))
+    with pytest.raises(Unreachable, match="Permission denied") as caught:
+        Ssh("cluster", user="nobody", config=sshd.ssh_config, pauses=(60,)).run(["true"])
+    assert "without a question" in str(caught.value)
+
+
+def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path: Path) -> None:
+    def effective(ssh: Ssh) -> dict[str, str]:
+        shown = subprocess.run(["ssh", *ssh._options, "-G", ssh.host], capture_output=True, text=True, check=True)
+        return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
+
+    ours = effective(sshd.ssh())
+    assert (ours["controlmaster"], ours["controlpersist"], ours["batchmode"]) == ("auto", "60", "yes")
+    folder = sshd.ssh()._config.parent
+    assert ours["controlpath"].startswith(f"{folder}/")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    config = tmp_path / "config"
+    config.write_text(f"Host cluster\n  ControlPath {tmp_path}/%n\n  ControlPersist 5\n  ConnectTimeout 7\n")
+    config.write_text(config.read_text() + sshd.ssh_config.read_text())
+    ssh = Ssh("cluster", config=config)
+    theirs = effective(ssh)
+    assert theirs["controlpath"].startswith(str(tmp_path))
+    assert (theirs["controlpersist"], theirs["connecttimeout"]) == ("5", "7")
+    assert ssh.run(["echo", "works"]).text == "works\n"
+    subprocess.run(["ssh", *ssh._options, "-O", "exit", "cluster"], capture_output=True, check=True)  # ours to end here
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "zsh", "fish"])
+def test_the_command_line_means_the_same_to_every_login_shell(shell: str) -> None:
+    line = module._for_any_shell(["printf", "%s|", *HOSTILE])
+    try:
+        done = subprocess.run([shell, "-c", line], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip(f"no {shell} here")
+    assert done.stdout == "".join(f"{argument}|" for argument in HOSTILE)
