@@ -197,8 +197,9 @@ def test_the_image_has_two_names_and_one_value(tmp_path: Path):
         assert tree.get("run", "env", "container") == tree.get("run", "env", "container_image") == "own"
     tree = composed(tmp_path, MINIMAL, profile="BIG").tree
     assert tree.get("run", "env", "container") == "registry.example.com/nemo:1"
-    tree = composed(tmp_path, MINIMAL, "run.env.container=mine", profile="BIG").tree
-    assert tree.get("run", "env", "container_image") == "mine"
+    for config in (MINIMAL, text):
+        tree = composed(tmp_path, config, "run.env.container=mine", profile="BIG").tree
+        assert tree.get("run", "env", "container_image") == "mine"
 
 
 def test_the_partition_fits_the_way_it_is_run(tmp_path: Path):

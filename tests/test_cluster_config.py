@@ -269,6 +269,33 @@ def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said
     assert "sk-0123456789abcdef" not in message
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        "run",
+        "run.env",
+        "run.env.env_vars",
+        "run.wandb",
+        "execution",
+        "execution.mounts",
+        "execution.env_vars",
+        "deployment",
+        "deployment.endpoints",
+        "evaluation",
+        "evaluation.tasks",
+        "evaluation.tasks.mmlu",
+        "evaluation.nemo_evaluator_config",
+        "export",
+        "target",
+        "env_vars",
+    ],
+)
+@pytest.mark.parametrize("value", ["7", "[7]"])
+def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str):
+    said = refused(folder, "newer", f"{section}={value}")
+    assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in said
+
+
 def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
     write(
         folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"

@@ -272,13 +272,23 @@ def _read(path: Path, name: str) -> Document:
 
 def _prepare_run(tree: Tree) -> None:
     """`run.env` and `run.wandb` are there, and the image has one name."""
+    _check_mapping(tree, "run")
     for part in ("env", "wandb"):
+        _check_mapping(tree, "run", part)
         if tree.get("run", part) is None:
             tree.put(("run", part), {}, tree.origin(()))
-    container = tree.get("run", "env", "container")
-    if container is not None and tree.get("run", "env", "container_image") in (None, container):
-        tree.put(("run", "env", "container_image"), container, tree.origin(("run", "env", "container")))
+    container, origin = tree.get("run", "env", "container"), tree.origin(("run", "env", "container"))
+    same = tree.get("run", "env", "container_image") in (None, container)
+    if container is not None and (same or origin == COMMAND_LINE):
+        tree.put(("run", "env", "container_image"), container, origin)
         tree.remove(("run", "env", "container"))
+
+
+def _check_mapping(tree: Tree, *location: str) -> None:
+    """What others are laid over or under must be a mapping; the rest is checked when all is there."""
+    block = tree.get(*location)
+    if block is not None and not isinstance(block, dict):
+        raise ConfigError([Problem(tree.where(location), f"is a mapping of keys, not {block!r}")])
 
 
 def _with_defaults_of_types(
@@ -293,9 +303,7 @@ def _with_defaults_of_types(
         tree.put(("execution", "type"), executor, place)
     for section in reversed(SECTIONS):  # so that the first stands first
         kind = said.get((section, "type"), tree.get(section, "type"))
-        block = tree.get(section)
-        if block is not None and not isinstance(block, dict):
-            raise ConfigError([Problem(tree.where((section,)), f"is a mapping of keys, not {block!r}")])
+        _check_mapping(tree, section)
         if kind is None:
             raise missing_type(tree, section)
         name = "slurm/default" if (section, kind) == ("execution", "slurm") else str(kind)
@@ -329,7 +337,7 @@ def _merge_profile(
         for key, (value, origin) in _effective(profile, detached=detached).items():
             here: Location = ("run", "env", key)
             present, place = tree.get(*here), tree.origins.get(here, "")
-            if key == "env_vars":
+            if key == "env_vars" and isinstance(present, dict | None):
                 for name, text in value.items():
                     if tree.origins.get((*here, name)) != COMMAND_LINE:
                         tree.put((*here, name), text, origin)

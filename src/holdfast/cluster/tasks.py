@@ -100,7 +100,8 @@ class TaskReader:
     def read(self, wanted: Sequence[str]) -> tuple[Task, ...]:
         """The tasks that are wanted (all, if none is named), in their order."""
         blocks: list[tuple[int, TaskBlock]] = []
-        for at, raw in enumerate(self.tree.get("evaluation", "tasks") or []):
+        listed = self.tree.get("evaluation", "tasks")
+        for at, raw in enumerate(listed if isinstance(listed, list) else []):  # its block has said what is wrong
             given = {"name": raw} if isinstance(raw, str) else raw
             place: Location = ("evaluation", "tasks", at)
             block = cast("TaskBlock | None", validate_block(TaskBlock, given, place, self.tree, self.problems))
