@@ -361,7 +361,8 @@ def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path):
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
-    assert "a configuration is a mapping of keys" in refused(tmp_path, "- a\n")
+    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
+    assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 
 keys = st.sampled_from(["a", "b", "c"])

@@ -14,7 +14,7 @@ from holdfast.cluster.interpolate import Interpolated, interpolate
 from holdfast.cluster.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
 from holdfast.cluster.tree import COMMAND_LINE, Tree, tree_of
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.document import Document, Location, dotted, read_document
+from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.reading import suggest
 
@@ -266,8 +266,7 @@ def _choice(path: Path, folder: Path) -> str:
 
 def _read(path: Path, name: str) -> Document:
     shape = "a configuration is a mapping of keys such as defaults, execution, deployment, evaluation"
-    document = read_document(path, shape)
-    return Document(document.data, Path(name), document.lines)
+    return parse_document(read_text(path), Path(name), shape)
 
 
 def _prepare_run(tree: Tree) -> None:
