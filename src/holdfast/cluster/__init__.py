@@ -1,6 +1,18 @@
-"""Runs on a Slurm cluster.
+"""Running on a cluster: what a launch is, from a configuration and a profile; and the way to a Slurm cluster.
 
-`transport`   programs and files on the cluster: from its login node, or over ssh
-`slurm`       submit, look at and cancel jobs
-`submission`  who submitted what: intents before jobs, ids, and the list of this user's invocations
+`tree`         values that remember where they were written
+`walltime`     Slurm's way of writing times
+`profiles`     `env.toml`: where to run
+`environment`  variables of a job, named and never written down
+`interpolate`  `${…}` and `???`
+`compose`      `defaults:` lists, the command line, the profile, put together
+`fields`       what a configuration may say, one model per block
+`deployments`  the servers that are known, and their commands
+`adapter`      what `adapter_config` means here
+`tasks`        eval files with values laid over them
+`config`       all of it as a checked `Launch`: `compile_launch`
+`show`         the compiled configuration for people
+`transport`    programs and files on the cluster: from its login node, or over ssh
+`slurm`        submit, look at and cancel jobs
+`submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
 """

@@ -60,8 +60,10 @@ def read_text(path: Path) -> str:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
 
 
-def parse_document(text: str, path: Path) -> Document:
-    """The mapping that a text is in YAML; `path` is what problems are named by."""
+def parse_document(
+    text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
+) -> Document:
+    """The mapping that a text is in YAML; `path` is what problems are named by, `shape` what is said of another one."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -75,9 +77,7 @@ def parse_document(text: str, path: Path) -> Document:
     except YAMLError as error:
         raise ConfigError([Problem(str(path), f"not valid YAML: {error}")]) from error
     if not isinstance(tree, dict):
-        raise ConfigError(
-            [Problem(str(path), "an eval file is a mapping of keys such as name, dataset, target, prompt")]
-        )
+        raise ConfigError([Problem(str(path), shape)])
     lines: dict[Location, int] = {}
     try:
         document = Document(_plain(tree, (), lines), path, lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
@@ -13,11 +13,18 @@ from holdfast.spec.fields import Block
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from holdfast.spec.document import Document, Location
+    from holdfast.spec.document import Location
+
+
+class Placed(Protocol):
+    """A document, or anything else that knows where its keys stand."""
+
+    def where(self, location: Location) -> str:
+        """`file:line: key`."""
 
 
 def validate_block(
-    model: type[Block], data: Any, location: Location, document: Document, problems: list[Problem]
+    model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
 ) -> Block | None:
     """The block, or None after adding what is wrong with it to `problems`."""
     try:

@@ -1,0 +1,437 @@
+"""A launch: what to serve, what to measure and where, compiled from a configuration and a profile, and checked.
+
+`compile_launch` is the way in. It reads files and nothing else: no connection, no submission, no file written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from holdfast.cluster.compose import DEFAULT, compose, find_config, known_executor
+from holdfast.cluster.deployments import (
+    Deployment,
+    Mount,
+    missing_model,
+    server_command,
+    server_env,
+    server_mounts,
+)
+from holdfast.cluster.environment import WANDB_KEY, EnvVar, read_variables
+from holdfast.cluster.fields import (
+    DEPLOYMENTS,
+    DESTINATIONS,
+    DeploymentBlock,
+    EvaluationBlock,
+    ExecutionBlock,
+    ExportBlock,
+    LaunchBlock,
+    ProxyBlock,
+    RunBlock,
+    TargetBlock,
+)
+from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, load_profile
+from holdfast.cluster.tasks import Endpoint, Task, TaskProvider, TaskReader, installed_providers
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.fields import Block
+from holdfast.spec.reading import suggest, validate_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from holdfast.cluster.tree import Tree
+
+_Model = TypeVar("_Model", bound=Block)
+SCOPES = ("deployment", "evaluation", "export")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where the work is done, in one form whichever dialect it was written in."""
+
+    executor: str
+    """slurm or local"""
+    ssh: bool = False
+    """submit through ssh to `hostname`; else from here"""
+    hostname: str | None = None
+    username: str | None = None
+    identity: str | None = None
+    remote_job_dir: str | None = None
+    output_dir: str | None = None
+    """where runs go; None: where they go on this machine"""
+    account: str | None = None
+    partition: str | None = None
+    cpu_partition: str | None = None
+    walltime: str = "01:00:00"
+    max_walltime: str | None = None
+    """of all jobs that go on with each other, together"""
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gres: str | None = None
+    gpus_per_node: int | None = None
+    """also where gres says it"""
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    sbatch_flags: dict[str, str | int | bool] = field(default_factory=dict)
+    """further options of sbatch; True for one without a value"""
+    comment: str | None = None
+    subproject: str = "holdfast"
+    workers: int = 1
+    readiness_timeout: float | None = None
+    """seconds the server may take to start; None: the walltime"""
+    mounts: tuple[Mount, ...] = ()
+    """for the evaluation"""
+    mount_home: bool = False
+    setup_lines: tuple[str, ...] = ()
+    """shell, before anything else in the job"""
+    proxy: ProxyBlock | None = None
+    auto_export: tuple[str, ...] = ()
+    gpu_visible: bool | str = False
+    """whether the evaluation sees GPUs too"""
+    mode: str = "sequential"
+
+
+@dataclass(frozen=True)
+class Export:
+    """Where results go, and with which variables."""
+
+    destinations: tuple[str, ...] = ()
+    """by themselves, when all is done"""
+    fields: ExportBlock = field(default_factory=ExportBlock)
+    env: tuple[EnvVar, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A configuration compiled: everything is known but secrets, which are only named."""
+
+    name: str
+    path: Path
+    profile: Profile | None
+    execution: Execution
+    deployment: Deployment
+    tasks: tuple[Task, ...]
+    export: Export
+    wandb: WandbBlock | None
+    """project and entity, where results go to W&B"""
+    notices: tuple[str, ...]
+    """what a user should know: older keys, and keys that mean nothing here"""
+    tree: Tree = field(repr=False, compare=False)
+    """the configuration itself, each value with its place"""
+
+    def variables(self) -> Iterator[EnvVar]:
+        """Every variable of every part; `environment.check_environment` sees whether they are set."""
+        yield from self.deployment.env
+        yield from self.export.env
+        for task in self.tasks:
+            yield from task.env
+
+
+def compile_launch(
+    config: str | Path,
+    profile_name: str | None = None,
+    overrides: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    detached: bool = False,
+    providers: Sequence[TaskProvider] | None = None,
+) -> Launch:
+    """The launch that `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …` asks for.
+
+    `config` is a path or a name in the configuration folder, `profile_name` a table of env.toml (None: none, for a
+    preview or a configuration that says everything itself), `detached` whether it is --batch rather than --run. Raises
+    UsageError or ConfigError, the latter with everything that is wrong, by file and line. Has no side effects.
+    """
+    cwd = Path.cwd() if cwd is None else cwd
+    environ = os.environ if environ is None else environ
+    path = find_config(config, cwd, environ)
+    profile = None if profile_name is None else load_profile(profile_name, cwd, environ)
+    composed = compose(path, overrides, profile, cwd, environ, detached=detached)
+    reader = _Reader(composed.tree, profile, [], list(composed.notices))
+    return reader.launch(path, cwd, tasks, installed_providers() if providers is None else providers, environ)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A compiled configuration being checked; what is wrong is gathered, and raised at the end."""
+
+    tree: Tree
+    profile: Profile | None
+    problems: list[Problem]
+    notices: list[str]
+
+    def launch(
+        self,
+        path: Path,
+        cwd: Path,
+        wanted: Sequence[str],
+        providers: Sequence[TaskProvider],
+        environ: Mapping[str, str],
+    ) -> Launch:
+        top = self.block(LaunchBlock)
+        self.refuse_what_is_not_there()
+        run = self.block(RunBlock, "run")
+        execution = self.block(ExecutionBlock, "execution")
+        deployment = self.block(DeploymentBlock, "deployment")
+        self.block(EvaluationBlock, "evaluation")
+        target = self.block(TargetBlock, "target")
+        export = self.block(ExportBlock, "export") or ExportBlock()
+        self.check_types()
+        if not (top and run and execution and deployment):
+            raise ConfigError(self.problems)
+
+        execution, deployment = self.settle_gpus(execution, deployment)
+        served = self.deployment(deployment, execution, run.env)
+        reader = TaskReader(
+            tree=self.tree,
+            endpoint=self.endpoint(deployment, target),
+            shared_env=self.variables(run.env, "evaluation"),
+            folder=path.parent,
+            cwd=cwd,
+            providers=providers,
+            problems=self.problems,
+            notices=self.notices,
+        )
+        tasks = reader.read(wanted)
+        made = self.execution(execution, run.env, environ)
+        exports, wandb = self.export(execution, export, run)
+        if self.problems:
+            raise ConfigError(list(dict.fromkeys(self.problems)))
+        self.keep_chosen(tasks)
+        return Launch(
+            name=path.stem,
+            path=path,
+            profile=self.profile,
+            execution=made,
+            deployment=served,
+            tasks=tasks,
+            export=exports,
+            wandb=wandb,
+            notices=tuple(dict.fromkeys(self.notices)),
+            tree=self.tree,
+        )
+
+    def block(self, model: type[_Model], *location: str) -> _Model | None:
+        data = self.tree.get(*location) if location else self.tree.data
+        if data is None and location:
+            return model.model_construct() if location[0] in ("target", "export") else None
+        return cast("_Model | None", validate_block(model, data, location, self.tree, self.problems))
+
+    def refuse_what_is_not_there(self) -> None:
+        """Keys that are known and cannot be followed; and those of other tools that mean nothing here."""
+        if self.tree.get("auxiliary_deployments"):
+            said = "not supported: start the judge by itself, and name it with base_url in the eval file's grader"
+            self.problems.append(Problem(self.tree.where(("auxiliary_deployments",)), said))
+        for key in ("user_config_path", "dry_run", "output_dir", "task_filters"):
+            if self.tree.get(key) is not None:
+                self.notices.append(f"{self.tree.where((key,))}: means nothing here")
+
+    def check_types(self) -> None:
+        wrong = known_executor(self.tree.get("execution", "type"))
+        if wrong:
+            self.problems.append(Problem(self.tree.where(("execution", "type")), wrong))
+        kind = self.tree.get("deployment", "type")
+        if kind not in DEPLOYMENTS:
+            said = f"unknown type {kind!r}{suggest(str(kind), DEPLOYMENTS)}; one of {', '.join(DEPLOYMENTS)}"
+            self.problems.append(Problem(self.tree.where(("deployment", "type")), said))
+
+    def deployment(self, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock) -> Deployment:
+        here = ("deployment",)
+        instances = execution.num_instances
+        if block.multiple_instances is not None:
+            if block.multiple_instances and instances == 1:
+                instances = execution.num_nodes
+            said = f"is of the older dialect: read as execution.num_instances={instances}"
+            self.notices.append(f"{self.tree.where((*here, 'multiple_instances'))}: {said}")
+        if block.type == "none":
+            return Deployment("none", instances=0)
+        if missing := missing_model(block):
+            self.problems.append(Problem(self.tree.where(here), missing))
+        if execution.num_nodes % instances:
+            said = f"{execution.num_nodes} nodes cannot be shared out among {instances} instances"
+            self.problems.append(Problem(self.tree.where(("execution", "num_instances")), said))
+        if block.image is None and execution.type == "slurm":
+            said = "is missing: an image, a .sqsh file, or container_image in the profile"
+            self.problems.append(Problem(self.tree.where((*here, "image")), said))
+        paths = {name: value for name, value in block.endpoints if value}
+        return Deployment(
+            type=block.type,
+            image=block.image,
+            command=server_command(block),
+            pre_cmd=block.pre_cmd,
+            port=block.port,
+            served_model_name=block.served_model_name,
+            checkpoint_path=block.checkpoint_path,
+            endpoints=paths,
+            health_path=block.health_check_path or paths.get("health", "/health"),
+            health_status=block.health_check_status,
+            instances=instances,
+            tasks=execution.deployment.n_tasks,
+            mounts=self.mounts(env, execution.mounts.deployment, server_mounts(block)),
+            env=tuple({**server_env(block), **self.variables(env, "deployment")}.values()),
+        )
+
+    def endpoint(self, block: DeploymentBlock, target: TargetBlock | None) -> Endpoint:
+        """What the tasks measure."""
+        asked = (target or TargetBlock()).api_endpoint
+        if block.type != "none":
+            return Endpoint(block.served_model_name, None, asked.api_key_name, asked.type, asked.stream)
+        return Endpoint(asked.model_id, asked.url, asked.api_key_name, asked.type, asked.stream)
+
+    def variables(self, env: ProfileBlock, scope: str) -> dict[str, EnvVar]:
+        """The variables of a scope: the profile's, those for all, the older dialect's, the scope's own."""
+        found = read_variables(self.tree, ("run", "env", "env_vars"), self.problems, self.notices, bare="lit")
+        older = self.tree.get("execution", "env_vars")
+        if isinstance(older, dict):
+            said = "is of the older dialect: write env_vars under deployment, evaluation and export"
+            self.notices.append(f"{self.tree.where(('execution', 'env_vars'))}: {said}")
+            for name in sorted(set(older) - set(SCOPES)):
+                message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
+                self.problems.append(Problem(self.tree.where(("execution", "env_vars", name)), message))
+        for location in (("env_vars",), ("execution", "env_vars", scope), (scope, "env_vars")):
+            found |= read_variables(self.tree, location, self.problems, self.notices)
+        key = self.tree.get("target", "api_endpoint", "api_key_name")
+        if scope == "evaluation" and isinstance(key, str):
+            found.setdefault(
+                key, EnvVar(key, "host", key, self.tree.origin(("target", "api_endpoint", "api_key_name")))
+            )
+        return found
+
+    def mounts(self, env: ProfileBlock, own: dict[str, str], first: tuple[Mount, ...] = ()) -> tuple[Mount, ...]:
+        """Mounts of one container; of two at the same place the configuration's wins over the profile's."""
+        everywhere = [*(env.mounts or []), *([env.lustre_mount] if env.lustre_mount else [])]
+        listed = [_mount(text) for text in everywhere] + list(first)
+        for source, target in own.items():
+            path, _, options = target.partition(":")
+            listed.append(Mount(source, path, options))
+        return tuple({mount.target: mount for mount in listed}.values())
+
+    def execution(self, block: ExecutionBlock, env: ProfileBlock, environ: Mapping[str, str]) -> Execution:
+        output = block.output_dir
+        if output is None and env.remote_job_dir and block.type == "slurm":
+            output = f"{env.remote_job_dir}/evaluations"
+        flags = {"exclusive": True, **block.sbatch_extra_flags} if env.exclusive else block.sbatch_extra_flags
+        here = (None, "localhost", "127.0.0.1", environ.get("HOSTNAME"))
+        ssh = env.tunnel == "ssh" if env.tunnel else block.hostname not in here
+        if block.type == "slurm" and env.tunnel == "ssh" and block.hostname is None:
+            said = 'is missing: tunnel = "ssh" needs a host to connect to'
+            self.problems.append(Problem(self.tree.where(("execution", "hostname")), said))
+        lines = [*([env.setup_lines] if isinstance(env.setup_lines, str) else env.setup_lines or [])]
+        return Execution(
+            executor=block.type,
+            ssh=ssh and block.type == "slurm",
+            hostname=block.hostname,
+            username=block.username,
+            identity=env.identity,
+            remote_job_dir=env.remote_job_dir,
+            output_dir=output,
+            account=block.account,
+            partition=block.partition,
+            cpu_partition=block.cpu_partition,
+            walltime=block.walltime,
+            max_walltime=block.max_walltime,
+            nodes=block.num_nodes,
+            tasks_per_node=block.ntasks_per_node,
+            gres=block.gres,
+            gpus_per_node=block.gpus_per_node,
+            cpus_per_task=env.cpus_per_task,
+            mem=None if env.mem is None else str(env.mem),
+            sbatch_flags={name: value for name, value in flags.items() if value not in (None, False)},
+            comment=block.sbatch_comment,
+            subproject=block.subproject,
+            workers=block.workers,
+            readiness_timeout=block.endpoint_readiness_timeout,
+            mounts=self.mounts(env, block.mounts.evaluation),
+            mount_home=block.mounts.mount_home,
+            setup_lines=(*lines, *(env.startup_commands or [])),
+            proxy=block.proxy,
+            auto_export=_destinations(block),
+            gpu_visible=block.evaluation_gpu_visible,
+            mode=block.mode,
+        )
+
+    def settle_gpus(
+        self, execution: ExecutionBlock, deployment: DeploymentBlock
+    ) -> tuple[ExecutionBlock, DeploymentBlock]:
+        """One number of GPUs, by gres where that is given, and a model spread over them where nobody says how."""
+        match = re.search(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)", execution.gres or "")
+        if match and execution.gpus_per_node != int(match[1]):
+            here = ("execution", "gpus_per_node")
+            if execution.gpus_per_node is not None and not self.by_default(*here):
+                said = f"{execution.gpus_per_node} and gres {execution.gres} say different things; give one of them"
+                self.problems.append(Problem(self.tree.where(here), said))
+            self.tree.put(here, int(match[1]), self.tree.origin(("execution", "gres")))
+            execution = execution.model_copy(update={"gpus_per_node": int(match[1])})
+        place = ("deployment", "tensor_parallel_size")
+        gpus = execution.gpus_per_node
+        if gpus and deployment.tensor_parallel_size is not None and self.by_default(*place):
+            spread = (deployment.pipeline_parallel_size or 1) * (deployment.data_parallel_size or 1)
+            size = max(1, min(gpus, gpus * execution.num_nodes // execution.num_instances // spread))
+            group = self.tree.origin(place).partition(" ← ")[0]
+            self.tree.put(place, size, f"{group} ← {self.tree.origin(('execution', 'gpus_per_node'))}")
+            deployment = deployment.model_copy(update={"tensor_parallel_size": size})
+        return execution, deployment
+
+    def by_default(self, *location: str) -> bool:
+        """Whether nobody but a group that comes with Holdfast says so."""
+        return self.tree.origin(location).startswith(DEFAULT)
+
+    def export(self, execution: ExecutionBlock, block: ExportBlock, run: RunBlock) -> tuple[Export, WandbBlock | None]:
+        """Where results go, and W&B's project and entity where they go there."""
+        destinations = _destinations(execution)
+        for name in destinations:
+            if name not in DESTINATIONS:
+                said = f"unknown destination {name!r}{suggest(name, DESTINATIONS)}; one of {', '.join(DESTINATIONS)}"
+                self.problems.append(Problem(self.tree.where(("execution", "auto_export")), said))
+        if block.gsheets is not None:
+            said = f"not supported; use one of {', '.join(DESTINATIONS)}"
+            self.problems.append(Problem(self.tree.where(("export", "gsheets")), said))
+        env = self.variables(run.env, "export")
+        if "wandb" not in destinations and block.wandb is None:
+            return Export(destinations, block, tuple(env.values())), None
+        project = (block.wandb.project if block.wandb else None) or run.wandb.project
+        entity = (block.wandb.entity if block.wandb else None) or run.wandb.entity
+        if project is None:
+            said = "results go to W&B, and no project is named: write [wandb] project = … into env.toml"
+            place = self.tree.where(("export", "wandb") if block.wandb else ("execution", "auto_export"))
+            if self.profile is None:
+                self.notices.append(f"{place}: {said}")
+            else:
+                self.problems.append(Problem(place, said))
+        env.setdefault(WANDB_KEY, EnvVar(WANDB_KEY, "host", WANDB_KEY, "results go to W&B"))
+        for key, value in (("project", project), ("entity", entity)):
+            name, written = f"WANDB_{key.upper()}", ("export" if block.wandb else "run", "wandb", key)
+            if value is not None:
+                env.setdefault(name, EnvVar(name, "lit", value, self.tree.origin(written)))
+        return Export(destinations, block, tuple(env.values())), WandbBlock(project=project, entity=entity)
+
+    def keep_chosen(self, tasks: tuple[Task, ...]) -> None:
+        """Leave the chosen tasks in the compiled configuration, each with its file, so that it can be run again."""
+        listed: list[Any] = self.tree.get("evaluation", "tasks")
+        files = {(task.name, task.number): task.eval_file for task in tasks}
+        numbers: dict[str, int] = {}
+        kept: list[tuple[Any, str]] = []
+        for at, raw in enumerate(listed):
+            entry = {"name": raw} if isinstance(raw, str) else raw
+            number = numbers[entry["name"]] = numbers.get(entry["name"], -1) + 1
+            if (entry["name"], number) in files:
+                file = str(files[entry["name"], number])
+                kept.append((entry | {"eval": file}, self.tree.origin(("evaluation", "tasks", at))))
+        self.tree.put(("evaluation", "tasks"), [entry for entry, _ in kept], self.tree.origin(("evaluation", "tasks")))
+        for at, (entry, origin) in enumerate(kept):
+            self.tree.put(("evaluation", "tasks", at), entry, origin)
+
+
+def _destinations(block: ExecutionBlock) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(block.auto_export.destinations)) if block.auto_export.enabled else ()
+
+
+def _mount(text: str) -> Mount:
+    source, _, rest = text.partition(":")
+    target, _, options = rest.partition(":")
+    return Mount(source, target or source, options)

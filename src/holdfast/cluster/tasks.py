@@ -1,0 +1,273 @@
+"""`evaluation.tasks`: each is an eval file with values laid over it.
+
+A name is looked up as a file first, then asked of the providers that other packages register as entry points of the
+group `holdfast.tasks`: functions that take a name and give the path of an eval file, or None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from holdfast.cluster.adapter import adapter_overrides
+from holdfast.cluster.deployments import Mount, api_root
+from holdfast.cluster.environment import EnvVar, read_variables
+from holdfast.cluster.fields import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
+from holdfast.cluster.tree import Tree
+from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
+from holdfast.spec.fields import ModelTarget
+from holdfast.spec.load import load_eval
+from holdfast.spec.reading import suggest, validate_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
+Override = tuple[tuple[str, ...], Any]
+ENTRY_POINTS = "holdfast.tasks"
+PARAMS = {
+    "limit_samples": ("dataset", "limit"),
+    "max_new_tokens": ("target", "params", "max_tokens"),
+    "temperature": ("target", "params", "temperature"),
+    "top_p": ("target", "params", "top_p"),
+    "parallelism": ("limits", "concurrency"),
+    "request_timeout": ("limits", "turn_timeout"),
+    "max_retries": ("limits", "retries"),
+}
+"""params of a task, and the key of the eval file each one is"""
+
+
+class TaskProvider(Protocol):
+    """Knows tasks by name."""
+
+    def __call__(self, name: str) -> Path | None:
+        """The eval file of that task, or None."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The model to measure, as far as it is known before anything is started."""
+
+    model: str | None = None
+    """None: the eval files say themselves what they measure"""
+    base_url: str | None = None
+    """None: of the server that is started"""
+    api_key_env: str | None = None
+    type: str | None = None
+    """chat, completions …; a task may ask for another"""
+    stream: bool | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One eval to run, with what is laid over its file."""
+
+    name: str
+    number: int
+    """among the tasks of this name, from 0"""
+    eval_file: Path
+    overrides: tuple[Override, ...]
+    """as `holdfast eval FILE key=value …` would get them"""
+    env: tuple[EnvVar, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    pre_cmd: str | None = None
+    post_cmd: str | None = None
+
+    @property
+    def id(self) -> str:
+        """`gsm8k.0`: what `-t` takes to mean this one alone."""
+        return f"{self.name}.{self.number}"
+
+
+@dataclass(frozen=True)
+class TaskReader:
+    """What all tasks of a configuration share while they are read."""
+
+    tree: Tree
+    endpoint: Endpoint
+    shared_env: dict[str, EnvVar]
+    folder: Path
+    """the configuration's"""
+    cwd: Path
+    providers: Sequence[TaskProvider]
+    problems: list[Problem]
+    notices: list[str]
+
+    def read(self, wanted: Sequence[str]) -> tuple[Task, ...]:
+        """The tasks that are wanted (all, if none is named), in their order."""
+        blocks: list[tuple[int, TaskBlock]] = []
+        listed = self.tree.get("evaluation", "tasks")
+        for at, raw in enumerate(listed if isinstance(listed, list) else []):  # its block has said what is wrong
+            given = {"name": raw} if isinstance(raw, str) else raw
+            place: Location = ("evaluation", "tasks", at)
+            block = cast("TaskBlock | None", validate_block(TaskBlock, given, place, self.tree, self.problems))
+            if block is not None:
+                blocks.append((at, block))
+        numbered: list[tuple[int, int, TaskBlock]] = []
+        for at, block in blocks:
+            numbered.append((at, sum(other.name == block.name for _, _, other in numbered), block))
+        ids = {at: {block.name, Path(block.name).stem} for at, _, block in numbered}
+        for at, number, _ in numbered:
+            ids[at] |= {f"{name}.{number}" for name in ids[at]}
+        for name in wanted:
+            if not self.problems and not any(name in known for known in ids.values()):
+                names = [block.name for _, block in blocks]
+                raise UsageError(f"-t {name}: no such task{suggest(name, names)}; there are {', '.join(names)}")
+        chosen = [entry for entry in numbered if not wanted or ids[entry[0]] & set(wanted)]
+        tasks = [self.task(at, number, block) for at, number, block in chosen]
+        return tuple(task for task in tasks if task is not None)
+
+    def task(self, at: int, number: int, block: TaskBlock) -> Task | None:
+        place: Location = ("evaluation", "tasks", at)
+        config, values = self.config(place, block)
+        path = self.eval_file(block, (*place, "eval" if block.eval else "name"))
+        env = {**self.shared_env, **read_variables(self.tree, (*place, "env_vars"), self.problems, self.notices)}
+        if config is None or path is None:
+            return None
+        if block.container is not None:
+            said = "container is not needed: Holdfast itself evaluates, in its own environment"
+            self.notices.append(f"{self.tree.where(place)}: {said}")
+        api_endpoint = config.target.api_endpoint
+        if api_endpoint.api_key_name:
+            env[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
+        overrides = [
+            *self.target(block, api_endpoint, place),
+            *self.params(config.config.params, values),
+            *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.problems, self.notices),
+            *((tuple(key.split(".")), value) for key, value in _own(block.overrides)),
+        ]
+        spec, overrides = self.checked(path, overrides, place)
+        if spec is None:
+            return None
+        if spec.limits.trial_timeout < spec.limits.turn_timeout:
+            longer = spec.limits.turn_timeout * (spec.limits.retries + 1)
+            overrides.append((("limits", "trial_timeout"), longer))
+        mounts = (Mount(block.dataset_dir, block.dataset_mount_path, "ro"),) if block.dataset_dir else ()
+        before, after = (self.tree.get("evaluation", key) for key in ("pre_cmd", "post_cmd"))
+        return Task(
+            name=block.name,
+            number=number,
+            eval_file=path,
+            overrides=tuple(overrides),
+            env=tuple(env.values()),
+            mounts=mounts,
+            pre_cmd=block.pre_cmd or before,
+            post_cmd=block.post_cmd or after,
+        )
+
+    def config(self, place: Location, block: TaskBlock) -> tuple[EvaluatorConfig | None, Tree]:
+        """nemo_evaluator_config of this task over the one for all."""
+        values = Tree()
+        for outer in (("evaluation",), place):
+            names = [name for name in ("nemo_evaluator_config", "config") if self.tree.get(*outer, name) is not None]
+            if len(names) == 2:
+                where = self.tree.where((*outer, "config"))
+                self.problems.append(Problem(where, "is the older name of nemo_evaluator_config; give one of them"))
+            if names:
+                values = self.tree.below((*outer, names[0])).over(values)
+        for key, value in (block.overrides or {}).items():
+            if key.startswith(("config.", "target.api_endpoint.")):
+                values.put(tuple(key.split(".")), value, self.tree.origin((*place, "overrides", key)))
+        found = validate_block(EvaluatorConfig, values.data, (), values, self.problems)
+        return cast("EvaluatorConfig | None", found), values
+
+    def eval_file(self, block: TaskBlock, place: Location) -> Path | None:
+        """The eval file of a task."""
+        name = block.eval or block.name
+        tried = list(_candidates(name, self.folder, self.cwd))
+        for path in tried:
+            if path.is_file():
+                return path.resolve()
+        for provider in self.providers:
+            provided = provider(name)
+            if provided is not None:
+                return provided
+        said = f"no eval file for the task {name!r}: looked for {', '.join(map(str, tried))}"
+        if not self.providers:
+            said += "; and no package that provides tasks is installed"
+        self.problems.append(Problem(self.tree.where(place), said))
+        return None
+
+    def target(self, block: TaskBlock, asked: ApiEndpoint, place: Location) -> list[Override]:
+        """The model that is measured instead of the eval file's."""
+        model = asked.model_id or self.endpoint.model
+        found: list[Override] = []
+        if model is not None:
+            found.append((("target", "model"), model))
+        url = asked.url or self.endpoint.base_url
+        if url is not None:
+            found.append((("target", "base_url"), api_root(url)))
+        key = asked.api_key_name or self.endpoint.api_key_env
+        if key is not None:
+            found.append((("target", "api_key_env"), key))
+        kind = block.endpoint_type or asked.type or self.endpoint.type
+        if kind in ("chat", "vlm"):
+            found.append((("target", "api"), "chat"))
+        elif kind in ("completions", "completions_logprob"):
+            found.append((("target", "api"), "completions"))
+        elif kind not in (None, "undefined"):
+            said = f"endpoint type {kind!r} is not supported; there are chat and completions"
+            self.problems.append(Problem(self.tree.where((*place, "endpoint_type")), said))
+        stream = asked.stream if asked.stream is not None else self.endpoint.stream
+        if stream is not None:
+            found.append((("target", "stream"), stream))
+        return found
+
+    def params(self, params: Params, values: Tree) -> list[Override]:
+        """Params as keys of the eval file."""
+        here: Location = ("config", "params")
+        limit = params.limit_samples
+        if isinstance(limit, float) and not limit.is_integer():
+            said = "a share of the samples is not supported; give their number"
+            self.problems.append(Problem(values.where((*here, "limit_samples")), said))
+            return []
+        for name in ("task", "extra"):
+            if getattr(params, name):
+                said = "means nothing here: the eval file says what is asked and how it is graded"
+                self.notices.append(f"{values.where((*here, name))}: {said}")
+        given = ((path, getattr(params, name)) for name, path in PARAMS.items())
+        return [
+            (path, int(value) if path == PARAMS["limit_samples"] else value)
+            for path, value in given
+            if value is not None
+        ]
+
+    def checked(self, path: Path, overrides: list[Override], place: Location) -> tuple[Eval | None, list[Override]]:
+        """The eval with all that laid over it, so that what is wrong is known before anything is submitted."""
+        try:
+            plain = load_eval(path)
+            if not isinstance(plain.target, ModelTarget):
+                left = [".".join(key) for key, _ in overrides if key[0] == "target"]
+                overrides = [(key, value) for key, value in overrides if key[0] != "target"]
+                if left:
+                    said = f"its target is no model, so these mean nothing to it: {', '.join(left)}"
+                    self.notices.append(f"{self.tree.where(place)}: {said}")
+            return load_eval(path, overrides), overrides
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+        except HoldfastError as error:
+            self.problems.append(Problem(self.tree.where(place), str(error)))
+        return None, overrides
+
+
+def installed_providers() -> list[TaskProvider]:
+    """The providers that installed packages register."""
+    return [cast("TaskProvider", entry.load()) for entry in entry_points(group=ENTRY_POINTS)]
+
+
+def _own(overrides: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    """Overrides that are meant for the eval file, not the older dialect's for nemo_evaluator_config."""
+    given = (overrides or {}).items()
+    return [(key, value) for key, value in given if not key.startswith(("config.", "target.api_endpoint."))]
+
+
+def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:
+    """Where an eval file of that name may lie."""
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        return dict.fromkeys([cwd / path, folder / path])
+    return dict.fromkeys([folder / "evals" / f"{name}.yaml", cwd / f"{name}.yaml", cwd / "evals" / f"{name}.yaml"])

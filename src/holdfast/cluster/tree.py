@@ -1,0 +1,133 @@
+"""Nested values that remember where each of them was written.
+
+A configuration is made of layers (defaults, files, a profile, the command line). Laying one over another keeps, for
+every key, the place of the layer that had the last word, so that messages and the compiled configuration can name it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.spec.document import Document, Location, dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND_LINE = "command line"
+
+
+@dataclass
+class Tree:
+    """Values and, for each key, item and leaf, the place they come from: `file:line`, `command line`, `default (…)`."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Location, str] = field(default_factory=dict)
+
+    def get(self, *location: str | int) -> Any:
+        """The value there, or None."""
+        node: Any = self.data
+        for part in location:
+            if isinstance(node, dict):
+                node = node.get(part)
+            elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+                node = node[part]
+            else:
+                return None
+        return node
+
+    def origin(self, location: Location) -> str:
+        """Where it was written; where only something around it was, that place."""
+        while location and location not in self.origins:
+            location = location[:-1]
+        return self.origins.get(location, "")
+
+    def where(self, location: Location) -> str:
+        """`file:line: key`, as messages begin."""
+        place, name = self.origin(location), dotted(location)
+        return f"{place}: {name}" if place and name else place or name
+
+    def put(self, location: Location, value: Any, origin: str) -> None:
+        """Set a value, all of it from one place; mappings on the way are made."""
+        node: Any = self.data
+        for depth, part in enumerate(location[:-1]):
+            if isinstance(node, dict) and not isinstance(node.get(str(part)), dict | list):
+                self._forget(location[: depth + 1])
+                node[str(part)] = {}
+                self.origins[location[: depth + 1]] = origin
+            node = node[part]
+        self._forget(location)
+        node[location[-1]] = copy.deepcopy(value)
+        for inner, _ in walk(value, location):
+            self.origins[inner] = origin
+
+    def remove(self, location: Location) -> None:
+        """Take a value away."""
+        node = self.get(*location[:-1])
+        del node[location[-1]]
+        self._forget(location)
+
+    def over(self, base: Tree) -> Tree:
+        """This laid over `base`: mappings are merged, everything else replaced. Neither changes."""
+        made = Tree(
+            copy.deepcopy(base.data), {**base.origins, **({(): self.origins[()]} if () in self.origins else {})}
+        )
+        _lay(made, self, ())
+        return made
+
+    def at(self, package: tuple[str, ...]) -> Tree:
+        """The same under a key: what a group's file says stands under the group's name."""
+        data: dict[str, Any] = copy.deepcopy(self.data)
+        for part in reversed(package):
+            data = {part: data}
+        return Tree(data, {(*package, *location): origin for location, origin in self.origins.items()})
+
+    def below(self, location: Location) -> Tree:
+        """What stands under a key, by itself."""
+        inner = self.get(*location)
+        depth = len(location)
+        origins = {place[depth:]: origin for place, origin in self.origins.items() if place[:depth] == location}
+        return Tree(copy.deepcopy(inner) if isinstance(inner, dict) else {}, origins)
+
+    def _forget(self, location: Location) -> None:
+        for known in [known for known in self.origins if known[: len(location)] == location]:
+            del self.origins[known]
+
+
+def tree_of(document: Document, name: str, *, lines: bool = True) -> Tree:
+    """A file's values, each placed at its line, or at the name alone."""
+    known = document.lines if lines and document.lines else {}
+    origins: dict[Location, str] = {}
+    for location, _ in walk(document.data, ()):
+        if not location:
+            continue
+        nearest = location
+        while nearest and not known.get(nearest):
+            nearest = nearest[:-1]
+        origins[location] = f"{name}:{known[nearest]}" if nearest else name
+    return Tree(copy.deepcopy(document.data), origins)
+
+
+def walk(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+    """Every value with its place, the containers before what they hold."""
+    yield location, value
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from walk(below, (*location, key))
+
+
+def leaves(value: Any, location: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """The values that hold no others."""
+    return ((place, inner) for place, inner in walk(value, location) if not isinstance(inner, dict | list) or not inner)
+
+
+def _lay(made: Tree, top: Tree, location: Location) -> None:
+    for key, value in top.get(*location).items():
+        place = (*location, key)
+        if isinstance(value, dict) and isinstance(made.get(*place), dict):
+            _lay(made, top, place)
+            continue
+        made.put(place, value, top.origin(place))
+        for inner, _ in walk(value, place):
+            made.origins[inner] = top.origin(inner)

@@ -1,0 +1,438 @@
+"""Configurations put together: groups are really composed, the documented order decides, and places are kept."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.cluster.compose import PREFERRED, Composed, compose, find_config
+from holdfast.cluster.interpolate import escaped, interpolate
+from holdfast.cluster.profiles import load_profile
+from holdfast.cluster.tree import COMMAND_LINE, Tree, leaves
+from holdfast.errors import UsageError
+from tests.support.clusters import PROFILES, lay_out, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MINIMAL = """\
+execution: {type: slurm}
+deployment: {type: none}
+"""
+
+
+def composed(
+    folder: Path, text: str, *overrides: str, profile: str | None = None, detached: bool = False, **environ: str
+) -> Composed:
+    path = write(folder / "config" / "c.yaml", textwrap.dedent(text))
+    found = None if profile is None else load_profile(profile, folder, {})
+    return compose(path, overrides, found, folder, environ, detached=detached)
+
+
+def refused(folder: Path, text: str, *overrides: str, **more: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        composed(folder, text, *overrides, **more)
+    return str(caught.value)
+
+
+def test_groups_are_composed_and_the_file_itself_wins(tmp_path: Path):
+    text = """\
+        defaults:
+          - execution: slurm/default
+          - deployment: vllm
+          - _self_
+        deployment:
+          served_model_name: m
+          port: 9
+        """
+    tree = composed(tmp_path, text).tree
+    assert tree.get("execution", "type") == "slurm"
+    assert tree.get("execution", "max_walltime") == "120:00:00"
+    assert tree.origin(("execution", "max_walltime")) == "default (execution/slurm/default)"
+    assert tree.get("deployment", "port") == 9
+    assert tree.origin(("deployment", "port")) == "config/c.yaml:7"
+    assert tree.get("deployment", "endpoints", "health") == "/health"
+    assert "defaults" not in tree.data
+
+
+def test_where_self_stands_decides_who_wins(tmp_path: Path):
+    write(tmp_path / "config" / "base.yaml", "execution: {subproject: base}\n")
+    text = "execution: {type: slurm, subproject: own}\ndeployment: {type: none}\n"
+    after = composed(tmp_path, f"defaults: [base, _self_]\n{text}").tree
+    before = composed(tmp_path, f"defaults: [_self_, base]\n{text}").tree
+    unsaid = composed(tmp_path, f"defaults: [base]\n{text}").tree
+    assert after.get("execution", "subproject") == unsaid.get("execution", "subproject") == "own"
+    assert before.get("execution", "subproject") == "base"
+    assert before.origin(("execution", "subproject")) == "config/base.yaml:1"
+
+
+def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path):
+    write(tmp_path / "config" / "a.yaml", f"{MINIMAL}env_vars: {{A: 'lit:a', B: 'lit:a'}}\n")
+    write(tmp_path / "config" / "b.yaml", "env_vars: {B: 'lit:b'}\n")
+    assert composed(tmp_path, "defaults: [a, b]\n").tree.get("env_vars") == {"A": "lit:a", "B": "lit:b"}
+    assert composed(tmp_path, "defaults: a\n").tree.get("env_vars", "B") == "lit:a"
+
+
+def test_a_group_of_ones_own_goes_before_the_one_that_comes_with_holdfast(tmp_path: Path):
+    write(tmp_path / "config" / "deployment" / "vllm.yaml", "defaults: [common]\ntype: generic\nport: 7\n")
+    write(tmp_path / "config" / "deployment" / "common.yaml", "command: run\nserved_model_name: mine\nport: 6\n")
+    text = "defaults: [{execution: local}, {deployment: vllm}]\n"
+    tree = composed(tmp_path, text).tree
+    assert tree.get("deployment", "command") == "run"
+    assert tree.get("deployment", "port") == 7
+    assert tree.origin(("deployment", "served_model_name")) == "config/deployment/common.yaml:2"
+
+
+def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path):
+    write(tmp_path / "config" / "site" / "here.yaml", "subproject: here\n")
+    text = "defaults: [{site@execution: here}, {optional site: gone}, {site: null}, _self_]\n" + MINIMAL
+    assert composed(tmp_path, text).tree.get("execution", "subproject") == "here"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        (
+            "[{deployment: vlm}]",
+            "config/c.yaml:1: defaults[0]: no 'vlm' in the group deployment (did you mean 'vllm'?)",
+        ),
+        ("[{server: x}]", "config/c.yaml:1: defaults[0]: no 'x' in the group server; looked in"),
+        ("[gone]", "config/c.yaml:1: defaults[0]: no file"),
+        ("[deployment/vllm]", "the group is written `deployment: vllm`"),
+        ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
+        ("[c]", "its defaults go in a circle: config/c.yaml → config/c.yaml"),
+        ("[{override deployment: vllm}]", "`override deployment` is not supported"),
+        ("[3]", "an entry is a file's name, `group: name` or _self_"),
+        ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
+    ],
+)
+def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, said: str):
+    assert said in refused(tmp_path, f"defaults: {defaults}\n{MINIMAL}")
+
+
+def test_the_defaults_of_a_type_are_there_without_a_list(tmp_path: Path):
+    tree = composed(tmp_path, "execution: {type: slurm}\ndeployment: {type: vllm, served_model_name: m}\n").tree
+    assert tree.get("execution", "walltime") == "01:00:00"
+    assert tree.origin(("deployment", "gpu_memory_utilization")) == "default (deployment/vllm)"
+
+
+def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp_path: Path):
+    write(tmp_path / "config" / "base.yaml", "defaults: [{deployment: vllm}]\ndeployment: {served_model_name: m}\n")
+    text = "defaults: [base, {execution: slurm/default}]\n"
+    tree = composed(tmp_path, text, "deployment=sglang", "execution=local").tree
+    assert (tree.get("deployment", "type"), tree.get("execution", "type")) == ("sglang", "local")
+    assert tree.get("deployment", "image") == "lmsysorg/sglang:latest"
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "said"),
+    [
+        ("deployment: {type: none}\n", "execution", "one of slurm, local"),
+        ("execution: {num_nodes: 1}\ndeployment: {type: none}\n", "execution", "{execution: slurm/default}, _self_]"),
+        ("execution: {type: slurm}\n", "deployment", "one of generic, nim, none, sglang, trtllm, vllm"),
+        ("execution: {type: slurm}\ndeployment: {image: x}\n", "deployment", "{deployment: vllm}, _self_]"),
+    ],
+)
+def test_a_missing_type_says_which_group_is_missing_and_what_to_write(tmp_path: Path, text, section, said):
+    message = refused(tmp_path, text)
+    assert f"{section}: missing key type: no group '{section}' is selected" in message
+    assert said in message
+
+
+def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path):
+    lay_out(tmp_path)
+    tree = composed(tmp_path, "deployment: {type: none}\n", profile="BIG").tree
+    assert tree.get("execution", "type") == "slurm"
+    assert tree.origin(("execution", "type")) == "env.toml:6"
+    assert tree.get("execution", "hostname") == "login.example.com"
+    assert tree.origin(("execution", "hostname")) == "default (execution/slurm/default) ← env.toml:11"
+
+
+def test_the_profile_decides_between_a_cluster_and_here(tmp_path: Path):
+    lay_out(tmp_path)
+    assert composed(tmp_path, MINIMAL, profile="here").tree.get("execution", "type") == "local"
+
+
+def test_the_profile_goes_before_the_configuration(tmp_path: Path):
+    lay_out(tmp_path)
+    text = f"run: {{env: {{account: own, host: own}}, wandb: {{entity: null}}}}\n{MINIMAL}"
+    tree = composed(tmp_path, text, "run.env.host=mine", "run.wandb.project=mine", profile="BIG").tree
+    assert tree.get("run", "env", "account") == "acct"
+    assert tree.get("run", "env", "host") == "mine"
+    assert tree.origin(("run", "env", "host")) == COMMAND_LINE
+    assert tree.get("run", "wandb") == {"entity": "team", "project": "mine"}
+
+
+@pytest.mark.parametrize("key", PREFERRED)
+def test_image_and_size_of_the_configuration_go_before_the_profile(tmp_path: Path, key: str):
+    write(
+        tmp_path / "env.toml", f'[p]\nexecutor = "slurm"\n{key} = {5 if key != "container_image" else repr("five")}\n'
+    )
+    value = "'6'" if key == "container_image" else 6
+    text = f"run: {{env: {{{key}: {value}}}}}\n{MINIMAL}"
+    assert str(composed(tmp_path, text, profile="p").tree.get("run", "env", key)) == "6"
+    assert str(composed(tmp_path, text, f"run.env.{key}=7", profile="p").tree.get("run", "env", key)) == "7"
+    assert str(composed(tmp_path, MINIMAL, profile="p").tree.get("run", "env", key)) in ("5", "five")
+
+
+def test_mounts_add_up_and_variables_are_merged(tmp_path: Path):
+    lay_out(tmp_path)
+    text = f"run: {{env: {{mounts: ['/a:/a', '/lustre:/lustre'], env_vars: {{A: x, HF_HOME: /own}}}}}}\n{MINIMAL}"
+    tree = composed(tmp_path, text, profile="BIG").tree
+    assert tree.get("run", "env", "mounts") == ["/a:/a", "/lustre:/lustre"]
+    assert tree.get("run", "env", "env_vars") == {"A": "x", "HF_HOME": "/lustre/hf"}
+    kept = composed(tmp_path, text, "run.env.env_vars.HF_HOME=/mine", profile="BIG").tree
+    assert kept.get("run", "env", "env_vars", "HF_HOME") == "/mine"
+
+
+def test_the_image_has_two_names_and_one_value(tmp_path: Path):
+    lay_out(tmp_path)
+    text = f"run: {{env: {{container: own}}}}\n{MINIMAL}"
+    for tree in (composed(tmp_path, text, profile="BIG").tree, composed(tmp_path, text).tree):
+        assert tree.get("run", "env", "container") == tree.get("run", "env", "container_image") == "own"
+    tree = composed(tmp_path, MINIMAL, profile="BIG").tree
+    assert tree.get("run", "env", "container") == "registry.example.com/nemo:1"
+    for config in (MINIMAL, text):
+        tree = composed(tmp_path, config, "run.env.container=mine", profile="BIG").tree
+        assert tree.get("run", "env", "container_image") == "mine"
+
+
+def test_the_partition_fits_the_way_it_is_run(tmp_path: Path):
+    write(
+        tmp_path / "env.toml", '[p]\nexecutor = "slurm"\npartition = "x"\nrun_partition = "r"\nbatch_partition = "b"\n'
+    )
+    attached = composed(tmp_path, MINIMAL, profile="p").tree
+    detached = composed(tmp_path, MINIMAL, profile="p", detached=True).tree
+    assert (attached.get("execution", "partition"), detached.get("execution", "partition")) == ("r", "b")
+    assert detached.origin(("run", "env", "partition")) == "env.toml:5"
+
+
+TASKS = MINIMAL + "evaluation: {tasks: [{name: a}, {name: evals/b.yaml}, {name: a}]}\n"
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_overrides_set_make_and_reach_tasks_by_name(tmp_path: Path, sign: str):
+    tree = composed(
+        tmp_path,
+        TASKS,
+        f"{sign}execution.mounts.evaluation={{/a: /b}}",
+        f"{sign}evaluation.tasks.a.endpoint_type=chat",
+        f"{sign}evaluation.tasks.evals/b.yaml.pre_cmd=true",
+        f"{sign}evaluation.tasks.2.post_cmd=ls",
+    ).tree
+    assert tree.get("execution", "mounts", "evaluation") == {"/a": "/b"}
+    assert tree.get("evaluation", "tasks") == [
+        {"name": "a", "endpoint_type": "chat"},
+        {"name": "evals/b.yaml", "pre_cmd": True},
+        {"name": "a", "endpoint_type": "chat", "post_cmd": "ls"},
+    ]
+    assert tree.origin(("evaluation", "tasks", 0, "endpoint_type")) == COMMAND_LINE
+
+
+def test_overrides_take_away(tmp_path: Path):
+    tree = composed(tmp_path, MINIMAL, "~execution.max_walltime", "~execution.subproject=holdfast").tree
+    assert "max_walltime" not in tree.data["execution"]
+    assert "subproject" not in tree.data["execution"]
+    assert "there is nothing to take away" in refused(tmp_path, MINIMAL, "~execution.nothing")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("nonsense", "is not an override"),
+        ("~", "is not an override"),
+        ("evaluation.tasks.c.pre_cmd=x", "there is no such entry; evaluation.tasks has a, evals/b.yaml, a"),
+        ("evaluation.tasks.9.pre_cmd=x", "there is no such entry"),
+        ("execution.mounts=[", "the value is not valid YAML"),
+    ],
+)
+def test_a_wrong_override_is_refused(tmp_path: Path, override: str, said: str):
+    assert said in refused(tmp_path, TASKS, override)
+
+
+def test_references_keep_types_and_follow_each_other(tmp_path: Path):
+    text = (
+        MINIMAL
+        + """\
+env_vars:
+  WHERE: lit:${execution.subproject}/x
+export:
+  local: {output_dir: "${oc.env:PLACE,/tmp}/out", job_dirs: "${execution.list}"}
+target: {api_endpoint: {stream: "${oc.select:execution.flag,false}"}}
+"""
+    )
+    tree = composed(tmp_path, text, "execution.list=[1, '${execution.num_nodes}']", "execution.flag=true").tree
+    assert tree.get("env_vars", "WHERE") == "lit:holdfast/x"
+    assert tree.get("export", "local", "output_dir") == "/tmp/out"
+    assert tree.get("export", "local", "job_dirs") == [1, 1]
+    assert tree.get("target", "api_endpoint", "stream") is True
+    there = composed(tmp_path, text, "execution.list=[]", PLACE="/there/${x}").tree
+    assert there.get("export", "local", "output_dir") == "/there/${x}/out"
+    assert there.origin(("export", "local", "output_dir")) == "config/c.yaml:6 ← $PLACE"
+    assert there.get("target", "api_endpoint", "stream") is False
+
+
+def test_the_environment_is_the_one_that_is_handed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PLACE", "outside")
+    text = MINIMAL + "output_dir: ${oc.env:PLACE,none}\n"
+    assert composed(tmp_path, text).tree.get("output_dir") == "none"
+    assert composed(tmp_path, text, PLACE="inside").tree.get("output_dir") == "inside"
+
+
+def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path):
+    text = MINIMAL + "output_dir: echo \\${HOME} $USER\n"
+    assert composed(tmp_path, text).tree.get("output_dir") == "echo ${HOME} $USER"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("${run.env.hots}", "there is no key 'run.env.hots' (did you mean 'run.env.host'?)"),
+        ("${HOME}", r"A shell's own variable is written \${HOME} or $NAME".replace("HOME", "NAME")),
+        ("${oc.env:NOPE}", "the environment variable NOPE is not set: set it, or write ${oc.env:NOPE,default}"),
+        ("${oc.env:HF_TOKEN}", "would write a secret into files and process lists"),
+        ("${oc.env:${x}}", "the variable's name is written out"),
+        ("${foo:1}", "nothing is known of 'foo'"),
+        ("${art:model,path}", "names an artifact, and Holdfast has none: write the path itself"),
+        ("${auto_mount:git+https://x}", "is not supported: check the code out"),
+        ("${broken", "cannot be read"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, said: str):
+    message = refused(tmp_path, f"{MINIMAL}output_dir: '{value}'\n", HF_TOKEN="hush")
+    assert message.startswith("config/c.yaml:3: output_dir: ")
+    assert said in message
+    assert "hush" not in message
+
+
+def test_variables_are_never_written_out(tmp_path: Path):
+    text = MINIMAL + "evaluation:\n  env_vars:\n    A: ${oc.env:ANY}\n"
+    said = refused(tmp_path, text, ANY="hush")
+    assert said.startswith("config/c.yaml:5: evaluation.env_vars.A: ")
+    assert "write host:ANY" in said
+    assert "hush" not in said
+
+
+def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path):
+    text = "execution:\n  type: slurm\n  account: ???\ndeployment: {type: nim}\n"
+    named = ["execution.account", "deployment.image", "deployment.served_model_name"]
+    places = ["config/c.yaml:3", *["default (deployment/nim)"] * 2]
+    assert refused(tmp_path, text).splitlines() == [
+        f"{place}: {key}: must be given: write it, or {key}=… on the command line"
+        for place, key in zip(places, named, strict=True)
+    ]
+
+
+def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path):
+    write(tmp_path / "env.toml", '\n[p]\nexecutor = "slurm"\n')
+    text = MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n"
+    said = refused(tmp_path, text, profile="p")
+    assert "config/c.yaml:3: output_dir: ${run.env.remote_job_dir}/out needs run.env.remote_job_dir" in said
+    assert "write remote_job_dir into [p] (env.toml:2) or into run.env" in said
+
+
+def test_without_a_profile_it_can_be_looked_at(tmp_path: Path):
+    found = composed(tmp_path, MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n")
+    assert found.tree.get("output_dir") is None
+    assert found.tree.get("execution", "hostname") is None
+    (notice,) = found.notices
+    assert "run.env.remote_job_dir" in notice
+    assert "--run or --batch" in notice
+
+
+def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path):
+    inside = write(tmp_path / "config" / "nano.yaml", MINIMAL)
+    beside = write(tmp_path / "other.yml", MINIMAL)
+    assert find_config("nano", tmp_path, {}) == inside
+    assert find_config("other", tmp_path, {}) == beside
+    assert find_config("config/nano.yaml", tmp_path, {}) == inside
+    assert find_config("nano", tmp_path / "elsewhere", {"HOLDFAST_CONFIG_DIR": str(inside.parent)}) == inside
+    with pytest.raises(
+        UsageError, match=r"no configuration 'nanoo' \(did you mean 'nano'\?\).*\n.*There are: nano, other"
+    ):
+        find_config("nanoo", tmp_path, {})
+    with pytest.raises(UsageError, match="no such file"):
+        find_config("config/gone.yaml", tmp_path, {})
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
+    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
+    assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
+
+
+keys = st.sampled_from(["a", "b", "c"])
+values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    lambda inner: st.dictionaries(keys, inner, max_size=3),
+    max_leaves=8,
+)
+layers = st.dictionaries(keys, values, max_size=3)
+
+
+def layer(data: dict[str, Any], name: str) -> Tree:
+    tree = Tree()
+    for key, value in data.items():
+        tree.put((key,), value, name)
+    return tree
+
+
+@given(layers, layers)
+def test_a_layer_over_another_keeps_every_word_of_its_own(low: dict[str, Any], high: dict[str, Any]):
+    before = copy.deepcopy((low, high))
+    made = layer(high, "high").over(layer(low, "low"))
+    for location, value in leaves(high):
+        if value != {}:  # an empty mapping says nothing
+            assert made.get(*location) == value
+            assert made.origin(location) == "high"
+    assert {made.origin(location) for location, _ in leaves(made.data) if location} <= {"low", "high"}
+    assert (low, high) == before
+
+
+@given(layers, layers, layers)
+def test_layers_are_idempotent_and_may_be_joined_in_any_grouping(one: Any, two: Any, three: Any):
+    a, b, c = layer(one, "a"), layer(two, "b"), layer(three, "c")
+    assert a.over(a).data == a.data
+    assert c.over(b).over(a).data == c.over(b.over(a)).data or _mixed(a, b, c)
+
+
+def _mixed(*trees: Tree) -> bool:
+    """A value that is a mapping in one layer and none in another: then the grouping says what is replaced."""
+    kinds: dict[Any, set[bool]] = {}
+    for tree in trees:
+        for location in tree.origins:
+            kinds.setdefault(location, set()).add(isinstance(tree.get(*location), dict))
+    return any(len(kind) == 2 for kind in kinds.values())
+
+
+@given(st.text(alphabet="a$\\{}:.", max_size=12))
+def test_an_escaped_text_means_itself(text: str):
+    assert interpolate(Tree({"a": escaped(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
+
+
+@settings(max_examples=20)
+@given(value=st.integers() | st.booleans() | st.none() | st.lists(st.integers(), max_size=2), detached=st.booleans())
+def test_the_command_line_has_the_last_word_everywhere(tmp_path_factory: pytest.TempPathFactory, value, detached):
+    folder = tmp_path_factory.mktemp("c")
+    write(folder / "env.toml", PROFILES)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    path = write(folder / "config" / "c.yaml", MINIMAL)
+    for key in ("run.env.nodes", "run.env.account", "run.wandb.project", "execution.walltime", "execution.hostname"):
+        profile = load_profile("BIG", folder, {})
+        tree = compose(path, [f"{key}={text}"], profile, folder, {}, detached=detached).tree
+        if value is not None or not key.startswith("run.env"):
+            assert tree.get(*key.split(".")) == value
+            assert tree.origin(tuple(key.split("."))) == COMMAND_LINE
+
+
+def test_the_same_input_gives_the_same_result(tmp_path: Path):
+    lay_out(tmp_path)
+    path = tmp_path / "config" / "older.yaml"
+    profile = load_profile("BIG", tmp_path, {})
+    one, two = (compose(path, ["execution.workers=3"], profile, tmp_path, {"PWD": "/x"}) for _ in range(2))
+    assert one == two
+    assert list(one.tree.origins) == list(two.tree.origins)

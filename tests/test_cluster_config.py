@@ -1,0 +1,499 @@
+"""Launches: both dialects give the same form, what is wrong is named, secrets stay names, and it can be run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.cluster.config import compile_launch
+from holdfast.cluster.deployments import Mount, server_command
+from holdfast.cluster.environment import EnvVar, check_environment, host_value, wandb_key
+from holdfast.cluster.fields import DeploymentBlock
+from holdfast.cluster.show import compiled_sections, compiled_yaml
+from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.load import load_eval
+from tests.support.clusters import NEWER, OLDER, launched, lay_out, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return lay_out(tmp_path)
+
+
+def refused(folder: Path, config: str, *overrides: str, profile: str | None = "BIG", **more: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        launched(folder, config, profile, *overrides, **more)
+    return str(caught.value)
+
+
+def variables(env: tuple[EnvVar, ...]) -> dict[str, str]:
+    return {variable.name: str(variable) for variable in env}
+
+
+def test_the_older_dialect(folder: Path):
+    launch = launched(folder, "older", "BIG")
+    run = launch.execution
+    assert (run.executor, run.ssh, run.hostname, run.username) == ("slurm", True, "login.example.com", "me")
+    assert (run.account, run.partition, run.walltime, run.max_walltime) == ("acct", "batch", "04:00:00", "120:00:00")
+    assert (run.nodes, run.tasks_per_node, run.gres, run.gpus_per_node) == (2, 1, "gpu:8", 8)
+    assert run.output_dir == "/lustre/me/jobs/evaluations"
+    assert run.remote_job_dir == "/lustre/me/jobs"
+    assert run.mounts == (Mount("/lustre", "/lustre"), Mount("/scratch", "/data", "ro"))
+    assert run.auto_export == ("wandb",)
+    served = launch.deployment
+    assert served.image == "registry.example.com/served:2"
+    assert served.command == "bash -c 'serve /checkpoint/ --gpus ${GPUS}'"
+    assert (served.port, served.served_model_name, served.health_path) == (1235, "nano", "/v1/health")
+    assert (served.instances, served.tasks) == (2, 2)
+    assert list(map(str, served.mounts)) == ["/lustre:/lustre", "/lustre/ckpt:/checkpoint:ro", "/scratch:/data"]
+    assert variables(served.env) == {"HF_HOME": "lit:/cache/hf"}
+    assert served.base_url("node1") == "http://node1:1235/v1"
+    assert [task.id for task in launch.tasks] == ["mmlu.0", "hellaswag.0"]
+    assert variables(launch.tasks[0].env) == {"HF_HOME": "lit:/lustre/hf", "HF_TOKEN": "host:HF_TOKEN"}
+    assert variables(launch.export.env) == {
+        "HF_HOME": "lit:/lustre/hf",
+        "WANDB_API_KEY": "host:WANDB_API_KEY",
+        "WANDB_PROJECT": "lit:nano",
+        "WANDB_ENTITY": "lit:team",
+    }
+    assert launch.wandb is not None
+    assert (launch.wandb.project, launch.wandb.entity) == ("nano", "team")
+
+
+def test_what_is_older_or_means_nothing_here_is_said(folder: Path):
+    said = "\n".join(launched(folder, "older", "BIG").notices)
+    line = OLDER.splitlines().index("  multiple_instances: true") + 1
+    assert f"config/older.yaml:{line}: deployment.multiple_instances: is of the older dialect" in said
+    assert "execution.num_instances=2" in said
+    assert "execution.env_vars: is of the older dialect" in said
+    assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in said
+    assert "/cache/hf without a prefix is read as lit:/cache/hf" in said
+    assert "config.params.extra: means nothing here" in said
+    assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in said
+    assert launched(folder, "newer", "BIG").notices == ()
+
+
+def test_the_newer_dialect(folder: Path):
+    launch = launched(folder, "newer", "BIG")
+    assert launch.execution.output_dir == "/lustre/out"
+    assert (launch.execution.nodes, launch.execution.gpus_per_node) == (2, 8)
+    assert launch.execution.auto_export == ("wandb",)
+    assert [task.id for task in launch.tasks] == ["mmlu.0", "mmlu.1", "hellaswag.0"]
+    assert variables(launch.deployment.env) == {
+        "HF_HOME": "lit:/lustre/hf",
+        "HF_TOKEN": "host:HF_TOKEN",
+        "VLLM_LOGGING_LEVEL": "lit:DEBUG",
+    }
+    assert variables(launch.tasks[0].env)["HF_TOKEN"] == "host:OTHER_TOKEN"
+    assert variables(launch.tasks[1].env)["HF_TOKEN"] == "host:HF_TOKEN"
+    assert variables(launch.tasks[2].env)["CACHE"] == "runtime:SLURM_TMPDIR"
+    assert (("target", "api"), "completions") in launch.tasks[1].overrides
+    assert launch.wandb is not None
+    assert (launch.wandb.project, launch.wandb.entity) == ("p", "team")
+
+
+def test_a_hosted_model_is_measured_where_it_is(folder: Path):
+    launch = launched(folder, "hosted")
+    assert (launch.execution.executor, launch.execution.ssh) == ("local", False)
+    assert not launch.deployment.serves
+    (task,) = launch.tasks
+    assert dict(task.overrides) == {
+        ("target", "model"): "org/hosted",
+        ("target", "base_url"): "https://api.example.com/v1",
+        ("target", "api_key_env"): "API_KEY",
+        ("target", "api"): "chat",
+    }
+    assert variables(task.env) == {"API_KEY": "host:API_KEY"}
+
+
+def test_params_become_keys_of_the_eval(folder: Path):
+    param = "evaluation.nemo_evaluator_config.config.params"
+    adapter = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
+    launch = launched(
+        folder,
+        "hosted",
+        None,
+        f"{param}.limit_samples=1",
+        f"{param}.temperature=0.6",
+        f"{param}.max_new_tokens=64",
+        f"{param}.top_p=0.9",
+        f"{param}.parallelism=4",
+        f"{param}.request_timeout=300",
+        f"{param}.max_retries=2",
+        f"{adapter}.custom_system_prompt=Think.",
+        f"{adapter}.params_to_add={{seed: 7}}",
+    )
+    (task,) = launch.tasks
+    spec = load_eval(task.eval_file, task.overrides)
+    assert spec.samples is not None
+    assert len(spec.samples) == 1
+    assert spec.target.model_dump()["params"] == {"temperature": 0.6, "max_tokens": 64, "top_p": 0.9, "seed": 7}
+    assert (spec.limits.concurrency, spec.limits.turn_timeout, spec.limits.retries) == (4, 300, 2)
+    assert spec.system == "Think."
+
+
+def test_a_task_goes_before_what_is_said_for_all_and_a_long_reply_has_its_time(folder: Path):
+    first, second = launched(folder, "older", "BIG").tasks
+    assert dict(first.overrides)["target", "params", "max_tokens"] == 64
+    assert ("target", "params", "max_tokens") not in dict(second.overrides)
+    limits = load_eval(second.eval_file, second.overrides).limits
+    assert limits.turn_timeout == 6000
+    assert limits.trial_timeout == 6000 * 4
+
+
+def test_overrides_of_a_task_are_keys_of_the_eval_or_of_the_oldest_dialect(folder: Path):
+    text = "{trials: 3, limits.concurrency: 8, config.params.temperature: 0.5}"
+    (task,) = launched(folder, "hosted", None, f"evaluation.tasks=[{{name: mmlu, overrides: {text}}}]").tasks
+    given = dict(task.overrides)
+    assert given["trials",] == 3
+    assert given["limits", "concurrency"] == 8
+    assert given["target", "params", "temperature"] == 0.5
+
+
+def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path):
+    write(folder / "agent.py", "def reply(prompt):\n    return prompt\n")
+    text = (folder / "evals" / "mmlu.yaml").read_text().replace("{model: some-model}", '{python: "agent.py:reply"}')
+    write(folder / "evals" / "agent.yaml", text)
+    launch = launched(folder, "hosted", None, "evaluation.tasks=[agent]")
+    assert launch.tasks[0].overrides == ()
+    assert "its target is no model, so these mean nothing to it: target.model" in "\n".join(launch.notices)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ([], ["mmlu.0", "mmlu.1", "hellaswag.0"]),
+        (["mmlu"], ["mmlu.0", "mmlu.1"]),
+        (["mmlu.1"], ["mmlu.1"]),
+        (["hellaswag", "mmlu.0"], ["mmlu.0", "hellaswag.0"]),
+    ],
+)
+def test_tasks_are_chosen_by_name_and_number(folder: Path, wanted: list[str], found: list[str]):
+    assert [task.id for task in launched(folder, "newer", "BIG", tasks=wanted).tasks] == found
+
+
+def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path):
+    for name in ("mmlu", "evals/mmlu.yaml", "mmlu.0"):
+        assert len(launched(folder, "hosted", tasks=[name]).tasks) == 1
+
+
+def test_an_unknown_task_is_refused_with_those_there_are(folder: Path):
+    said = refused(folder, "newer", tasks=["mmul"])
+    assert said == "-t mmul: no such task (did you mean 'mmlu'?); there are mmlu, mmlu, hellaswag"
+
+
+def test_an_eval_is_looked_for_in_the_documented_order(folder: Path):
+    order = [folder / "evals" / "mmlu.yaml", folder / "mmlu.yaml", folder / "config" / "evals" / "mmlu.yaml"]
+    for path in order:
+        write(path, (folder / "evals" / "hellaswag.yaml").read_text())
+        (task,) = launched(folder, "newer", "BIG", tasks=["mmlu.0"]).tasks
+        assert task.eval_file == path
+
+
+def test_a_task_without_a_file_says_where_it_was_looked_for(folder: Path):
+    said = refused(folder, "newer", "evaluation.tasks=[gpqa]")
+    assert "command line: evaluation.tasks[0].name: no eval file for the task 'gpqa'" in said
+    for place in ("config/evals/gpqa.yaml", "/gpqa.yaml", "evals/gpqa.yaml"):
+        assert place in said
+    assert "no package that provides tasks is installed" in said
+
+
+def test_a_provider_knows_tasks_by_name(folder: Path):
+    def provider(name: str) -> Path | None:
+        return folder / "evals" / "hellaswag.yaml" if name == "gpqa" else None
+
+    launch = compile_launch("newer", "BIG", ["evaluation.tasks=[gpqa]"], (), folder, {}, providers=[provider])
+    assert launch.tasks[0].eval_file.name == "hellaswag.yaml"
+    with pytest.raises(ConfigError, match="no eval file for the task 'other'"):
+        compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
+
+
+def test_what_is_wrong_in_an_eval_is_known_before_anything_is_submitted(folder: Path):
+    write(folder / "evals" / "bad.yaml", "name: bad\nsampels: []\n")
+    assert "bad.yaml:2: sampels: unknown key (did you mean 'samples'?)" in refused(
+        folder, "newer", "evaluation.tasks=[bad]"
+    )
+    said = refused(folder, "newer", "evaluation.tasks=[{name: mmlu, overrides: {trails: 2}}]")
+    assert "trails: unknown key (did you mean 'trials'?)" in said
+
+
+PARAM = "evaluation.nemo_evaluator_config.config.params"
+ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("execution.acount=x", "command line: execution.acount: unknown key (did you mean 'account'?)"),
+        ("deployment.prot=1", "command line: deployment.prot: unknown key (did you mean 'port'?)"),
+        ("deployment.endpoints.caht=/x", "deployment.endpoints.caht: unknown key (did you mean 'chat'?)"),
+        ("evaluation.taks=[]", "evaluation.taks: unknown key (did you mean 'tasks'?)"),
+        ("evaluation.tasks.mmlu.nmae=x", "evaluation.tasks[0].nmae: unknown key (did you mean 'name'?)"),
+        ("export.wadnb={}", "export.wadnb: unknown key (did you mean 'wandb'?)"),
+        ("exection={}", "exection: unknown key (did you mean 'execution'?)"),
+        ("run.env.hots=x", "run.env.hots: unknown key (did you mean 'host'?)"),
+        (f"{PARAM}.temprature=1", "config.params.temprature: unknown key (did you mean 'temperature'?)"),
+        (f"{PARAM}.limit_samples=0.5", "a share of the samples is not supported; give their number"),
+        (f"{ADAPTER}.use_chaching=true", "adapter_config.use_chaching: unknown key (did you mean 'use_caching'?)"),
+        (f"{ADAPTER}={{interceptors: [], use_caching: true}}", "cannot stand together"),
+        ("evaluation.tasks=[]", "evaluation.tasks: "),
+        ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
+        ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
+        ("execution.walltime=soon", "execution.walltime: a time is written as"),
+        ("execution.type=lepton", "'lepton' is not supported; use one of slurm, local"),
+        ("execution.type=slrum", "unknown type 'slrum' (did you mean 'slurm'?)"),
+        ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
+        ("deployment.image=null", "deployment.image: is missing: an image, a .sqsh file, or container_image"),
+        ("deployment.hf_model_handle=null", "vllm needs checkpoint_path (a folder) or hf_model_handle"),
+        ("execution.num_instances=3", "2 nodes cannot be shared out among 3 instances"),
+        ("execution={type: slurm, gres: 'gpu:4', gpus_per_node: 8}", "8 and gres gpu:4 say different things"),
+        ("execution.auto_export=[wadnb]", "unknown destination 'wadnb' (did you mean 'wandb'?)"),
+        ("export.gsheets={}", "export.gsheets: not supported; use one of wandb, mlflow, local"),
+        ("auxiliary_deployments.judge={type: vllm}", "auxiliary_deployments: not supported"),
+        ("env_vars.A=null", "env_vars.A: needs a value: host:NAME, lit:VALUE or runtime:NAME"),
+        ("env_vars.A=host:1x", "host: takes the name of a variable, not '1x'"),
+        ("env_vars.MY_API_KEY=lit:sk-0123456789abcdef", "a secret is not written into files: write host:MY_API_KEY"),
+        ("execution.env_vars={deploymnet: {}}", "unknown key (did you mean 'deployment'?)"),
+    ],
+)
+def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said: str):
+    message = refused(folder, "newer", override)
+    assert said in message
+    assert "sk-0123456789abcdef" not in message
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "run",
+        "run.env",
+        "run.env.env_vars",
+        "run.wandb",
+        "execution",
+        "execution.mounts",
+        "execution.env_vars",
+        "deployment",
+        "deployment.endpoints",
+        "evaluation",
+        "evaluation.tasks",
+        "evaluation.tasks.mmlu",
+        "evaluation.nemo_evaluator_config",
+        "export",
+        "target",
+        "env_vars",
+    ],
+)
+@pytest.mark.parametrize("value", ["7", "[7]"])
+def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str):
+    said = refused(folder, "newer", f"{section}={value}")
+    assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in said
+
+
+def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
+    write(
+        folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"
+    )
+    said = refused(folder, "bad").splitlines()
+    assert any(line.startswith("config/bad.yaml:8: execution.output_dri: unknown key") for line in said)
+    assert any(line.startswith(f"config/bad.yaml:{len(NEWER.splitlines()) + 1}: exprot: unknown key") for line in said)
+
+
+def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path):
+    said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
+    assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
+    assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == ()
+
+
+def test_here_runs_the_same_thing(folder: Path):
+    there, here = (launched(folder, "newer", name) for name in ("BIG", "here"))
+    assert here.execution.executor == "local"
+    assert not here.execution.ssh
+    assert here.tasks[0].eval_file == there.tasks[0].eval_file
+    assert here.tasks[0].overrides == there.tasks[0].overrides
+
+
+@pytest.mark.parametrize(
+    ("hostname", "tunnel", "ssh"),
+    [
+        ("there", None, True),
+        ("there", "ssh", True),
+        ("there", "local", False),
+        ("login", None, False),
+        ("localhost", None, False),
+    ],
+)
+def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool):
+    write(
+        folder / "env.toml",
+        '[p]\nexecutor = "slurm"\nremote_job_dir = "/x"\n' + (f'tunnel = "{tunnel}"\nhost = "h"' if tunnel else ""),
+    )
+    launch = launched(folder, "newer", "p", f"execution.hostname={hostname}", environ={"HOSTNAME": "login"})
+    assert launch.execution.ssh is ssh
+
+
+def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path):
+    more = (
+        'exclusive = true\ncpus_per_task = 4\nmem = "0"\nsetup_lines = "module load x"\nstartup_commands = ["date"]\n'
+    )
+    write(folder / "env.toml", f'[p]\nexecutor = "slurm"\nlustre_mount = "/l:/l"\n{more}')
+    flags = "execution.sbatch_extra_flags={qos: high, requeue: false}"
+    run = launched(
+        folder, "newer", "p", flags, "execution.workers=4", "execution.endpoint_readiness_timeout=20m"
+    ).execution
+    assert run.sbatch_flags == {"exclusive": True, "qos": "high"}
+    assert (run.cpus_per_task, run.mem, run.setup_lines) == (4, "0", ("module load x", "date"))
+    assert (run.workers, run.readiness_timeout) == (4, 1200)
+    assert run.mounts == (Mount("/l", "/l"),)
+
+
+def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path):
+    run = launched(folder, "newer", None, "execution.gres=gpu:h100:4")
+    assert run.execution.gpus_per_node == 4
+    assert "--tensor-parallel-size 4 " in (run.deployment.command or "")
+    spread = launched(folder, "newer", None, "execution.gres=gpu:8", "deployment.data_parallel_size=4")
+    assert "--tensor-parallel-size 2 " in (spread.deployment.command or "")
+    said = launched(folder, "newer", "BIG", "deployment.tensor_parallel_size=3")
+    assert "--tensor-parallel-size 3 " in (said.deployment.command or "")
+
+
+@pytest.mark.parametrize(
+    ("block", "command"),
+    [
+        (
+            {"type": "vllm", "hf_model_handle": "o/m", "served_model_name": "s", "tensor_parallel_size": 8},
+            "vllm serve o/m --host 0.0.0.0 --port 8000 --served-model-name s --tensor-parallel-size 8",
+        ),
+        (
+            {"type": "vllm", "checkpoint_path": "/c", "base_command": "python -m x", "extra_args": ["--a", "1"]},
+            "python -m x /checkpoint --host 0.0.0.0 --port 8000 --a 1",
+        ),
+        (
+            {"type": "sglang", "checkpoint_path": "/c", "served_model_name": "a b", "data_parallel_size": 2},
+            (
+                "python3 -m sglang.launch_server --model-path /checkpoint --host 0.0.0.0 --port 8000"
+                " --served-model-name 'a b' --dp-size 2"
+            ),
+        ),
+        (
+            {"type": "trtllm", "checkpoint_path": "/c", "port": 9, "pipeline_parallel_size": 2, "extra_args": "--x"},
+            "trtllm-serve serve /checkpoint --host 0.0.0.0 --port 9 --pp_size 2 --x",
+        ),
+        ({"type": "nim", "served_model_name": "s"}, "/opt/nim/start_server.sh"),
+        ({"type": "generic", "command": " serve it\n"}, "serve it"),
+        ({"type": "vllm", "command": "mine", "extra_args": "--x"}, "mine"),
+        ({"type": "none", "command": "x"}, None),
+    ],
+)
+def test_the_command_of_each_server(block: dict[str, Any], command: str | None):
+    assert server_command(DeploymentBlock(**block)) == command
+
+
+def test_a_nim_is_told_its_name_by_variables(folder: Path):
+    launch = launched(folder, "newer", "BIG", "deployment=nim", "deployment.image=nim:1", "deployment.cache_path=/nim")
+    told = variables(launch.deployment.env)
+    assert told["NIM_SERVED_MODEL_NAME"] == "lit:served"
+    assert told["NIM_CACHE_PATH"] == "lit:/cache"
+    assert Mount("/nim", "/cache") in launch.deployment.mounts
+    assert launch.deployment.health_path == "/v1/health/ready"
+
+
+def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path):
+    launch = launched(folder, "newer", "BIG")
+    everything = {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "WANDB_API_KEY": "c"}
+    check_environment(launch.variables(), everything)
+    with pytest.raises(ConfigError) as caught:
+        check_environment(launch.variables(), {"HF_TOKEN": "a", "WANDB_API_KEY": "c"})
+    line = NEWER.splitlines().index('      env_vars: {HF_TOKEN: "host:OTHER_TOKEN"}') + 1
+    assert str(caught.value).startswith(
+        f"config/newer.yaml:{line}: HF_TOKEN is host:OTHER_TOKEN, and OTHER_TOKEN is not set here"
+    )
+
+
+def test_a_missing_login_says_what_to_do(folder: Path):
+    launch = launched(folder, "newer", "BIG")
+    with pytest.raises(UsageError) as caught:
+        check_environment(launch.variables(), {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
+    assert "no W&B login was found" in str(caught.value)
+    assert "`wandb login`" in str(caught.value)
+    assert "[wandb] in env.toml" in str(caught.value)
+
+
+def test_the_login_is_the_one_that_wandb_keeps(folder: Path):
+    netrc = write(folder / ".netrc", "machine api.wandb.ai\n  login user\n  password from-netrc\n")
+    netrc.chmod(0o600)
+    assert wandb_key({"HOME": str(folder)}) == "from-netrc"
+    assert wandb_key({"HOME": str(folder), "WANDB_API_KEY": "from-variable"}) == "from-variable"
+    assert wandb_key({"HOME": str(folder), "WANDB_BASE_URL": "https://wandb.example.com"}) is None
+    assert wandb_key({"NETRC": str(netrc)}) == "from-netrc"
+    assert host_value(EnvVar("WANDB_API_KEY", "host", "WANDB_API_KEY"), {"HOME": str(folder)}) == "from-netrc"
+    launch = launched(folder, "newer", "BIG")
+    check_environment(launch.variables(), {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
+
+
+def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folder: Path):
+    write(folder / "env.toml", '[p]\nexecutor = "slurm"\n')
+    text = NEWER.replace("  wandb: {project: p}\n", "  wandb: {}\n")
+    write(folder / "config" / "w.yaml", text)
+    said = "results go to W&B, and no project is named: write [wandb] project"
+    assert said in refused(folder, "w", profile="p")
+    assert said in "\n".join(launched(folder, "w").notices)
+
+
+@pytest.mark.parametrize("config", ["older", "newer", "hosted"])
+def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str):
+    profile = None if config == "hosted" else "BIG"
+    first = launched(folder, config, profile, "execution.workers=2", environ={"PWD": "/x", "HOSTNAME": "login"})
+    again = write(folder / "again" / "again.yaml", compiled_yaml(first))
+    second = launched(folder, str(again), environ={})
+    for part in ("execution", "deployment", "tasks", "export", "wandb"):
+        assert _without_places(getattr(second, part)) == _without_places(getattr(first, part))
+    assert compiled_yaml(second, places=False) == compiled_yaml(first, places=False)
+
+
+def _without_places(part: Any) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, EnvVar):
+            return (value.name, str(value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return [plain(inner) for inner in value] if isinstance(value, tuple) else repr(value)
+
+    return json.dumps(plain(part), indent=1)
+
+
+def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path):
+    shown = compiled_yaml(launched(folder, "newer", "BIG", "execution.workers=2", tasks=["hellaswag"]))
+    for line, place in {
+        "workers: 2": "command line",
+        "account: acct": "default (execution/slurm/default) ← env.toml:7",
+        "output_dir: /lustre/out": "config/newer.yaml:8",
+        "max_walltime:": "default (execution/slurm/default)",
+        "HF_TOKEN: host:HF_TOKEN": "config/newer.yaml:6",
+    }.items():
+        found = [text for text in shown.splitlines() if text.strip().startswith(line)]
+        assert any(text.endswith(f"# {place}") for text in found)
+    assert "mmlu" not in shown
+    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG"))]
+    assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
+
+
+def test_no_secret_is_in_what_is_compiled(folder: Path):
+    secrets = {"HF_TOKEN": "hush-1", "OTHER_TOKEN": "hush-2", "WANDB_API_KEY": "hush-3"}
+    launch = launched(folder, "newer", "BIG", environ=secrets)
+    assert "hush" not in compiled_yaml(launch) + repr(launch) + "".join(launch.notices)
+
+
+def test_nothing_is_written(folder: Path):
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    variables_before = dict(os.environ)
+    launched(folder, "older", "BIG")
+    launched(folder, "hosted")
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
+    assert dict(os.environ) == variables_before
