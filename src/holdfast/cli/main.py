@@ -22,6 +22,7 @@ _VERBS: Final = {
     "cache": "List and remove the runs that are kept.",
     "init": "Write a small working eval to start from.",
     "repair": "Verify a run directory and repair it.",
+    "work": "Work on a run that was shared out, beside other workers.",
 }
 
 

@@ -135,7 +135,9 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         if reason is None and not left.to_grade:
             return
     if reason is None:
-        errors = outcome.rundir.path / "errors.jsonl"
+        errors = next(
+            (path for path in outcome.rundir.journals("errors") if path.exists()), outcome.rundir.path / "errors.jsonl"
+        )
         pending = left.to_grade + (0 if outcome.grade_only else left.to_run)
         said = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
         console.print(f"{pending:,} {said}; why: {errors}", soft_wrap=True)
