@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.rundir import RunDir
 
-_INSTANT: Final = 10.0
+_INSTANT: Final = 5.0
 """How long others may be in the way who take the run's lease for an instant only: many workers that begin at once."""
 _LOOK_SECONDS: Final = 0.1
 
