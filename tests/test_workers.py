@@ -22,9 +22,9 @@ from holdfast.errors import Fault
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import Claims, Round, begin_round, cut
 from holdfast.store.holding import worker_lease
-from holdfast.store.index import read_output
+from holdfast.store.index import read_output, read_steps
 from holdfast.store.lease import RunLease
-from holdfast.store.records import Grade, Timing, to_line
+from holdfast.store.records import Grade, Step, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import (
     assert_each_once,
@@ -144,10 +144,13 @@ def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Pat
     run = share(eval_file)
     first = worker(run, "a")
     wait_for(lambda: done_by(run, "a") >= CONCURRENCY, "the first answers")
+    first.send_signal(signal.SIGSTOP)  # until the second has come
     late = worker(run, "b")
+    wait_for(lambda: done_by(run, "b") > 0, "the second to have its share")
+    first.send_signal(signal.SIGCONT)
     said = leave(first, late)
     assert done_by(run, "b") > 0 and done_by(run, "a") + done_by(run, "b") == provider.requests == ROWS
-    assert sum("the report is made by process" in out for out in said) == 1
+    assert sum("the report is made by" in out for out in said) == 1
     assert_same_numbers(run, calm)
 
 
@@ -339,6 +342,15 @@ class TestTwice:
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
             (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
         assert RunDir(tmp_path).load(mend=False).verdicts["g"].score == 0.5
+
+    def test_a_conversation_goes_on_in_the_order_of_its_calls_whoever_made_them(self, tmp_path: Path) -> None:
+        for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
+            folder = tmp_path / "workers" / name
+            folder.mkdir(parents=True)
+            calls = [Step("k", "s", 1, 1, "turn", "r", 1, time, Usage(), time, 0.5) for time in times]
+            (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
+        places = RunDir(tmp_path).load(mend=False).steps["k"]
+        assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
 
 
 class TestClaims:

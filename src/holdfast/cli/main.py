@@ -77,7 +77,8 @@ def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
     gc.set_threshold(100_000, 50, 1000)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is how a batch system says that the time is up
+        signal.signal(number, _terminate)
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:

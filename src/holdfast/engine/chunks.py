@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine.supply import Supply
-from holdfast.errors import Fault, HoldfastError
+from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import checked, job_of
 from holdfast.store.lease import LEASE_SECONDS
 
@@ -50,7 +50,7 @@ class Chunks(Supply):
         """how many trials of a chunk have not ended"""
         self._task: asyncio.Task[None] | None = None
         self._over = False
-        self._failure: HoldfastError | None = None
+        self._failure: Fault | DataError | None = None
         self._woken = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         limits = opened.identified.spec.limits
@@ -108,10 +108,12 @@ class Chunks(Supply):
                 self._woken.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
-        except HoldfastError as error:
+        except (Fault, DataError) as error:
             self._failure = error
         except OSError as error:
             self._failure = Fault("disk", f"cannot claim a chunk: {error}", remedy="Mend the disk, then go on.")
+        except Exception as error:  # whoever waits for a chunk must hear of it
+            self._failure = Fault("rejected", f"cannot claim a chunk: {error!r}")
         finally:
             self._task = None
         self.arrived()

@@ -6,7 +6,6 @@ when we do, however we go.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Identified
+    from holdfast.engine.shared import Shared
     from holdfast.errors import FaultKind
     from holdfast.spec.load import Eval
 
@@ -81,18 +80,17 @@ def run_workers(
     output_path: Path | None = None,
 ) -> Outcome:
     """Run an eval, or go on with it, with so many workers."""
-    found = prepare(spec, options, count, display, command=command, log_samples=log_samples, output_path=output_path)
-    if isinstance(found, Outcome):
-        return found
-    crew = _Crew(found, count, display)
+    shared = prepare(spec, options, count, display, command=command, log_samples=log_samples, output_path=output_path)
+    if isinstance(shared, Outcome):
+        return shared
+    crew = _Crew(shared, count, display)
     crew.watch(options)
     return crew.outcome(options)
 
 
 class _Crew:
-    def __init__(self, found: Identified, count: int, display: Display) -> None:
-        self._found = found
-        self._rundir = found.directory(os.curdir)  # type: ignore[arg-type]  # its place is known
+    def __init__(self, shared: Shared, count: int, display: Display) -> None:
+        self._found, self._rundir, self._plan = shared
         self._display = display
         self._said: list[Ended] = []
         self._told: int | None = None
@@ -128,12 +126,11 @@ class _Crew:
 
     def watch(self, options: Options) -> None:
         """Show how far they are until all have left."""
-        found, index = self._found, Index()
+        found, plan, index = self._found, self._plan, Index()
         follower = Follower(self._rundir, index, own=None, stepwise=found.spec.many_calls)
         follower.refresh()
-        plan = make_plan(found.survey, found.work, index)
         slots = max(1, len(found.work.slots))
-        progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished)
+        progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
         self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
         with _Passing(self._tell):
             while any(worker.poll() is None for worker in self._workers):

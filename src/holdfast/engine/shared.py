@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 
+class Shared(NamedTuple):
+    """A run that workers may join."""
+
+    found: Identified
+    rundir: RunDir
+    plan: Plan
+
+
 def prepare(
     spec: Eval,
     options: Options,
@@ -49,10 +57,10 @@ def prepare(
     command: str = "",
     log_samples: bool = False,
     output_path: Path | None = None,
-) -> Outcome | Identified:
+) -> Outcome | Shared:
     """Open a run, or go on with it, and share out what is left among about so many workers.
 
-    Returns how it ended where there is nothing to share out, else who it is: workers may join from then on.
+    Returns how it ended where there is nothing to share out, else what workers may join from now on.
     """
     check_prices(spec, generates=True)
     _refuse_secrets(spec)
@@ -87,7 +95,7 @@ def prepare(
         )
         place = begin_round(rundir, plan)
         noting.log.write(f"shared out in {place.name}: {len(left)} trials in {len(plan.chunks)} chunks; {opened.plan}")
-        return replace(found, place=rundir.path)
+        return Shared(found, rundir, opened.plan)
     finally:
         opened.lease.release()
 
@@ -177,6 +185,7 @@ def _begin(opened: Opened, plan: Round, place: Path, noting: Noting) -> Chunks:
     opened.index = load_index(
         lambda name: [own / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
         mend=own / "set-aside",
+        tails_only=True,  # others may know where our lines are
     )
     for damage in opened.index.damage:
         noting.notice(f"{worker}: {damage}")
@@ -206,7 +215,7 @@ def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
     found, rundir, own = opened.identified, opened.rundir, opened.lease
     lease = finish(rundir)
     if lease is None:
-        who = RunLease(rundir.lease).describe()
+        who = str(RunLease(rundir.lease).holder or "another worker")
         return Outcome(rundir, opened.plan, None, opened.index.spent, finisher=who)
     try:
         own.release()

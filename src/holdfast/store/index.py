@@ -255,11 +255,12 @@ class TextReader:
         self._fds.clear()
 
 
-def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> Index:
+def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tails_only: bool = False) -> Index:
     """Read all journals of a run.
 
     `files` names the journal files of a kind. With `mend`, a directory, damaged bytes are moved there and cut out
-    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease.
+    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease. With
+    `tails_only` nothing but unfinished last lines is cut off, so that no line moves.
     """
     index = Index()
     for kind in KINDS:
@@ -269,7 +270,7 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> 
             kind.take(index, found)
     if mend is None or not index.damage:
         return index
-    damage = index.damage
+    damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
     for path in {spot.path for spot in damage}:
         _cut_out(path, [spot for spot in damage if spot.path == path], mend)
     if not all(spot.torn for spot in damage):

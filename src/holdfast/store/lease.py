@@ -71,11 +71,8 @@ class RunLease:
     def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
         """Take the run, waiting up to `wait` seconds for a holder that is alive, for ever when it is negative."""
         self._spoil_if_empty()
-        try:
-            if not self._try() and not self._await(wait, notice) and not self._take_over_if_silent(notice):
-                raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
-        except LeaseSettingsMismatch as error:
-            raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
+        if not self._try() and not self._await(wait, notice) and not self._take_over_if_silent(notice):
+            raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
         self._sign()
 
     def take_if_dead(self) -> bool:
@@ -89,10 +86,13 @@ class RunLease:
         return True
 
     def _try(self) -> bool:
-        with suppress(Timeout):
+        try:
             self._lock.acquire(timeout=0)
-            return True
-        return False
+        except Timeout:
+            return False
+        except LeaseSettingsMismatch as error:
+            raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
+        return True
 
     def _sign(self) -> None:
         holder = Holder(os.uname().nodename, os.getpid(), time.time(), self._finishing)
