@@ -23,6 +23,8 @@ from holdfast.spec.document import Document, read_document
 from holdfast.spec.earlier import check_spellings
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
+from holdfast.store.index import read_line
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,10 +58,8 @@ class Run:
 
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The transcripts, in the order in which they finished."""
-        for path in [self.path / "outputs.jsonl", *sorted(self.path.glob("workers/*/outputs.jsonl"))]:
-            if path.exists():
-                with path.open("rb") as file:
-                    yield from map(msgspec.json.decode, file)
+        for ref in RunDir(self.path).load(mend=False).outputs.values():
+            yield msgspec.json.decode(read_line(ref))
 
 
 def evaluate(

@@ -132,11 +132,10 @@ def _confirmed(question: str) -> bool:
 
 def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
-    from holdfast.store.lease import RunLease
+    from holdfast.store.holding import hold
     from holdfast.store.rundir import RunDir
 
-    lease = RunLease(RunDir(path).lease, lost=lambda: None)
-    lease.acquire(0)
+    lease = hold(RunDir(path))
     try:
         # Out of the way first, so that a removal cut short leaves no half of a run behind under its name.
         doomed = path.with_name(f".{path.name}.removed")

@@ -34,7 +34,7 @@ class _Duration(click.ParamType[float]):
             return self.fail(f"{value!r} is not a duration such as 90s, 5m or 2h", param, ctx)
 
 
-class _Concurrency(click.ParamType["int | str"]):
+class Concurrency(click.ParamType["int | str"]):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
@@ -51,7 +51,7 @@ class _Concurrency(click.ParamType["int | str"]):
 @click.option("-m", "--model", help="Measure this model instead of the file's.")
 @click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
-@click.option("--concurrency", type=_Concurrency(), help="Requests in flight, or auto.")
+@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--fresh", "--force", is_flag=True, help="Set the earlier run aside and start anew.")
 @click.option("--retry-failed", is_flag=True, help="Take up the errors of a run finished with --accept-errors.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
@@ -61,6 +61,7 @@ class _Concurrency(click.ParamType["int | str"]):
 @click.option(
     "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
 )
+@click.option("--workers", type=click.IntRange(1), help="Share the work out among so many processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
 @click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Stop starting trials at so many tokens.")
@@ -98,6 +99,8 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
 
 
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
+    if given["workers"]:
+        return _share(spec, options, given)
     from holdfast.engine.run import run_eval
 
     outcome = run_eval(spec, options, make_display(given["display"]))
@@ -105,17 +108,40 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
 
     print_outcome(outcome, command_line())
+    write_copies(outcome, spec, given)
+    return outcome
+
+
+def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
+    """The same with workers."""
+    from holdfast.engine.crew import run_workers
+    from holdfast.report.table import print_outcome
+
+    outcome = run_workers(
+        spec,
+        options,
+        given["workers"],
+        make_display(given["display"]),
+        command=command_line(),
+        log_samples=given["log_samples"],
+        output_path=given["output_path"],
+    )
+    print_outcome(outcome, command_line())
+    write_copies(outcome, spec, given)
+    return outcome
+
+
+def write_copies(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
+    """Transcripts and results for other tools, where they were asked for."""
     if given["log_samples"] or given["output_path"] or (spec.output.nat and outcome.metrics is not None):
         try:
             _write_copies(outcome.rundir, spec, given)
         except OSError as error:
             remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
-    return outcome
 
 
 def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:
-    """Transcripts and results for other tools, where they were asked for."""
     from holdfast.export.folder import write_folder
     from holdfast.export.nat import write_nat
     from holdfast.export.reading import RunReader

@@ -23,6 +23,7 @@ _VERBS: Final = {
     "init": "Write a small working eval to start from.",
     "migrate": "Bring eval files and runs of earlier versions up to date.",
     "repair": "Verify a run directory and repair it.",
+    "work": "Work on a run that was shared out, beside other workers.",
 }
 
 
@@ -77,7 +78,8 @@ def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
     gc.set_threshold(100_000, 50, 1000)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is how a batch system says that the time is up
+        signal.signal(number, _terminate)
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:

@@ -60,10 +60,9 @@ def _wrong_with_manifest(rundir: RunDir) -> str | None:
 
 def _mend(rundir: RunDir) -> tuple[str | None, Index]:
     """Set aside all that is damaged; what was wrong."""
-    from holdfast.store.lease import RunLease
+    from holdfast.store.holding import hold
 
-    lease = RunLease(rundir.lease, lost=lambda: None)
-    lease.acquire(0)
+    lease = hold(rundir)
     try:
         broken = _wrong_with_manifest(rundir)  # first: what a later version wrote is not ours to mend
         index = rundir.load(mend=True)

@@ -4,7 +4,11 @@
 `setup`      from an eval to an open run directory and a plan
 `around`     what other runs can lend, and what changed since the nearest
 `run`        all of it in one call, and how it ended
+`shared`     a run shared out among workers: prepared, worked on, finished
+`crew`       workers on this machine, started and watched
 `loop`       the window of trials: generate, keep, grade, keep
+`supply`     where the loop's trials come from
+`chunks`     a worker's trials, claimed chunk after chunk
 `partner`    one trial's conversation: asked with retries, recorded, graded on the way
 `steps`      the calls of a conversation, answered from the record after a crash
 `workspace`  a trial's folder, kept after each turn
@@ -14,4 +18,5 @@
 `window`     how many at once
 `brake`      why and how a run stops early
 `progress`   the numbers a display shows
+`log`        what happened, for people
 """

@@ -196,6 +196,7 @@ class Grading:
             details=details,
             seconds=round(seconds, 6),
             usage=usage,
+            time=round(time.time(), 3),
         )
 
 

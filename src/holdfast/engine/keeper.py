@@ -61,6 +61,7 @@ class Keeper:
             timing.seconds,
             () if isinstance(record.marks, UnsetType) else tuple(mark.digest for mark in record.marks),
             None if isinstance(record.stopped_by, UnsetType) else record.stopped_by,
+            timing.started,
         )
         self._index.outputs[record.key] = ref
         if not stepwise:
@@ -88,7 +89,9 @@ class Keeper:
         self._graded(record)
 
     def _graded(self, record: Grade) -> None:
-        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage)
+        self._index.verdicts[record.grade_key] = VerdictRef(
+            record.status, record.score, record.usage, 0.0 if isinstance(record.time, UnsetType) else record.time
+        )
         if record.usage is not None:
             self._index.spent.add(record.usage)
         self._display.grade(record)

@@ -23,6 +23,7 @@ from holdfast.engine.keeper import Keeper
 from holdfast.engine.partner import Halted, TrialPartner
 from holdfast.engine.progress import Progress
 from holdfast.engine.steps import StartAnew, Steps
+from holdfast.engine.supply import Supply
 from holdfast.engine.window import Window
 from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
@@ -56,7 +57,9 @@ _GRACE_SECONDS: Final = 10.0
 class Loop:
     """One process's work on one run."""
 
-    def __init__(self, opened: Opened, parts: Parts, options: Options, display: Display) -> None:
+    def __init__(
+        self, opened: Opened, parts: Parts, options: Options, display: Display, supply: Supply | None = None
+    ) -> None:
         found, plan = opened.identified, opened.plan
         self._opened = opened
         self._options = options
@@ -75,7 +78,7 @@ class Loop:
         self._workspaces = None if found.spec.workspace is None else Workspaces(found.spec, self._blobs)
         self._window = Window(self._concurrency())
         left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
-        self._jobs = (job for job in left if job.output is not None) if options.grade_only else left
+        self._supply = supply or Supply((job for job in left if job.output is not None) if options.grade_only else left)
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()
         self.progress = Progress(
@@ -84,7 +87,7 @@ class Loop:
         self._crash: BaseException | None = None
         self._warned: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
-        self._mirror = _nat_mirror(found)
+        self._mirror = None if opened.worker else _nat_mirror(found)
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -98,11 +101,13 @@ class Loop:
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._supply.close)  # last: whoever does the rest finds all that is written
             journal = Journal(
-                self._opened.rundir.path,
+                self._opened.writes,
                 notice=self._display.notice,
                 failed=self.brake.pull,
                 held=self._opened.lease.still_held,
+                worker=self._opened.worker is not None,
             )
             stack.push_async_callback(journal.close)
             if self._mirror is not None:
@@ -132,9 +137,11 @@ class Loop:
                 task = asyncio.create_task(watcher)
                 task.add_done_callback(self._ended)
                 stack.callback(task.cancel)
+            self._supply.arrived = self._admit
             self._admit()
-            while self._workers:
-                await asyncio.wait(self._workers)
+            while self._workers or (not self.brake.pulled and await self._supply.more(self.brake)):
+                if self._workers:
+                    await asyncio.wait(self._workers)
                 self._admit()
             await self._grading.finish()
             self.faults = list(self._grading.down.values())
@@ -201,11 +208,13 @@ class Loop:
         while job is not None:
             self.progress.in_flight += 1
             try:
-                await self._trial(job)
+                try:
+                    await self._trial(job)
+                except AttemptError:
+                    self.progress.given_up += 1  # it is recorded, and the trial stays pending
+                self._supply.ended(job)
             except Fault as fault:
                 self.brake.pull(fault)
-            except AttemptError:
-                self.progress.given_up += 1  # it is recorded, and the trial stays pending
             except Halted:
                 pass  # in the middle of its conversation: what was said is recorded
             finally:
@@ -226,7 +235,7 @@ class Loop:
         if self.brake.pulled:
             return None
         try:
-            return next(self._jobs, None)
+            return self._supply.next()
         except Fault as fault:
             self.brake.pull(fault)
         except DataError as error:

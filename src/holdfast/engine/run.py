@@ -8,15 +8,14 @@ import os
 import resource
 import signal
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.display.types import Display
 from holdfast.engine.around import accept_drift, with_outputs_of
+from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import DataError, Fault, Interrupted, UsageError, VersionError
@@ -25,11 +24,14 @@ from holdfast.report.metrics import grading_rules, write_report
 from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
 from holdfast.spec.grader_fields import PromptGrader
 from holdfast.spec.load import target_name
+from holdfast.store.claims import end_rounds
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
+    from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened
+    from holdfast.engine.supply import Supply
     from holdfast.errors import BudgetReached
     from holdfast.spec.load import Eval
     from holdfast.store.index import Spent
@@ -53,12 +55,16 @@ class Outcome:
     skipped_graders: bool = False
     grade_only: bool = False
     missed_gates: tuple[str, ...] = ()
+    finisher: str | None = None
+    """who makes the report, where this process is one of several workers and another does"""
 
     @property
     def exit_code(self) -> int:
         """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
+        if self.finisher is not None:
+            return 0
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             return 0 if ungraded_on_purpose else 3
@@ -67,7 +73,7 @@ class Outcome:
 
 def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     """Run an eval to its end, or as far as it goes."""
-    _check_prices(spec, generates=not options.grade_only)
+    check_prices(spec, generates=not options.grade_only)
     found = identify(spec)
     rundir = found.directory(options.runs_dir)
     if options.outputs_of is not None:
@@ -76,26 +82,28 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if options.accept_drift:
         found = accept_drift(found, rundir, options.runs_dir)
         rundir = found.directory(options.runs_dir)
-    if (done := _already(found, rundir, options)) is not None:
-        _say_notices(spec, display)
+    if (done := already_finished(found, rundir, options)) is not None:
+        say_notices(spec, display)
         return done
     parts = Parts.build(spec, options)
-    _say_notices(spec, display)
-    display = _Noting(display, _RunLog(rundir))
+    say_notices(spec, display)
+    display = Noting(display, RunLog(rundir.log))
     opened = open_run(found, options, display.notice)
     try:
         # Looked at again: the process that we waited for may have finished it.
-        return _already(found, rundir, options) or _go_on(opened, parts, options, display)
+        return already_finished(found, rundir, options) or go_on(opened, parts, options, display)
     finally:
         opened.lease.release()
 
 
-def _say_notices(spec: Eval, display: Display) -> None:
+def say_notices(spec: Eval, display: Display) -> None:
+    """Tell what a reader of the eval file noticed."""
     for message in spec.notices:
         display.notice(message)
 
 
-def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> Outcome:
+def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Outcome:
+    """Do what is left of a run that this process has for itself, and make the report if that was all."""
     found, rundir = opened.identified, opened.rundir
     if rundir.finished:
         rundir.reopen()
@@ -108,7 +116,7 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> 
     log.write(f"begin pid={os.getpid()} {opened.plan}")
     try:
         if work:
-            loop, reason = _run_loop(opened, parts, options, display)
+            loop, reason = run_loop(opened, parts, options, display)
             left, reason = loop.progress.left, reason or next(iter(loop.faults), None)
     finally:
         display.end()
@@ -120,6 +128,7 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> 
         return Outcome(rundir, left, None, spent, reason, skipped_graders=skipped, grade_only=only)
     try:
         metrics = write_report(found, rundir, opened.index)
+        end_rounds(rundir)
     except Fault as changed:
         return Outcome(rundir, left, None, spent, changed)
     except DataError as error:  # it could be read when the run began
@@ -132,11 +141,13 @@ def _go_on(opened: Opened, parts: Parts, options: Options, display: _Noting) -> 
     return Outcome(rundir, left, metrics, spent, missed_gates=_gates(found.spec, metrics))
 
 
-def _run_loop(
-    opened: Opened, parts: Parts, options: Options, display: Display
+def run_loop(
+    opened: Opened, parts: Parts, options: Options, display: Display, supply: Supply | None = None
 ) -> tuple[Loop, Fault | BudgetReached | Interrupted | None]:
+    """Work on an opened run; the loop as it ended, and why it stopped early if it did."""
+
     async def main() -> Loop:
-        loop = Loop(opened, parts, options, display)
+        loop = Loop(opened, parts, options, display, supply)
         with _Signals(loop):
             await loop.run()
         return loop
@@ -166,12 +177,15 @@ def _allow_many_connections() -> None:
 
 
 class _Signals:
-    """The first Ctrl-C or SIGTERM stops the run in good order, the second leaves at once."""
+    """The first Ctrl-C or SIGTERM stops the run in good order, the second leaves at once.
+
+    SIGUSR2, by which a batch system says that the time is nearly up, is as good as SIGTERM.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._asked = False
-        self._numbers = (signal.SIGINT, signal.SIGTERM)
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
         self._before = {number: signal.getsignal(number) for number in self._numbers}
 
     def __enter__(self) -> None:
@@ -186,54 +200,14 @@ class _Signals:
                 signal.signal(number, self._before[number])
 
     def _handle(self, number: int) -> None:
+        number = signal.SIGTERM if number == signal.SIGUSR2 else number
         if self._asked:
             os._exit(128 + number)
         self._asked = True
         self._loop.interrupt(Interrupted(number))
 
 
-class _RunLog:
-    """What happened, with times. Losing a line of it loses nothing that counts, so it is not synced."""
-
-    def __init__(self, rundir: RunDir) -> None:
-        self._path = rundir.log
-        self._early: list[str] | None = []
-        """what was written before the run was ours to write"""
-
-    def open(self) -> None:
-        """From now on the run is ours."""
-        early, self._early = self._early or [], None
-        self._append("".join(early))
-
-    def write(self, message: str) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"{stamp} {' '.join(message.split())}\n"
-        if self._early is None:
-            self._append(line)
-        else:
-            self._early.append(line)
-
-    def _append(self, text: str) -> None:
-        if text:
-            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
-
-
-class _Noting(Display):
-    """The display asked for, with what it tells people kept in the log as well: damage, failed syncs, takeovers."""
-
-    def __init__(self, shown: Display, log: _RunLog) -> None:
-        self.log = log
-        self.begin, self.output, self.grade = shown.begin, shown.output, shown.grade  # type: ignore[method-assign]
-        self.error, self.tick, self.end = shown.error, shown.tick, shown.end  # type: ignore[method-assign]
-        self._show = shown.notice
-
-    def notice(self, message: str) -> None:
-        self._show(message)
-        self.log.write(f"notice {message}")
-
-
-def _already(found: Identified, rundir: RunDir, options: Options) -> Outcome | None:
+def already_finished(found: Identified, rundir: RunDir, options: Options) -> Outcome | None:
     """How a run ended that is finished and wants nothing more."""
     if options.fresh or options.again or (metrics := _finished(found, rundir, options)) is None:
         return None
@@ -270,7 +244,7 @@ def _gates(spec: Eval, metrics: dict[str, Any]) -> tuple[str, ...]:
     return tuple(missed)
 
 
-def _check_prices(spec: Eval, *, generates: bool) -> None:
+def check_prices(spec: Eval, *, generates: bool) -> None:
     """A budget in dollars can only be kept where prices are known."""
     if spec.limits.max_cost is None:
         return

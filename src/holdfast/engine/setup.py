@@ -22,8 +22,8 @@ from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.secrets import without_secrets
 from holdfast.store.files import make_directory, slug
+from holdfast.store.holding import hold
 from holdfast.store.index import Index
-from holdfast.store.lease import RunLease
 from holdfast.store.rundir import Manifest, RunDir
 from holdfast.targets.build import build_target, target_identity
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
+    from holdfast.store.lease import RunLease
     from holdfast.targets.types import Target
 
 
@@ -93,6 +94,13 @@ class Opened:
     index: Index
     plan: Plan
     lost: bool = False
+    worker: str | None = None
+    """which of the run's workers this process is; None: it has the run for itself"""
+
+    @property
+    def writes(self) -> Path:
+        """Where this process keeps its journals."""
+        return self.rundir.path if self.worker is None else self.rundir.workers / self.worker
 
 
 def identify(spec: Eval) -> Identified:
@@ -129,8 +137,13 @@ def _slots(spec: Eval) -> tuple[tuple[Slot, ...], dict[str, Any]]:
     return tuple(slots), identities
 
 
-def open_run(found: Identified, options: Options, notice: Callable[[str], None]) -> Opened:
-    """Take the lease, read what is there, say what is left. The caller releases the lease."""
+def open_run(
+    found: Identified,
+    options: Options,
+    notice: Callable[[str], None],
+    lease: RunLease | None = None,
+) -> Opened:
+    """Take the lease unless it is given, read what is there, say what is left. The caller releases the lease."""
     rundir = found.directory(options.runs_dir)
     opened = Opened(found, rundir, None, Index(), Plan(0, 0, 0, 0, 0))  # type: ignore[arg-type]  # filled below
 
@@ -139,8 +152,7 @@ def open_run(found: Identified, options: Options, notice: Callable[[str], None])
 
     try:
         make_directory(rundir.path.parent)
-        opened.lease = RunLease(rundir.lease, lost=lost)
-        opened.lease.acquire(options.wait, notice)
+        opened.lease = lease or hold(rundir, options.wait, notice, lost)
         try:
             _fill(opened, options, notice)
         except BaseException:

@@ -67,7 +67,9 @@ class RunReader:
             for line in scan(path):
                 if line.sound:
                     grade = _grade.decode(line.data)
-                    self._grades[grade.grade_key] = grade
+                    known = self._grades.get(grade.grade_key)
+                    if known is None or (known.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
+                        self._grades[grade.grade_key] = grade
         self._graders: dict[str, str] = manifest.fingerprints.get("graders", {})
         self._rules = self._grading_rules()
         self.missing_rows = 0

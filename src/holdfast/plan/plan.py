@@ -175,17 +175,37 @@ def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes
 
     `done` is the plan's: what it knows to be finished is not looked up again.
     """
-    position, whole = -1, b"\x01" * work.trials
-    for position, sample in enumerate(dataset):
-        if bytes.fromhex(sample.digest[7:]) != survey.of(position):
-            raise changed_under_us(sample.where)
+    whole = b"\x01" * work.trials
+    for position, sample in checked(dataset, survey):
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
         for trial in range(1, work.trials + 1):
-            key = work.key(sample.digest, trial)
-            ref = index.outputs.get(key)
-            missing = () if ref is None else work.missing(key, ref, index.verdicts)
-            if ref is None or missing:
-                yield Job(sample, trial, key, ref, missing)
+            if (job := job_of(sample, trial, work, index)) is not None:
+                yield job
+
+
+def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
+    """The samples with their positions, as long as they are those of the survey."""
+    position = -1
+    for position, sample in enumerate(dataset):
+        if bytes.fromhex(sample.digest[7:]) != survey.of(position):
+            raise changed_under_us(sample.where)
+        yield position, sample
     if position + 1 != survey.count:
         raise changed_under_us("it has fewer rows now")
+
+
+def job_of(sample: Sample, trial: int, work: Work, index: Index) -> Job | None:
+    """What there is to do about a trial; None when it is finished."""
+    key = work.key(sample.digest, trial)
+    ref = index.outputs.get(key)
+    missing = () if ref is None else work.missing(key, ref, index.verdicts)
+    return Job(sample, trial, key, ref, missing) if ref is None or missing else None
+
+
+def left_over(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
+    """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
+    for number, key in enumerate(work.keys(survey)):
+        ref = index.outputs.get(key)
+        if ref is None or (grades and work.missing(key, ref, index.verdicts)):
+            yield number

@@ -135,7 +135,8 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         if reason is None and not left.to_grade:
             return
     if reason is None:
-        errors = outcome.rundir.path / "errors.jsonl"
+        own, *workers = outcome.rundir.journals("errors")
+        errors = own if own.exists() or not workers else outcome.rundir.workers / "*" / own.name
         pending = left.to_grade + (0 if outcome.grade_only else left.to_run)
         said = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
         console.print(f"{pending:,} {said}; why: {errors}", soft_wrap=True)

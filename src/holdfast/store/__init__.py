@@ -5,7 +5,10 @@
 `journal`    the one thread that appends and syncs
 `files`      durable small writes: atomic replace, directory sync
 `index`      what is already there, read once when a run is opened
+`follow`     what other workers have written since the last look
 `lease`      who may write
+`holding`    one process alone on a run, or workers side by side
+`claims`     which worker does which trials
 `workspace`  the files a trial works on, kept by content
 `rundir`     the directory as a whole
 `upgrade`    runs of earlier versions brought up to date

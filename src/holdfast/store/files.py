@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 import sys
 import threading
@@ -63,7 +64,8 @@ def make_directory(path: Path) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name; on leaving, sync it and give it its name in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    # Two containers that share a disk may have the same process and thread ids.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{secrets.token_hex(3)}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file

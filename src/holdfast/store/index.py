@@ -9,16 +9,18 @@ import os
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from heapq import merge
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.store.files import drop_cache, make_directory, replacing, sync
-from holdfast.store.lines import Line, scan
+from holdfast.store.lines import scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 
@@ -34,6 +36,7 @@ class OutputRef(NamedTuple):
     marks: tuple[str, ...] = ()
     """digests at the ends of the turns, where there were several"""
     stopped_by: str | None = None
+    started: float = 0.0
 
     def digest_at(self, turn: int | None) -> str | None:
         """The digest of the conversation after a turn, or at its end; None where it did not get so far."""
@@ -50,6 +53,7 @@ class VerdictRef(NamedTuple):
     status: GradeStatus
     score: float | None
     usage: Usage | None
+    time: float = 0.0
 
 
 class Damage(NamedTuple):
@@ -139,7 +143,10 @@ class OutputHead(msgspec.Struct):
     def ref(self, path: Path, offset: int, length: int) -> OutputRef:
         """Where it is, with what the index keeps of it."""
         marks = tuple(mark.digest for mark in self.marks)
-        return OutputRef(path, offset, length, self.digest, self.usage, self.timing.seconds, marks, self.stopped_by)
+        timing = self.timing
+        return OutputRef(
+            path, offset, length, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started
+        )
 
 
 class GradeHead(msgspec.Struct):
@@ -150,6 +157,7 @@ class GradeHead(msgspec.Struct):
     score: float | None
     usage: Usage | None = None
     source: str | None = None
+    time: float = 0.0
 
 
 class _StepHead(msgspec.Struct):
@@ -195,9 +203,14 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 
 def read_output(ref: OutputRef) -> Output:
     """The whole record behind a reference."""
+    return _output.decode(read_line(ref))
+
+
+def read_line(ref: OutputRef) -> bytes:
+    """The same as it is in the file."""
     fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _output.decode(os.pread(fd, ref.length, ref.offset))
+        return os.pread(fd, ref.length, ref.offset)
     finally:
         os.close(fd)
 
@@ -242,19 +255,22 @@ class TextReader:
         self._fds.clear()
 
 
-def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> Index:
+def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tails_only: bool = False) -> Index:
     """Read all journals of a run.
 
     `files` names the journal files of a kind. With `mend`, a directory, damaged bytes are moved there and cut out
-    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease.
+    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease. With
+    `tails_only` nothing but unfinished last lines is cut off, so that no line moves.
     """
     index = Index()
-    for name, take in _TAKERS:
-        for path in files(name):
-            _read(path, index, mend is not None, take)
+    for kind in KINDS:
+        each = [_heads(path, kind, index, mend is not None) for path in files(kind.name)]
+        # A conversation that several workers had in hand went on in the order of its calls, not of their files.
+        for found in merge(*each, key=_time_of) if kind.name == "steps" else chain(*each):
+            kind.take(index, found)
     if mend is None or not index.damage:
         return index
-    damage = index.damage
+    damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
     for path in {spot.path for spot in damage}:
         _cut_out(path, [spot for spot in damage if spot.path == path], mend)
     if not all(spot.torn for spot in damage):
@@ -263,36 +279,77 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None) -> 
     return index
 
 
-def _take_output(index: Index, path: Path, line: Line) -> None:
-    head = _output_head.decode(line.data)
-    index.outputs[head.key] = head.ref(path, line.offset, len(line.data))
+class Found(NamedTuple):
+    """A sound line of a journal: where it is, and what the index wants of it."""
+
+    path: Path
+    offset: int
+    length: int
+    head: Any
+
+
+class Kind(NamedTuple):
+    """A kind of journal."""
+
+    name: str
+    decoder: msgspec.json.Decoder[Any]
+    take: Callable[[Index, Found], None]
+
+
+def _take_output(index: Index, found: Found) -> None:
+    head: OutputHead = found.head
+    keep_output(index, found)
     if head.source is None:  # what was copied from another run was paid for there
         index.spent.add(head.usage)
         index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
 
 
-def _take_step(index: Index, path: Path, line: Line) -> None:
-    head = _step_head.decode(line.data)
-    output = index.outputs.get(head.key)
+def keep_output(index: Index, found: Found) -> None:
+    """Of several outputs of a trial the one begun last counts, for every reader; in one file the last.
+
+    So one that was made anew on purpose counts, in whichever file it is. One that a frozen worker writes when it wakes
+    was begun before that of the worker who took over, and changes nothing any more.
+    """
+    ref: OutputRef = found.head.ref(*found[:3])
+    known = index.outputs.get(found.head.key)
+    if known is None or known.path == ref.path or (known.started, str(known.path)) < (ref.started, str(ref.path)):
+        index.outputs[found.head.key] = ref
+
+
+def _take_step(index: Index, found: Found) -> None:
+    head: _StepHead = found.head
+    keep_step(index, found)
+    if head.key not in index.outputs and head.source is None:
+        index.spent.add(head.usage)
+        index.spent.add_time(head.time - head.seconds, head.time)
+
+
+def keep_step(index: Index, found: Found) -> None:
+    """A call counts while its conversation has no output, or one that a checkpoint cut short."""
+    output = index.outputs.get(found.head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        if head.kind == "restart":
-            index.steps.pop(head.key, None)
+        if found.head.kind == "restart":
+            index.steps.pop(found.head.key, None)
         else:
-            index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
-        if output is None and head.source is None:
-            index.spent.add(head.usage)
-            index.spent.add_time(head.time - head.seconds, head.time)
+            index.steps.setdefault(found.head.key, []).append(found[:3])
 
 
-def _take_grade(index: Index, _: Path, line: Line) -> None:
-    head = _grade_head.decode(line.data)
-    index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage)
+def _take_grade(index: Index, found: Found) -> None:
+    head: GradeHead = found.head
+    keep_verdict(index, head)
     if head.usage is not None and head.source is None:
         index.spent.add(head.usage)
 
 
-def _take_error(index: Index, _: Path, line: Line) -> None:
-    head = _error_head.decode(line.data)
+def keep_verdict(index: Index, head: GradeHead) -> None:
+    """Of several verdicts on an output the one given last counts, in whichever file it is."""
+    known = index.verdicts.get(head.grade_key)
+    if known is None or known.time <= head.time:
+        index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage, head.time)
+
+
+def _take_error(index: Index, found: Found) -> None:
+    head: _ErrorHead = found.head
     index.spent.add_time(head.time - head.seconds, head.time)
     if head.usage is not None:
         index.spent.add(head.usage)
@@ -300,21 +357,27 @@ def _take_error(index: Index, _: Path, line: Line) -> None:
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
 
 
-_TAKERS = (
-    ("outputs", _take_output),
-    ("steps", _take_step),
-    ("grades", _take_grade),
-    ("errors", _take_error),
+KINDS: Final = (
+    Kind("outputs", _output_head, _take_output),
+    Kind("steps", _step_head, _take_step),
+    Kind("grades", _grade_head, _take_grade),
+    Kind("errors", _error_head, _take_error),
 )
 
 
-def _read(path: Path, index: Index, durable: bool, take: Callable[[Index, Path, Line], None]) -> None:
+def _time_of(found: Found) -> float:
+    time: float = found.head.time
+    return time
+
+
+def _heads(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Found]:
     if durable:
         _settle_on_medium(path)
+    decode = kind.decoder.decode
     for line in scan(path):
         if line.sound:
             try:
-                take(index, path, line)
+                yield Found(path, line.offset, len(line.data), decode(line.data))
                 continue
             except msgspec.DecodeError:
                 pass  # sound, but not a record of ours

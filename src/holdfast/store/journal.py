@@ -137,8 +137,11 @@ class Journal:
         notice: Callable[[str], None],
         failed: Callable[[Fault], None] | None = None,
         held: Callable[[], bool] = lambda: True,
+        worker: bool = False,
     ) -> None:
+        """`worker`: the directory is a worker's part of the run directory."""
         self.directory = directory
+        self._worker = worker
         self._notice = notice
         self._failed = failed
         self._held = held
@@ -250,7 +253,9 @@ class Journal:
         """Retire a file whose sync failed and open one on fresh ground."""
         self._segments.pop(name).retire()
         token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        spare = self.directory / "workers" / token
+        own = self.directory
+        # Beside a worker's own directory, whose name it carries: readers look no deeper.
+        spare = own.with_name(f"{own.name}+{token}") if self._worker else own / "workers" / token
         make_directory(spare)
         self._spare = spare
         path = spare / f"{name}.jsonl"

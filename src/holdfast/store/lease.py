@@ -13,16 +13,28 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from filelock import SoftFileLease, Timeout
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
-from holdfast.errors import RunHeld
+from holdfast.errors import RunHeld, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-LEASE_SECONDS: Final = 30.0
-"""How long a silent holder on another machine keeps the run."""
+
+def _lease_seconds() -> float:
+    text = os.environ.get("HOLDFAST_LEASE_SECONDS") or "30"
+    try:
+        if (seconds := float(text)) >= 1:
+            return seconds
+    except ValueError:
+        pass
+    raise UsageError(f"HOLDFAST_LEASE_SECONDS is {text!r}; it is a number of seconds, 1 or more")
+
+
+LEASE_SECONDS: Final = _lease_seconds()
+"""How long a silent holder on another machine keeps the run. The same for all processes on a run."""
+HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _NAMELESS_SECONDS: Final = 2.0
 """How long a lease may name nobody, where it is only just being written."""
 
@@ -33,13 +45,20 @@ class Holder(msgspec.Struct, frozen=True):
     host: str
     pid: int
     since: float
+    finishing: bool = False
+    """all is done, and it makes the report"""
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}, since {since}"
 
 
 class RunLease:
-    """The right to write one run directory."""
+    """The right to write one run directory, or one worker's part of it."""
 
-    def __init__(self, path: Path, *, lost: Callable[[], None]) -> None:
+    def __init__(self, path: Path, *, lost: Callable[[], None] = lambda: None, finishing: bool = False) -> None:
         self._path = path
+        self._finishing = finishing
         self._info = path.with_suffix(".holder")
         self._identity = (0, 0)
         self._lock = SoftFileLease(
@@ -52,15 +71,31 @@ class RunLease:
     def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
         """Take the run, waiting up to `wait` seconds for a holder that is alive, for ever when it is negative."""
         self._spoil_if_empty()
+        if not self._try() and not self._await(wait, notice) and not self._take_over_if_silent(notice):
+            raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
+        self._sign()
+
+    def take_if_dead(self) -> bool:
+        """Take it where nobody holds it or the holder is known to be dead; never waits.
+
+        A silent holder is known to be dead once this same object has been asked over a whole lease.
+        """
+        if not self._try():
+            return False
+        self._sign()
+        return True
+
+    def _try(self) -> bool:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            if not self._await(wait, notice) and not self._take_over_if_silent(notice):
-                raise RunHeld(
-                    f"another process holds this run: {self._describe()}",
-                    remedy="Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first.",
-                ) from None
-        holder = Holder(os.uname().nodename, os.getpid(), time.time())
+            return False
+        except LeaseSettingsMismatch as error:
+            raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
+        return True
+
+    def _sign(self) -> None:
+        holder = Holder(os.uname().nodename, os.getpid(), time.time(), self._finishing)
         try:
             found = self._path.stat()
             self._identity = found.st_dev, found.st_ino
@@ -97,17 +132,19 @@ class RunLease:
         except FileNotFoundError:
             return
         try:
-            if os.fstat(fd).st_size == 0:
-                time.sleep(_NAMELESS_SECONDS)
-                if os.fstat(fd).st_size == 0:
+            patience = time.monotonic() + _NAMELESS_SECONDS
+            while (found := os.fstat(fd)).st_size == 0 and found.st_nlink:
+                if time.monotonic() > patience:
                     os.write(fd, b"lost\n")
+                    return
+                time.sleep(0.05)
         finally:
             os.close(fd)
 
     def _await(self, wait: float, notice: Callable[[str], None]) -> bool:
         if wait == 0:
             return False
-        notice(f"waiting for {self._describe()}, which holds this run")
+        notice(f"waiting for {self.describe()}, which holds this run")
         with suppress(Timeout):
             self._lock.acquire(timeout=wait, poll_interval=0.1)
             return True
@@ -124,7 +161,7 @@ class RunLease:
         elif overdue:
             patience = LEASE_SECONDS + 2
             notice(
-                f"{self._describe()}, which holds this run, is silent; taking over if it stays so for {patience:.0f} s"
+                f"{self.describe()}, which holds this run, is silent; taking over if it stays so for {patience:.0f} s"
             )
         else:
             return False
@@ -133,13 +170,16 @@ class RunLease:
             return True
         return False
 
-    def _describe(self) -> str:
-        try:
-            holder = msgspec.json.decode(self._info.read_bytes(), type=Holder)
-        except (OSError, msgspec.DecodeError):
-            return f"process {self._lock.pid or 'unknown'} ({self._path})"
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-        return f"process {holder.pid} on {holder.host}, since {since}"
+    @property
+    def holder(self) -> Holder | None:
+        """Who holds it, where that can be read."""
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(self._info.read_bytes(), type=Holder)
+        return None
+
+    def describe(self) -> str:
+        """Who holds it, in words."""
+        return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
 
 
 def is_held(path: Path) -> bool:

@@ -55,9 +55,9 @@ class Line(NamedTuple):
     """False for a last line that has no newline"""
 
 
-def scan(path: Path) -> Iterator[Line]:
-    """Every line of a journal file, good or bad, in order. A missing file has none."""
-    for offset, raw in _raw(path):
+def scan(path: Path, start: int = 0) -> Iterator[Line]:
+    """Every line of a journal file, good or bad, in order, from an offset on. A missing file has none."""
+    for offset, raw in _raw(path, start):
         whole = raw.endswith(b"\n")
         data = raw[:-1] if whole else raw
         yield Line(offset, data, whole and is_sound(data), whole)
@@ -68,13 +68,14 @@ def scan_raw(path: Path) -> Iterator[tuple[int, bytes]]:
     return ((offset, raw[:-1]) for offset, raw in _raw(path) if raw.endswith(b"\n"))
 
 
-def _raw(path: Path) -> Iterator[tuple[int, bytes]]:
+def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     try:
         file = path.open("rb", buffering=1 << 20)
     except FileNotFoundError:
         return
-    offset = 0
+    offset = start
     with file:
+        file.seek(start)
         for raw in file:
             yield offset, raw
             offset += len(raw)

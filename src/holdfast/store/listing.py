@@ -13,7 +13,7 @@ import msgspec
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.catalog import find_runs
 from holdfast.store.lease import is_held
-from holdfast.store.lines import scan
+from holdfast.store.lines import scan, scan_raw
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.rundir import RunDir
 from holdfast.versions import check_version
@@ -82,6 +82,7 @@ class Listed(msgspec.Struct, frozen=True):
         return f"{seconds:.0f}s"
 
 
+_KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
@@ -122,7 +123,7 @@ def _listed(rundir: RunDir) -> Listed | None:
         "path": str(rundir.path),
         "score": numbers.score if numbers else None,
         "coverage": numbers.coverage if numbers else None,
-        "done": numbers.outputs if numbers else sum(map(_count_lines, rundir.journals("outputs"))),
+        "done": numbers.outputs if numbers else _count_outputs(rundir),
     }
     if manifest is None:
         name = rundir.path.name
@@ -137,7 +138,7 @@ def _listed(rundir: RunDir) -> Listed | None:
             **common,
         )
     status: Status = "finished" if numbers else "unfinished"
-    if is_held(rundir.lease):
+    if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"
     return Listed(
         id=manifest.id,
@@ -177,6 +178,17 @@ def is_surely_ours(run: Listed) -> bool:
     with suppress(OSError):
         return any(line.sound for path in RunDir(Path(run.path)).journals("outputs") for line in scan(path))
     return False
+
+
+def _count_outputs(rundir: RunDir) -> int:
+    first, *others = rundir.journals("outputs")
+    if not others:
+        return _count_lines(first)
+    keys: set[bytes] = set()  # a trial may have been done by two workers
+    with suppress(OSError):
+        for path in (first, *others):
+            keys.update(line[:_KEY_END] for _, line in scan_raw(path))
+    return len(keys)
 
 
 def _count_lines(path: Path) -> int:

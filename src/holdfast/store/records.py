@@ -94,6 +94,8 @@ class Grade(Struct, frozen=True):
     details: Any
     seconds: float
     usage: Usage | None = None
+    time: float | UnsetType = UNSET
+    """when it was given, seconds since the epoch"""
     source: str | UnsetType = UNSET
 
 

@@ -99,6 +99,8 @@ class RunDir:
         self.log = path / "run.log"
         self.aside = path / "set-aside"
         self.files = path / "files"
+        self.workers = path / "workers"
+        self.claims = path / "claims"
 
     @property
     def lease(self) -> Path:

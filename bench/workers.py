@@ -1,0 +1,58 @@
+"""Samples per second with 1, 2 and 4 workers on one run, at 50 ms latency, as ratios to one process in the same run.
+
+    python bench/workers.py [--rows 4000] [--repeats 3]
+
+Each worker has 16 requests in flight, so that the server's latency is what limits it and not the machine's cores. They
+take turns; rates are taken from the first request to the last answer, and by the whole command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from run import HOLDFAST, Case, compile_first, serving, spend
+
+CONCURRENCY: Final = 16
+CREWS: Final = (0, 1, 2, 4)
+"""0 is the plain command"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what workers add.")
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    compile_first()
+    steady: dict[int, list[float]] = {count: [] for count in CREWS}
+    whole: dict[int, list[float]] = {count: [] for count in CREWS}
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, serving() as server:
+        case = Case(Path(name) / "case", given.rows, f"{server.url}/50", limits={"concurrency": CONCURRENCY})
+        for repeat in range(given.repeats):
+            for count in CREWS if repeat % 2 == 0 else reversed(CREWS):
+                command = [HOLDFAST, "eval", "bench.yaml", "--fresh", "--display", "none"]
+                command += ["--workers", str(count)] if count else []
+                spent, seen = server.watch(lambda words=command: spend(*words, cwd=case.folder))
+                if seen["requests"] != case.rows:
+                    raise SystemExit(f"{count} workers: {seen['requests']} requests for {case.rows} rows")
+                steady[count].append(case.rows / (seen["last"] - seen["first"]))
+                whole[count].append(case.rows / spent.wall)
+    print(f"{given.rows:,} samples at 50 ms, {CONCURRENCY} requests in flight each, medians of {given.repeats}")
+    print(f"{'workers':>10}  {'samples/s':>10}  {'ratio':>6}  {'whole command':>14}  {'ratio':>6}")
+    for count in CREWS:
+        ratios = [
+            median(mine / one for mine, one in zip(rates[count], rates[0], strict=True)) for rates in (steady, whole)
+        ]
+        label = str(count) if count else "no workers"
+        print(
+            f"{label:>10}  {median(steady[count]):>10,.0f}  {ratios[0]:>6.2f}  "
+            f"{median(whole[count]):>14,.0f}  {ratios[1]:>6.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

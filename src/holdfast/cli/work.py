@@ -1,0 +1,73 @@
+"""`holdfast work`: one of the workers on a run that was shared out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
+from holdfast.cli.places import command_line
+from holdfast.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.engine.run import Outcome
+
+
+@click.command("work")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--worker", metavar="ID", help="Its name; the same name goes on with what it left.")
+@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
+@click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
+@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say how it ended as JSON.")
+@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
+def command(run: Path, worker: str | None, **given: Any) -> int:
+    """Work on the run directory RUN, whose work `holdfast eval --workers` has shared out, beside other workers.
+
+    Start as many as you like, on any machine that sees the directory, at any time. When nothing is left, one of them
+    makes the report; its exit code is that of `holdfast eval`, the others' is 0.
+    """
+    from holdfast.engine.options import Options
+    from holdfast.engine.shared import run_worker, shared_eval, worker_id
+    from holdfast.store.rundir import RunDir
+
+    options = Options(wait=patience(given["wait"]), runs_dir=run.resolve().parent.parent)
+    if given["attached"]:
+        threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
+    rundir, worker = RunDir(run.resolve()), worker or worker_id()
+    shared = None
+    with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
+        shared = shared_eval(rundir)
+    outcome = run_worker(rundir, worker, options, make_display(given["display"]), given["concurrency"])
+    if given["attached"]:
+        _say_how_it_ended(outcome)
+    elif outcome.finisher is not None:
+        click.echo(f"{worker}: nothing is left to do; the report is made by {outcome.finisher}")
+    else:
+        from holdfast.report.table import print_outcome
+
+        interrupted = isinstance(outcome.reason, Interrupted)
+        print_outcome(outcome, command_line() if shared is None or interrupted else shared[1].command)
+        if shared is not None and not outcome.already:
+            spec, plan, _ = shared
+            place = Path(plan.output_path) if plan.output_path else None
+            write_copies(outcome, spec, {"log_samples": plan.log_samples, "output_path": place})
+    return outcome.exit_code
+
+
+def _watch_input(cancelled: threading.Event) -> None:
+    while os.read(0, 1024):  # not `sys.stdin`, which Python wants for itself when it ends
+        pass
+    cancelled.set()
+
+
+def _say_how_it_ended(outcome: Outcome) -> None:
+    import msgspec
+
+    from holdfast.engine.crew import Ended
+
+    click.echo(msgspec.json.encode(Ended.of(outcome)).decode())

@@ -1,0 +1,187 @@
+"""A worker's trials: claimed chunk after chunk, and given back or marked as done.
+
+The next chunk is claimed while the last few trials of the one before are being started, so the window stays full.
+Where nothing is free the worker waits, since a chunk comes back when its owner dies or leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from holdfast.engine.supply import Supply
+from holdfast.errors import DataError, Fault
+from holdfast.plan.plan import checked, job_of
+from holdfast.store.lease import LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.data.dataset import Sample
+    from holdfast.engine.brake import Brake
+    from holdfast.engine.setup import Opened
+    from holdfast.plan.plan import Job
+    from holdfast.store.claims import Claims, Round
+    from holdfast.store.follow import Follower
+
+_AHEAD: Final = 8
+"""how few trials may be ready before the next chunk is claimed"""
+_LOOK_SECONDS: Final = min(0.5, LEASE_SECONDS / 10)
+_FOLLOW_SECONDS: Final = 10.0
+"""how old the knowledge of what the others have spent may become"""
+
+
+class Chunks(Supply):
+    """The trials of a worker."""
+
+    def __init__(self, opened: Opened, plan: Round, claims: Claims, follower: Follower) -> None:
+        super().__init__(iter(()))
+        self._opened = opened
+        self._plan = plan
+        self._claims = claims
+        self._follower = follower
+        self._rows = _Rows(opened)
+        self._ready: deque[Job] = deque()
+        self._chunk_of: dict[str, int] = {}
+        """which chunk a trial in hand belongs to, by its key"""
+        self._open: dict[int, int] = {}
+        """how many trials of a chunk have not ended"""
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+        self._failure: Fault | DataError | None = None
+        self._woken = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        limits = opened.identified.spec.limits
+        self._has_budget = limits.max_cost is not None or limits.max_tokens is not None
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def all_done(self) -> bool:
+        """Whether the round needs nothing more from anybody."""
+        return self._over
+
+    def next(self) -> Job | None:
+        """The next trial of our chunks."""
+        if self._failure is not None:
+            raise self._failure
+        if len(self._ready) < _AHEAD:
+            self._look()
+        return self._ready.popleft() if self._ready else None
+
+    def ended(self, job: Job) -> None:
+        """When the last of a chunk has ended, so has the chunk: one rename for many trials, so it is made here."""
+        chunk = self._chunk_of.pop(job.key)
+        self._open[chunk] -= 1
+        if not self._open[chunk]:
+            del self._open[chunk]
+            self._claims.finish(chunk)
+            self._woken.set()
+
+    async def more(self, brake: Brake) -> bool:
+        """Wait for a chunk."""
+        while not (self._ready or self._over or self._failure or brake.pulled):
+            self._look()
+            await asyncio.sleep(0.02)
+        return bool(self._ready or self._failure) and not brake.pulled
+
+    def _look(self) -> None:
+        """Go for a chunk, unless that is under way."""
+        if self._task is None and not self._over:
+            self._task = asyncio.create_task(self._fetch())
+        if self._following is None and self._has_budget:
+            self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Give back what is not done, so that others can have it at once."""
+        tasks = [task for task in (self._task, self._following) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for chunk in self._open:
+            await asyncio.to_thread(self._claims.give_back, chunk)
+
+    async def _fetch(self) -> None:
+        try:
+            while not self._over and not await self._claim_one():
+                self._woken.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
+        except (Fault, DataError) as error:
+            self._failure = error
+        except OSError as error:
+            self._failure = Fault("disk", f"cannot claim a chunk: {error}", remedy="Mend the disk, then go on.")
+        except Exception as error:  # whoever waits for a chunk must hear of it
+            self._failure = Fault("rejected", f"cannot claim a chunk: {error!r}")
+        finally:
+            self._task = None
+        self.arrived()
+
+    async def _claim_one(self) -> bool:
+        """Take a chunk that has something to do; False when there is none just now."""
+        while True:
+            taken = await asyncio.to_thread(self._claims.take)
+            if taken is None:
+                self._over = await asyncio.to_thread(lambda: self._claims.all_done)
+                return False
+            chunk, begun = taken
+            self._open[chunk] = 0  # ours, and so given back if we are told to stop just now
+            if begun:
+                await self._catch_up()
+            jobs = await asyncio.to_thread(self._rows.jobs, *self._plan.chunks[chunk])
+            if self._plan.skip_graders:
+                jobs = [job for job in jobs if job.output is None]
+            if not jobs:
+                del self._open[chunk]
+                await asyncio.to_thread(self._claims.finish, chunk)
+                continue
+            self._open[chunk] = len(jobs)
+            self._chunk_of.update((job.key, chunk) for job in jobs)
+            self._ready.extend(jobs)
+            return True
+
+    async def _catch_up(self) -> None:
+        """Learn what the others have done and spent."""
+        async with self._one_at_a_time:
+            self._follower.apply(await asyncio.to_thread(self._follower.read))
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            with suppress(OSError):  # the next look sees it
+                await self._catch_up()
+
+
+class _Rows:
+    """Reads the samples of chunks: forward as long as chunks come in order, from the beginning where one does not."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._samples: Iterator[tuple[int, Sample]] = iter(())
+        self._last: tuple[int, Sample] | None = None
+
+    def jobs(self, first: int, end: int) -> list[Job]:
+        """What there is to do about the trials from one number up to another."""
+        found = self._opened.identified
+        trials = found.work.trials
+        jobs = []
+        for position, sample in self._between(first // trials, (end - 1) // trials):
+            for trial in range(1, trials + 1):
+                if first <= position * trials + trial - 1 < end:
+                    job = job_of(sample, trial, found.work, self._opened.index)
+                    if job is not None:
+                        jobs.append(job)
+        return jobs
+
+    def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
+        if self._last is None or self._last[0] > first:
+            found = self._opened.identified
+            self._samples = checked(found.dataset, found.survey)
+            self._last = next(self._samples)
+        while True:
+            if self._last[0] >= first:
+                yield self._last
+            if self._last[0] >= last:
+                return
+            self._last = next(self._samples)

@@ -1,0 +1,205 @@
+"""Workers on this machine: started, watched and, when we are told to stop, told to stop.
+
+They are processes of their own, as on a cluster. Each reads its standard input and drains when that ends, which is
+when we do, however we go.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from holdfast.engine.log import Noting, RunLog
+from holdfast.engine.progress import Progress
+from holdfast.engine.run import Outcome, already_finished
+from holdfast.engine.setup import Opened
+from holdfast.engine.shared import finish_run, prepare, shared_eval
+from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.plan.plan import make_plan
+from holdfast.spec.load import target_name
+from holdfast.store.claims import Claims
+from holdfast.store.follow import Follower
+from holdfast.store.index import Index
+from holdfast.store.lease import RunLease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holdfast.display.types import Display
+    from holdfast.engine.options import Options
+    from holdfast.engine.shared import Shared
+    from holdfast.errors import FaultKind
+    from holdfast.spec.load import Eval
+
+_LOOK_SECONDS: Final = 0.25
+_LAST_WORDS_SECONDS: Final = 5.0
+
+
+class Ended(msgspec.Struct):
+    """What an attached worker says on its standard output when it leaves."""
+
+    kind: str | None = None
+    """of what stopped it: a fault's kind, `budget`, or nothing"""
+    message: str = ""
+    remedy: str = ""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Ended:
+        """How a worker's part ended."""
+        reason = outcome.reason
+        if isinstance(reason, BudgetReached):
+            return cls("budget", reason.message, reason.remedy)
+        return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
+
+    @property
+    def reason(self) -> Fault | BudgetReached | None:
+        """The same as it stopped the worker."""
+        if self.kind == "budget":
+            return BudgetReached(self.message, self.remedy)
+        kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
+        return Fault(kind, self.message, remedy=self.remedy or None) if kind else None
+
+
+def run_workers(
+    spec: Eval,
+    options: Options,
+    count: int,
+    display: Display,
+    *,
+    command: str = "",
+    log_samples: bool = False,
+    output_path: Path | None = None,
+) -> Outcome:
+    """Run an eval, or go on with it, with so many workers."""
+    shared = prepare(spec, options, count, display, command=command, log_samples=log_samples, output_path=output_path)
+    if isinstance(shared, Outcome):
+        return shared
+    crew = _Crew(shared, count, display)
+    crew.watch(options)
+    return crew.outcome(options)
+
+
+class _Crew:
+    def __init__(self, shared: Shared, count: int, display: Display) -> None:
+        self._found, self._rundir, self._plan = shared
+        self._display = display
+        self._said: list[Ended] = []
+        self._told: int | None = None
+        self._readers: list[threading.Thread] = []
+        self._workers = [self._start(f"w{number}") for number in range(1, count + 1)]
+
+    def _start(self, worker: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "holdfast", "work", str(self._rundir.path)),
+                *("--worker", worker, "--attached", "--display", "none"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+        for reader in (self._listen, self._hear):
+            self._readers.append(threading.Thread(target=reader, args=(worker, process), daemon=True))
+            self._readers[-1].start()
+        return process
+
+    def _listen(self, worker: str, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        with process.stderr as said:
+            for line in said:
+                self._display.notice(f"{worker}: {line.decode(errors='replace').rstrip()}")
+
+    def _hear(self, _: str, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as said, suppress(msgspec.DecodeError):
+            self._said.append(msgspec.json.decode(said.read(), type=Ended))
+
+    def watch(self, options: Options) -> None:
+        """Show how far they are until all have left."""
+        found, plan, index = self._found, self._plan, Index()
+        follower = Follower(self._rundir, index, own=None, stepwise=found.spec.many_calls)
+        follower.refresh()
+        slots = max(1, len(found.work.slots))
+        progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
+        self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
+        with _Passing(self._tell):
+            while any(worker.poll() is None for worker in self._workers):
+                if options.cancelled.is_set() and self._told is None:
+                    self._tell(signal.SIGINT)
+                time.sleep(_LOOK_SECONDS)
+                with suppress(OSError):
+                    news = follower.read()
+                    follower.apply(news)
+                    for name, line in news:
+                        if name == "grades" and line.head.score is not None:
+                            progress.score_sum += line.head.score
+                            progress.score_count += 1
+                progress.outputs = min(plan.total, len(index.outputs))
+                progress.graded = min(progress.outputs, len(index.verdicts) // slots)
+                progress.mark()
+                self._display.tick(progress)
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+        self._display.end()
+
+    def _tell(self, number: int) -> None:
+        self._told = number
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                worker.send_signal(number)
+
+    def outcome(self, options: Options) -> Outcome:
+        """How it ended for all of them."""
+        for reader in self._readers:
+            reader.join(_LAST_WORDS_SECONDS)
+        found, rundir = self._found, self._rundir
+        if (done := already_finished(found, rundir, options)) is not None:
+            return replace(done, already=False)
+        index = rundir.load(mend=False)
+        plan = make_plan(found.survey, found.work, index)
+        reason: Fault | BudgetReached | Interrupted | None = None
+        for ended in self._said:
+            reason = reason or ended.reason
+        if self._told is not None:
+            reason = Interrupted(signal.SIGTERM if self._told == signal.SIGUSR2 else self._told)
+        codes = [worker.returncode for worker in self._workers]
+        if reason is None and not {1, 3} & set(codes) and any(codes):
+            # Some died, and nobody says that it made the report.
+            _, shared, place = shared_eval(rundir)
+            if Claims(place, len(shared.chunks), "", rundir).all_done:
+                opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
+                return finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
+            reason = Fault(
+                "rejected",
+                f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
+                remedy="What they finished is on disk.",
+            )
+        return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders)
+
+
+class _Passing:
+    """Signals that tell a run to stop are passed on to its workers."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+                self._before[number] = signal.signal(number, lambda told, _: self._tell(told))
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,201 @@
+"""Which worker does what: the trials left are cut into chunks, and a chunk's state is the name of one empty file.
+
+    claims/0001/plan.json       the cut, and the eval that the workers run
+    claims/0001/00017.free      nobody has taken it
+    claims/0001/00017.by.w3     worker w3 has
+    claims/0001/00017.left      given back half done: whoever takes it reads first what is there
+    claims/0001/00017.done
+
+Each step is one rename of a name that only one state has, so of many who try the same step one succeeds, on network
+file systems, too. A claim lives as long as its worker's lease: who holds the lease of a dead worker may take its
+claims, and nobody else does. Each preparation of a run is a round of its own; only the newest counts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import Fault, UsageError
+from holdfast.store.files import make_directory, replacing, sync_directory
+from holdfast.store.holding import worker_lease
+from holdfast.store.lease import RunLease
+from holdfast.store.records import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from holdfast.store.rundir import RunDir
+
+MOST_TRIALS: Final = 256
+"""of a chunk"""
+CHUNKS_EACH: Final = 8
+"""how many chunks a worker gets, where there are few trials: the last to end then keeps the others waiting little"""
+_WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan.json`: what a round of workers does."""
+
+    schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
+    chunks: list[tuple[int, int]]
+    """first trial and one past the last; trials are counted through the dataset, those of one sample together"""
+    eval: dict[str, Any]
+    folder: str
+    eval_file: str | None
+    accept_errors: bool = False
+    skip_graders: bool = False
+    log_samples: bool = False
+    output_path: str | None = None
+    command: str = ""
+    """what goes on with the run"""
+
+
+def check_worker_id(worker: str) -> None:
+    """A worker's id is part of file names."""
+    if not _WORKER.fullmatch(worker):
+        raise UsageError(f"{worker!r} is no worker's id", remedy="Use letters, digits, `-`, `_` and `.`.")
+
+
+def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
+    """Chunks of the trials that are left, given by their numbers in ascending order."""
+    numbers = list(left)
+    size = max(1, min(MOST_TRIALS, len(numbers) // (workers * CHUNKS_EACH)))
+    return [
+        (numbers[start], numbers[min(start + size, len(numbers)) - 1] + 1) for start in range(0, len(numbers), size)
+    ]
+
+
+def begin_round(rundir: RunDir, plan: Round) -> Path:
+    """Share out what is left. Needs the run's lease; earlier rounds are gone afterwards."""
+    make_directory(rundir.claims)
+    earlier = [path for path in rundir.claims.iterdir() if path.is_dir()]
+    number = 1 + max((int(path.name) for path in earlier if path.name.isdigit()), default=0)
+    place = rundir.claims / f"{number:04}"
+    new = rundir.claims / f".{number:04}.tmp"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for chunk in range(len(plan.chunks)):
+        (new / f"{chunk:05}.free").touch()
+    with replacing(new / "plan.json") as file:
+        file.write(msgspec.json.encode(plan))
+    new.rename(place)
+    sync_directory(rundir.claims)
+    for old in earlier:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def end_rounds(rundir: RunDir) -> None:
+    """Take back what was shared out: the run is finished. Needs the run's lease."""
+    shutil.rmtree(rundir.claims, ignore_errors=True)
+
+
+def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
+    """The round that workers join."""
+    places = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
+    if not places:
+        return None
+    try:
+        return places[0], msgspec.json.decode((places[0] / "plan.json").read_bytes(), type=Round)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"{places[0] / 'plan.json'}: cannot be read ({error})",
+            remedy="Share the work out again: holdfast eval FILE --workers N",
+        ) from error
+
+
+class Claims:
+    """One worker's view of a round."""
+
+    def __init__(self, place: Path, count: int, worker: str, rundir: RunDir) -> None:
+        self._place = place
+        self._count = count
+        self._worker = worker
+        self._rundir = rundir
+        self._mine: set[str] = set()
+        self._watched: dict[str, RunLease] = {}
+
+    def take(self) -> tuple[int, bool] | None:
+        """Claim a chunk: its number, and whether somebody may have done a part of it. None when none is free.
+
+        Looks first for what an earlier process of the same id has left, then for what nobody has, then for the
+        claims of the dead.
+        """
+        states = self._states()
+        for chunk, state in states.items():
+            if state == f"by.{self._worker}" and chunk not in self._mine:
+                self._mine.add(chunk)
+                return int(chunk), True
+        for chunk, state in states.items():
+            if state in ("free", "left") and self._move(chunk, state, f"by.{self._worker}"):
+                self._mine.add(chunk)
+                return int(chunk), state == "left"
+        owners = {state[3:] for state in states.values() if state.startswith("by.")} - {self._worker}
+        for owner in sorted(owners):
+            if self._inherit(owner, [chunk for chunk, state in states.items() if state == f"by.{owner}"]):
+                return self.take()
+        return None
+
+    def _inherit(self, owner: str, chunks: list[str]) -> bool:
+        """Make the chunks of a dead worker everybody's. Whoever holds its lease is the only one to judge it dead."""
+        lease = self._watched.setdefault(owner, RunLease(worker_lease(self._rundir, owner)))
+        if not lease.take_if_dead():
+            return False
+        try:
+            # Looked at again: the owner may have finished or given back, and left, since the names were read.
+            moved = [self._move(chunk, f"by.{owner}", "left") for chunk in chunks]
+        finally:
+            lease.release()
+        return any(moved)
+
+    def finish(self, number: int) -> None:
+        """A chunk needs nothing more in this round."""
+        self._give(number, "done")
+
+    def give_back(self, number: int) -> None:
+        """Let others have a chunk at once. Where it is not ours any more, they have it already."""
+        with suppress(Fault):
+            self._give(number, "left")
+
+    def _give(self, number: int, state: str) -> None:
+        chunk = f"{number:05}"
+        self._mine.discard(chunk)
+        if not self._move(chunk, f"by.{self._worker}", state):
+            raise Fault(
+                "lease_lost",
+                f"another worker has taken over what {self._worker} was doing",
+                remedy="It was silent for too long. Nothing of its work was touched.",
+            )
+
+    @property
+    def all_done(self) -> bool:
+        """Whether no chunk needs anything more."""
+        # Counted: a name that is just being changed may be missing from a listing.
+        return sum(state == "done" for state in self._states().values()) == self._count
+
+    def _states(self) -> dict[str, str]:
+        """Every chunk's state by its number, in order."""
+        try:
+            names = sorted(path.name for path in self._place.iterdir())
+        except FileNotFoundError:
+            raise Fault(
+                "lease_lost", f"{self._place} is gone", remedy="The run was finished or shared out anew."
+            ) from None
+        found = (name.partition(".") for name in names if name[:1].isdigit())
+        return {chunk: state for chunk, _, state in found}
+
+    def _move(self, chunk: str, before: str, after: str) -> bool:
+        """One step of a chunk; False where somebody else was faster."""
+        new = self._place / f"{chunk}.{after}"
+        try:
+            (self._place / f"{chunk}.{before}").rename(new)
+        except FileNotFoundError:
+            # NFS may repeat a rename whose reply was lost, and then says that the old name is not there.
+            return new.exists()
+        return True

@@ -1,0 +1,68 @@
+"""Keeping up with what other workers write. Their files are read and never touched.
+
+A last line without its end is not yet there; a damaged one is passed over until the run is next opened alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.store.index import KINDS, Found, Index, keep_output, keep_step
+from holdfast.store.lines import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.store.rundir import RunDir
+
+News = list[tuple[str, Found]]
+
+
+class Follower:
+    """What is new in the journals of a run since the last look, for an index that is there already."""
+
+    def __init__(self, rundir: RunDir, index: Index, *, own: str | None, stepwise: bool) -> None:
+        self._rundir = rundir
+        self._index = index
+        self._own = own
+        self._stepwise = stepwise
+        self._read_to: dict[Path, int] = {}
+        self._first = True
+
+    def read(self) -> News:
+        """The new lines. Touches nothing but files, so that a thread may do it."""
+        return [(kind.name, found) for kind in KINDS for found in self._lines(kind.name, kind.decoder)]
+
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Found]:
+        for path in self._rundir.journals(name):
+            if self._own is not None and path.parent.name.partition("+")[0] == self._own:
+                continue  # also what was begun after a failed sync
+            for line in scan(path, self._read_to.get(path, 0)):
+                if not line.whole:
+                    break
+                self._read_to[path] = line.offset + len(line.data) + 1
+                if line.sound:
+                    try:
+                        yield Found(path, line.offset, len(line.data), decoder.decode(line.data))
+                    except msgspec.DecodeError:
+                        continue
+
+    def apply(self, news: News) -> None:
+        """Add them to the index, and what they cost to what is spent."""
+        takers = {kind.name: kind.take for kind in KINDS}
+        for name, found in news:
+            if self._first or not self._stepwise or name not in ("outputs", "steps"):
+                takers[name](self._index, found)
+            elif name == "outputs":  # its calls were counted one by one
+                keep_output(self._index, found)
+            else:
+                keep_step(self._index, found)
+                self._index.spent.add(found.head.usage)
+        self._first = False
+
+    def refresh(self) -> None:
+        """Read and add."""
+        self.apply(self.read())

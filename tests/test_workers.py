@@ -1,0 +1,436 @@
+"""Many workers on one run: each trial is done once, whoever dies, freezes, joins late or leaves early."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.display.text import Quiet
+from holdfast.engine.options import Options
+from holdfast.engine.shared import prepare
+from holdfast.errors import Fault
+from holdfast.spec.load import load_eval
+from holdfast.store.claims import Claims, Round, begin_round, cut
+from holdfast.store.holding import worker_lease
+from holdfast.store.index import read_output, read_steps
+from holdfast.store.lease import RunLease
+from holdfast.store.records import Grade, Step, Timing, Usage, to_line
+from holdfast.store.rundir import RunDir
+from tests.support.breaking import (
+    assert_each_once,
+    assert_same_numbers,
+    leftovers,
+    nothing_left,  # noqa: F401 - a fixture
+    whole_outputs,
+)
+from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
+from tests.support.specs import output_of
+from tests.test_two_processes import end, is_stopped
+
+if TYPE_CHECKING:
+    import subprocess
+
+ROWS = 120
+CONCURRENCY = 4
+KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+SHORT_LEASE = {"HOLDFAST_LEASE_SECONDS": "4"}
+
+
+@pytest.fixture
+def eval_file(tmp_path: Path, provider: Server) -> Path:
+    return write_eval(tmp_path, provider.base_url, **KEYS)
+
+
+def share(eval_file: Path, workers: int = 4) -> Path:
+    """Share an eval's work out, without starting anybody; returns the run directory."""
+    root = eval_file.parent / "runs"
+    prepare(load_eval(eval_file, []), Options(runs_dir=root), workers, Quiet(), command="holdfast eval e.yaml")
+    return run_dir(eval_file.parent)
+
+
+def worker(run: Path, name: str, **env: str) -> subprocess.Popen[str]:
+    """Start a worker as a job array does."""
+    return start("work", run, "--worker", name, cwd=run.parents[2], env=env)
+
+
+def busy(provider: Server, run: Path, name: str, **env: str) -> subprocess.Popen[str]:
+    """A worker in the middle of the run, waiting for answers that do not come until the server is told to."""
+    provider.control(fail={"hang": 1.0})
+    active = provider.stats()["active"]
+    process = worker(run, name, **env)
+    wait_for(lambda: provider.stats()["active"] == active + CONCURRENCY, "a full window")
+    return process
+
+
+def leave(*processes: subprocess.Popen[str]) -> list[str]:
+    """Wait until they have ended well; what each said."""
+    said = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, out + err
+        said.append(out)
+    return said
+
+
+def done_by(run: Path, name: str) -> int:
+    """How many outputs a worker has written."""
+    return len(lines(run / "workers" / name / "outputs.jsonl"))
+
+
+def test_workers_ask_for_each_sample_once_and_give_the_numbers_of_one_process(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    provider.control(latency=0.05)
+    shown = holdfast("eval", eval_file, "--workers", "4", "--log-samples", cwd=tmp_path)
+    run = run_dir(tmp_path)
+    assert provider.stats()["asked"] == {f"question {number}": 1 for number in range(ROWS)}
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+    assert sum(done_by(run, f"w{number}") > 0 for number in range(1, 5)) > 1, "the work was shared"
+    assert not (run / "outputs.jsonl").exists(), "each wrote below workers/ only"
+    assert len(lines(run / "samples.jsonl")) == ROWS
+    assert "coverage 100.0%" in shown.stdout and not (run / "claims").exists()
+    again = holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    assert "already finished" in again.stdout and provider.requests == ROWS
+    late = holdfast("work", run, cwd=tmp_path)
+    assert "already finished" in late.stdout and provider.requests == ROWS
+
+
+def test_what_a_killed_worker_had_in_hand_is_done_by_the_others(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    provider.control(latency=0.05)
+    run = share(eval_file)
+    killed, other = worker(run, "a"), worker(run, "b")
+    wait_for(lambda: done_by(run, "a") > CONCURRENCY, "some answers")
+    assert end(killed, signal.SIGKILL) == -signal.SIGKILL
+    leave(other)
+    assert provider.requests <= ROWS + CONCURRENCY
+    assert whole_outputs(run) == {f"s{number}" for number in range(ROWS)}
+    assert_same_numbers(run, calm)
+
+
+def test_a_frozen_worker_is_taken_over_and_changes_nothing_when_it_wakes(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    run = share(eval_file)
+    frozen = busy(provider, run, "a", **SHORT_LEASE)
+    frozen.send_signal(signal.SIGSTOP)
+    wait_for(lambda: is_stopped(frozen), "it to freeze")
+    provider.control(fail={})
+    leave(worker(run, "b", **SHORT_LEASE))
+    assert provider.requests == ROWS + CONCURRENCY
+    assert_same_numbers(run, calm)
+    files = {path: path.read_bytes() for path in run.rglob("*.json*")}
+    frozen.send_signal(signal.SIGCONT)
+    out, err = frozen.communicate(timeout=60)
+    assert frozen.returncode == 3 and "another" in out + err
+    assert {path: path.read_bytes() for path in run.rglob("*.json*")} == files
+    assert holdfast("repair", run, cwd=tmp_path, env=SHORT_LEASE).stdout.startswith(f"{ROWS} outputs and {ROWS} grades")
+
+
+def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
+    provider.control(latency=0.1)
+    run = share(eval_file)
+    first = worker(run, "a")
+    wait_for(lambda: done_by(run, "a") >= CONCURRENCY, "the first answers")
+    first.send_signal(signal.SIGSTOP)  # until the second has come
+    late = worker(run, "b")
+    wait_for(lambda: done_by(run, "b") > 0, "the second to have its share")
+    first.send_signal(signal.SIGCONT)
+    said = leave(first, late)
+    assert done_by(run, "b") > 0 and done_by(run, "a") + done_by(run, "b") == provider.requests == ROWS
+    assert sum("the report is made by" in out for out in said) == 1
+    assert_same_numbers(run, calm)
+
+
+def test_a_run_goes_on_with_another_number_of_workers(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    provider.control(latency=0.1)
+    crew = start("eval", eval_file, "--workers", "3", cwd=tmp_path)
+    wait_for(lambda: len(provider.stats()["answered"]) > 5 * CONCURRENCY, "some answers")
+    assert end(crew, signal.SIGINT) == 130
+    run, asked = run_dir(tmp_path), provider.requests
+    kept = len(whole_outputs(run))
+    assert asked - kept <= 3 * CONCURRENCY
+    states = Counter(path.suffix for path in run.glob("claims/*/0*"))
+    assert set(states) <= {".free", ".left", ".done"}, "claims were given back"
+    (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
+    assert (listed["done"], listed["status"]) == (kept, "unfinished")
+    plan = json.loads(holdfast("eval", eval_file, "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert plan["to_run"] == ROWS - kept
+    holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    assert provider.requests == asked + ROWS - kept
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_one_process_can_go_on_where_workers_stopped(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    provider.control(latency=0.1)
+    run = share(eval_file)
+    first = worker(run, "a")
+    wait_for(lambda: done_by(run, "a") >= CONCURRENCY, "the first answers")
+    assert end(first, signal.SIGUSR2) == 143, "as a batch system says that the time is up"
+    kept, asked = len(whole_outputs(run)), provider.requests
+    holdfast("eval", eval_file, cwd=tmp_path)
+    assert provider.requests == asked + ROWS - kept
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_workers_end_with_the_command_that_started_them(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+    provider.control(fail={"hang": 1.0})
+    crew = start("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    wait_for(lambda: provider.stats()["active"] == 2 * CONCURRENCY, "two full windows")
+    assert end(crew, signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not leftovers(tmp_path), "the workers to leave")
+
+
+def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
+    tmp_path: Path, provider: Server, eval_file: Path
+) -> None:
+    run = share(eval_file)
+    first = busy(provider, run, "a")
+    second = busy(provider, run, "b")
+    for command in (["eval", eval_file], ["eval", eval_file, "--workers", "2"], ["repair", run], ["grade", run]):
+        refused = holdfast(*command, cwd=tmp_path, check=4)
+        assert f"a (process {first.pid} on" in refused.stderr and f"b (process {second.pid} on" in refused.stderr
+    twice = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
+    assert f"worker a is at work already: process {first.pid}" in twice.stderr
+    (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
+    assert listed["status"] == "running"
+    holdfast("cache", "rm", "--all", "-y", cwd=tmp_path, check=4)
+    assert [end(process, signal.SIGINT) for process in (first, second)] == [130, 130]
+    alone = start("eval", eval_file, cwd=tmp_path)
+    wait_for(lambda: provider.stats()["active"] == CONCURRENCY, "a full window")
+    refused = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
+    assert f"process {alone.pid} on" in refused.stderr
+    assert end(alone, signal.SIGINT) == 130
+
+
+def test_a_process_that_waits_has_the_run_when_the_workers_have_left(
+    tmp_path: Path, provider: Server, eval_file: Path
+) -> None:
+    run = share(eval_file)
+    first = busy(provider, run, "a")
+    waiting = start("eval", eval_file, "--wait", cwd=tmp_path)
+    assert waiting.stderr is not None
+    assert "waiting for workers, which hold this run: a (process" in waiting.stderr.readline()
+    provider.control(fail={})
+    assert end(first, signal.SIGTERM) == 143
+    leave(waiting)
+    assert_each_once(run, ROWS)
+
+
+def test_of_many_that_find_all_done_one_makes_the_report(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+    run = share(eval_file, 1)
+    plan = next(run.glob("claims/*/plan.json")).read_bytes()
+    leave(worker(run, "a"))
+    numbers = json.loads((run / "metrics.json").read_text())
+    for name in ("metrics.json", "results.json"):  # as if the one that made it had been killed before
+        (run / name).unlink()
+    place = run / "claims" / "0001"
+    place.mkdir(parents=True)
+    (place / "plan.json").write_bytes(plan)
+    for chunk in range(len(json.loads(plan)["chunks"])):
+        (place / f"{chunk:05}.done").touch()
+    log = (run / "run.log").read_text().count(" finished ")
+    leave(*[worker(run, f"b{number}") for number in range(4)])
+    assert (run / "run.log").read_text().count(" finished ") == log + 1
+    assert json.loads((run / "metrics.json").read_text())["metrics"] == numbers["metrics"]
+    assert provider.requests == ROWS
+
+
+def test_a_worker_mends_its_own_journal_and_no_other(
+    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
+) -> None:
+    provider.control(latency=0.1)
+    run = share(eval_file)
+    both = [worker(run, name) for name in ("a", "b")]
+    wait_for(lambda: min(done_by(run, "a"), done_by(run, "b")) >= CONCURRENCY, "answers for both")
+    assert [end(process, signal.SIGKILL) for process in both] == [-signal.SIGKILL] * 2
+    torn = b'{"key":"sha256:0'
+    files = {name: run / "workers" / name / "outputs.jsonl" for name in ("a", "b")}
+    for path in files.values():
+        with path.open("ab") as file:
+            file.write(torn)
+    before = files["b"].read_bytes()
+    provider.control(fail={"hang": 1.0})
+    going = worker(run, "a")
+    wait_for(lambda: provider.stats()["active"] == CONCURRENCY, "it to go on")
+    assert files["b"].read_bytes() == before
+    assert not files["a"].read_bytes().endswith(torn)
+    assert (run / "workers" / "a" / "set-aside" / "outputs.jsonl").read_bytes() == torn + b"\n"
+    assert end(going, signal.SIGINT) == 130
+    provider.control(fail={})
+    leave(worker(run, "c"))
+    assert not files["b"].read_bytes().endswith(torn), "the one who makes the report mends what is left"
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_trials_with_errors_stay_pending_and_a_later_round_does_only_them(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, rows=ROWS, limits={"concurrency": CONCURRENCY, "retries": 0})
+    provider.control(fail={"500": 0.2})
+    first = holdfast("eval", eval_file, "--workers", "3", cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    failed = ROWS - len(whole_outputs(run))
+    assert 0 < failed < ROWS and provider.requests == ROWS
+    assert f"{failed} trials have errors and stay pending" in first.stdout and not (run / "metrics.json").exists()
+    provider.control(fail={})
+    holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    assert provider.requests == ROWS + failed
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_a_fault_of_all_is_said_once_for_all_workers(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+    provider.control(status=401)
+    ended = holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path, check=3)
+    assert ended.stdout.count("stopped: ") == 1 and "401" in ended.stdout
+    provider.control(status=200)
+    holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
+def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+    shown = "target.base_url=http://user:sesame@127.0.0.1:1/v1"
+    assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
+    holdfast("eval", eval_file, "limits.max_tokens=1", cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    assert "nothing is shared out" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    run = share(eval_file)
+    assert "'../a' is no worker's id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
+    (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
+    assert "no longer the one that was shared out" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+
+
+class TestTwice:
+    """A trial done twice by accident is harmless: every reader takes the same one."""
+
+    @pytest.mark.parametrize("late", ["a", "b"])
+    def test_of_two_outputs_the_one_begun_last_counts(self, tmp_path: Path, late: str) -> None:
+        for name in ("a", "b"):
+            folder = tmp_path / "workers" / name
+            folder.mkdir(parents=True)
+            started = 20.0 if name == late else 10.0
+            (folder / "outputs.jsonl").write_bytes(to_line(output_of(name, key="k", timing=Timing(started, 1.0))))
+        assert read_output(RunDir(tmp_path).load(mend=False).outputs["k"]).output == late
+        assert read_output(RunDir(tmp_path).load(mend=True).outputs["k"]).output == late
+
+    @pytest.mark.parametrize("places", [("", "workers/a"), ("workers/a", ""), ("workers/b", "workers/a")])
+    def test_of_two_verdicts_the_one_given_last_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
+        for number, place in enumerate(places):
+            grade = Grade(
+                "k", "g", "s", 1, "x", "x", None, "passed", number / 2, 1.0, "", None, 0.0, None, 10.0 + number
+            )
+            (tmp_path / place).mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
+        assert RunDir(tmp_path).load(mend=False).verdicts["g"].score == 0.5
+
+    def test_a_conversation_goes_on_in_the_order_of_its_calls_whoever_made_them(self, tmp_path: Path) -> None:
+        for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
+            folder = tmp_path / "workers" / name
+            folder.mkdir(parents=True)
+            calls = [Step("k", "s", 1, 1, "turn", "r", 1, time, Usage(), time, 0.5) for time in times]
+            (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
+        places = RunDir(tmp_path).load(mend=False).steps["k"]
+        assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
+
+
+class TestClaims:
+    @given(left=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
+    def test_chunks_hold_every_trial_left_once_and_in_order(self, left: set[int], workers: int) -> None:
+        chunks = cut(sorted(left), workers)
+        assert all(first < end for first, end in chunks)
+        assert all(end <= first for (_, end), (first, _) in pairwise(chunks))
+        held = [number for first, end in chunks for number in range(first, end) if number in left]
+        assert held == sorted(left)
+
+    @given(data=st.data(), count=st.integers(1, 6))
+    def test_whatever_happens_each_chunk_is_done_and_never_two_live_workers_have_it(
+        self, data: st.DataObject, count: int
+    ) -> None:
+        """Workers claim, finish, give back, die, and dead ones who only seemed so go on with what they had."""
+        folder = Path(tempfile.mkdtemp())
+        try:
+            _play(RunDir(folder / "run"), data, count)
+        finally:
+            shutil.rmtree(folder)
+
+
+def _play(rundir: RunDir, data: st.DataObject, count: int) -> None:
+    rundir.path.mkdir()
+    chunks = [(number, number + 1) for number in range(count)]
+    place = begin_round(rundir, Round(chunks=chunks, eval={}, folder="", eval_file=None))
+    alive: dict[str, tuple[Claims, RunLease, set[int]]] = {}
+    ghosts: list[tuple[Claims, set[int]]] = []
+    finished: Counter[int] = Counter()
+
+    def join(name: str) -> tuple[Claims, RunLease, set[int]]:
+        path = worker_lease(rundir, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lease = RunLease(path)
+        lease.acquire(0)
+        return Claims(place, count, name, rundir), lease, set()
+
+    def take(name: str) -> bool:
+        claims, _, mine = alive[name]
+        taken = claims.take()
+        if taken is not None:
+            assert all(taken[0] not in others for _, _, others in alive.values())
+            mine.add(taken[0])
+        return taken is not None
+
+    def finish(claims: Claims, mine: set[int]) -> None:
+        number = mine.pop()
+        try:
+            claims.finish(number)
+            finished[number] += 1
+        except Fault:
+            assert claims in [ghost for ghost, _ in ghosts], "a live worker never loses a chunk"
+
+    for _ in range(data.draw(st.integers(0, 25))):
+        name = data.draw(st.sampled_from("abc"))
+        if name not in alive:
+            alive[name] = join(name)
+        claims, lease, mine = alive[name]
+        action = data.draw(st.sampled_from(["take", "take", "finish", "give back", "die", "ghost"]))
+        if action == "take":
+            take(name)
+        elif action == "finish" and mine:
+            finish(claims, mine)
+        elif action == "give back" and mine:
+            claims.give_back(mine.pop())
+        elif action == "die":
+            lease.release()  # nobody holds it, and its claims are still there
+            del alive[name]
+            ghosts.append((claims, mine))
+        elif action == "ghost" and ghosts:
+            ghost, had = data.draw(st.sampled_from(ghosts))
+            if had and not any(number in others for _, _, others in alive.values() for number in had):
+                finish(ghost, had)
+    for _, lease, _ in alive.values():
+        lease.release()
+    alive = {"z": join("z")}
+    claims, lease, mine = alive["z"]
+    while take("z"):
+        finish(claims, mine)
+    lease.release()
+    assert claims.all_done
+    assert set(finished) == set(range(count))
