@@ -15,4 +15,7 @@
 `transport`    programs and files on the cluster: from its login node, or over ssh
 `slurm`        submit, look at and cancel jobs
 `submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
+`squash`       Docker images as .sqsh files
+`doctor`       whether a profile works, check by check
+`watching`     what an invocation or a run is doing, as anybody may see it who can read its directory
 """
