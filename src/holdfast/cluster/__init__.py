@@ -14,6 +14,7 @@
 `show`         the compiled configuration for people
 `transport`    programs and files on the cluster: from its login node, or over ssh
 `slurm`        submit, look at and cancel jobs
+`layout`       the files of an invocation on the cluster
 `submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
 `squash`       Docker images as .sqsh files
 `doctor`       whether a profile works, check by check
