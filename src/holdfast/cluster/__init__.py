@@ -18,5 +18,8 @@
 `submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
 `squash`       Docker images as .sqsh files
 `doctor`       whether a profile works, check by check
-`watching`     what an invocation or a run is doing, as anybody may see it who can read its directory
+`finding`      the invocation, task or run that an id or a path means
+`watching`     what an invocation is doing, as anybody may see it who can read its directory
+`reading`      its logs, from one attempt to the next
+`killing`      ending its jobs, and nothing else
 """
