@@ -64,15 +64,10 @@ def start(ledger: Ledger, task: TaskFile, place: TaskPlace) -> Job:
         os.getpid(),
     )
     ledger.write(intent)
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, INTENT: intent.intent},
-        start_new_session=True,
-    )
-    job = process_id(process.pid)
+    # Not `subprocess`, which wants whoever starts a process to stay for its end.
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    env = {**os.environ, INTENT: intent.intent}
+    job = process_id(os.posix_spawn(argv[0], argv, env, file_actions=nothing, setsid=True))
     ledger.write(Submitted(intent.intent, job, time.time()))
     return Job(intent, job)
 
