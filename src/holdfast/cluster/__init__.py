@@ -22,4 +22,14 @@
 `watching`     what an invocation is doing, as anybody may see it who can read its directory
 `reading`      its logs, from one attempt to the next
 `killing`      ending its jobs, and nothing else
+`chain`        the jobs of a task, as they follow each other
+`script`       the batch scripts
+`ship`         this version and the user's files, put there once
+`launch`       an invocation: begun, gone on with, followed
+`local`        the same on this machine
+`node`         what a job does, and who it is
+`attempt`      its main part: serve, share out, work, end well
+`beside`       a worker's part
+`preparing`    a run made ready for workers
+`serving`      the server of a model inside a job
 """

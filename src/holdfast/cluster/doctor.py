@@ -254,9 +254,12 @@ class _Doctor:
         try:
             token = secrets.token_hex(8)
             self.way.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
+            python = self.fields.python or "python3"
             setup = self.fields.setup_lines or []
             lines = [*([setup] if isinstance(setup, str) else setup), *(self.fields.startup_commands or [])]
-            script = "\n".join(["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", _NODE]).encode()
+            script = "\n".join(
+                ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", _NODE]
+            ).encode()
             Submitter(slurm, Ledger(self.way, folder)).submit(job_name, script, options=options)
             state = _await(slurm, str(job_name), begun)
             if state is not None and state.active:
@@ -275,15 +278,15 @@ class _Doctor:
             facts = dict(line.split("=", 1) for line in lines if "=" in line)
             if facts.get("token") != token:
                 return failed(name, "a node sees other files than the login node", "Name a directory that both share.")
-            python = facts.get("python", "")
+            version = facts.get("python", "")
             said = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
-            if _old_python(python):
+            if _old_python(version):
                 return failed(
                     name,
-                    said + (f"Python {python}" if python else "no Python"),
-                    "Jobs need Python 3.11 or later: load one in the profile's setup_lines (`module load python`).",
+                    said + (f"Python {version}" if version else f"no {python}"),
+                    "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
                 )
-            return ok(name, said + f"Python {python}, enroot {facts.get('enroot') or 'missing'}")
+            return ok(name, said + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
         except ClusterError as error:
             return failed(name, error.message, error.remedy or "Correct what Slurm says.")
         finally:
@@ -371,7 +374,7 @@ exit 0
 _NODE: Final = r"""{
     echo "token=$(cat "$folder/token")"
     echo "host=$(hostname)"
-    echo "python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+    echo "python=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
     echo "enroot=$(enroot version 2>/dev/null | head -n 1)"
 } >"$folder/answer.new"
 mv "$folder/answer.new" "$folder/answer"

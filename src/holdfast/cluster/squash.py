@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.cluster.profiles import ProfileBlock
 from holdfast.cluster.slurm import JobName
 from holdfast.cluster.submission import Ledger, Submitter
 from holdfast.errors import ClusterError
@@ -28,6 +29,7 @@ from holdfast.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.cluster.config import Launch
     from holdfast.cluster.slurm import JobState, Slurm
     from holdfast.cluster.submission import Job
     from holdfast.cluster.transport import Transport
@@ -113,6 +115,7 @@ def ensure_image(
     partition: str | None = None,
     time: str | None = None,
     options: Sequence[str] = (),
+    launch: Launch | None = None,
     force: bool = False,
     say: Callable[[str], None] = print,
     poll: float = POLL_SECONDS,
@@ -120,8 +123,9 @@ def ensure_image(
     """The path of an image's `.sqsh` file on the cluster, imported where there is none; paths are left alone.
 
     What is there is used while the registry's digest of the tag is the one it was made of; where the registry does not
-    say, a tag that moved goes unnoticed, and `force` imports again. `options` are further ones of sbatch. Raises
-    `ClusterError` with the import's last lines and a remedy.
+    say, a tag that moved goes unnoticed, and `force` imports again. `options` are further ones of sbatch. What is not
+    given is as `launch` has it, in the partition and the time of its profile for building. Raises `ClusterError` with
+    the import's last lines and a remedy.
     """
     if not is_reference(image):
         return image
@@ -133,6 +137,13 @@ def ensure_image(
         assert known is not None
         return shelf.path(known)
     say(f"{image}: {reason}")
+    if launch is not None:
+        where, fields = launch.execution, launch.profile.fields if launch.profile else ProfileBlock()
+        account = account or where.account
+        partition = partition or fields.build_partition or where.partition
+        time = time or fields.build_time or where.walltime
+        if fields.build_include_gpus and (gpus := fields.build_gpus_per_node or where.gpus_per_node):
+            options = [*options, f"--gpus-per-node={gpus}"]
     sbatch = [
         *(
             f"--{key}={value}"
