@@ -20,7 +20,7 @@ from holdfast.errors import UsageError
 from holdfast.store.lease import Holder
 from holdfast.store.live import holders, is_here
 from holdfast.store.rundir import RunDir
-from tests.support.invocations import SLEEP, Launched, end_all, launched, register
+from tests.support.invocations import SLEEP, Launched, end_all, launched, public_folder, register
 from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
 from tests.test_cluster_status import env_of, running
@@ -113,17 +113,17 @@ def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, made: Launched
     assert [job.id is not None for job in ledger.jobs()] == [True]
 
 
-def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("there is a second account only for root")
-    job = running(made, slurm)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    with pytest.raises(UsageError, match="is an invocation of root"):
-        kill(Subject(slurm.ssh("colleague"), str(made.directory)), "test")
-    assert not (made.directory / "stop").exists()
-    assert [state.id for state in Slurm(slurm.here).jobs(invocation=made.id) if state.active] == [job]
+def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab) -> None:
+    with public_folder() as base:
+        made = launched(slurm.here, base)
+        job = running(made, slurm)
+        try:
+            with pytest.raises(UsageError, match="is an invocation of root"):
+                kill(Subject(slurm.ssh("colleague"), str(made.directory)), "test")
+            assert not (made.directory / "stop").exists()
+            assert [state.id for state in Slurm(slurm.here).jobs(invocation=made.id) if state.active] == [job]
+        finally:
+            end_all(slurm, made)
 
 
 # A run on this machine

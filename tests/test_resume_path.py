@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import pytest
 
 from holdfast.cluster import layout
 from holdfast.cluster.slurm import Slurm
-from tests.support.invocations import Launched, end_all, launched, register
+from tests.support.invocations import Launched, end_all, launched, public_folder, register
 from tests.support.running import holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
 from tests.test_cluster_status import env_of, running
 
@@ -140,7 +139,7 @@ def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_budget_can_be_raised_and_a_secret_is_asked_for(tmp_path: Path) -> None:
+def test_a_budget_can_be_raised(tmp_path: Path) -> None:
     with server() as provider:
         folder = tmp_path / "work"
         eval_file = write_eval(folder, provider.base_url, limits={"max_tokens": 1, "concurrency": 1})
@@ -150,19 +149,20 @@ def test_a_budget_can_be_raised_and_a_secret_is_asked_for(tmp_path: Path) -> Non
         holdfast("resume", run, "limits.max_tokens=1000000", cwd=tmp_path)
         assert metrics(run)["coverage"] == 1
 
-        target = {"model": "m", "base_url": provider.base_url, "headers": {"X-Key": "written out"}}
-        hidden = write_eval(tmp_path / "hidden", provider.base_url, target=target)
-        holdfast("eval", hidden, cwd=tmp_path / "hidden")
-        said = holdfast("resume", run_dir(tmp_path / "hidden"), cwd=tmp_path, check=2).stderr
-        assert "no secret is kept" in said and f"holdfast eval {hidden}" in said
+
+def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
+    with server() as provider:
+        url = provider.base_url.replace("//", "//somebody@")
+        target = {"http": f"{url}/chat/completions?key=written-out", "request": {"messages": "{{ messages }}"}}
+        eval_file = write_eval(tmp_path, provider.base_url, target=target)
+        holdfast("eval", eval_file, cwd=tmp_path, check=None)
+        said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=2).stderr
+    assert "no secret is kept" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
 
 
-def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("there is a second account only for root")
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
-    said = holdfast("resume", f"colleague:{made.directory}", cwd=tmp_path, env=env, check=2).stderr
+    with public_folder() as base:
+        made = launched(slurm.here, base)
+        said = holdfast("resume", f"colleague:{made.directory}", cwd=tmp_path, env=env, check=2).stderr
     assert "only they can read" in said and live(slurm, made) == []

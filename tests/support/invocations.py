@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
+import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from holdfast.cluster import layout
 from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
@@ -15,6 +19,8 @@ from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.cluster.submission import Job
     from holdfast.cluster.transport import Transport
     from tests.support.slurm import Lab
@@ -98,6 +104,16 @@ def register(made: Launched, home: Path, *, host: str | None = None, tasks: tupl
     Registry(home / "invocations").add(
         Invocation(made.id, time.time(), str(made.directory), tasks, host=host, profile="lab")
     )
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """A directory that other accounts may enter; pytest's own are closed to them, time and again."""
+    if os.getuid() != 0:
+        pytest.skip("there is a second account only for root")
+    with tempfile.TemporaryDirectory(prefix="holdfast-public-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def end_all(lab: Lab, *made: Launched) -> None:

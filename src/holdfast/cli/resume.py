@@ -133,7 +133,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
 def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:
     import msgspec
 
-    if b"(hidden)" in msgspec.json.encode(data):
+    if b"(hidden" in msgspec.json.encode(data):
         raise UsageError(
             "the eval holds a secret that was written out, and no secret is kept in a run",
             remedy=f"Go on with: holdfast eval {eval_file or 'FILE'}",
