@@ -91,7 +91,7 @@ def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) ->
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
-        assert site.chain(invocation).live("main") == [], "the successor was left behind"
+        wait_for(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
 
         second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
         assert "score 0.5" in second
@@ -406,3 +406,41 @@ def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp
     counts = Counter((tmp_path / "asked.txt").read_text().splitlines())
     assert len(counts) == 200
     assert sum(count - 1 for count in counts.values()) <= 4
+
+
+def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=100, limits={"concurrency": 4})
+        env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
+        attached = start("eval", "-c", "nano", "--run", "lab", cwd=site.folder, env=env)
+        wait_for(lambda: model.requests > 10, "work")
+        attached.send_signal(signal.SIGINT)
+        _, said = attached.communicate(timeout=60)
+        (invocation,) = Registry(site.folder / "home" / "invocations").all()
+        assert attached.returncode == 130
+        assert "Detached" in said and f"holdfast kill {invocation.id}" in said
+        assert site.await_over(invocation).done == 100
+        asked_once(model, 100)
+
+
+def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cluster.launch._LOST_SECONDS", 2.0)
+    site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
+    invocation = site.submit()
+    lines: list[str] = []
+    assert follow(site.transport, invocation, lines.append) == 3
+    assert any("no such module" in line for line in lines), lines
+    assert f"holdfast resume {invocation.id}" in lines[-1]
+
+
+def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
+        invocation = site.submit()
+        wait_for(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
+        (job,) = site.running(invocation, "main")
+        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
+        at_most_twice(model, 400, 4)
+        assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"

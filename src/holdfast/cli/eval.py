@@ -91,7 +91,7 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     if given["named"] is not None:
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
     if config is None:
-        raise UsageError("name an eval file, or a configuration with -c", remedy="`holdfast init` writes one.")
+        raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
     if given["run"] or given["batch"] or is_configuration(Path(config)) or (given["named"] and _is_name(config)):
         return launch_command(config, overrides, given)
     if given["task"] or given["force_squash"]:

@@ -90,7 +90,8 @@ class MainJob:
             return 0
         self._began = time.time()
         self._records = self._count_records()
-        Path(self._place.endpoint).unlink(missing_ok=True)  # a killed attempt's
+        if self._task.deployment is not None:
+            Path(self._place.endpoint).unlink(missing_ok=True)  # a killed attempt's: its server is gone
         if why := self._no_more():
             self._set(phase="stopped", reason=why, exit_code=3)
             return 0
@@ -296,6 +297,8 @@ class MainJob:
         """All is done: exports, which may fail, and the end of the chain."""
         self._set(phase="finishing", reason="", done=prepared.done or prepared.total, total=prepared.total, errors=0)
         for destination in self._task.export:
+            if destination == "local":  # where the run is already
+                continue
             self._export(destination, prepared.run_dir)
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
@@ -327,8 +330,11 @@ class MainJob:
         """Told to stop: by whoever stops the invocation, by the time limit, or by somebody who takes the node."""
         if self._job.stopped:
             return self._end("stopped", "told to stop", code=3)
-        if self._job.told != signal.SIGUSR2 or self._task.executor != "slurm":
-            return self._go_on(f"signal {signal.Signals(self._job.told or signal.SIGTERM).name}")
+        told = f"signal {signal.Signals(self._job.told or signal.SIGTERM).name}"
+        if self._task.executor != "slurm":
+            return self._end("stopped", f"{told}; `holdfast resume {self._task.invocation}` goes on", code=3)
+        if self._job.told != signal.SIGUSR2:
+            return self._go_on(told)
         if self._count_records() == self._records:
             return self._end("stopped", "an attempt added nothing in the whole time of its job", code=3)
         return self._go_on("the time limit is near")
@@ -410,7 +416,7 @@ class _Progress:
         with suppress(OSError):
             self._follower.refresh()
         outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, len(self._index.verdicts) // self._slots)
+        done = min(outputs, len(self._index.verdicts) // self._slots) if self._slots else outputs
         failed = sum(key not in self._index.outputs for key in self._index.attempts)
         now = time.monotonic()
         self._marks = [*self._marks[-30:], (now, outputs)]

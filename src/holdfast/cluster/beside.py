@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.node import NodeJob
 
 _ASK_SECONDS: Final = 20.0
+_DEATHS: Final = 5
+_PAUSE_SECONDS: Final = 5.0
 _ALONE_SECONDS: Final = 120.0
 """how long no main job may be there before nobody expects one"""
 
@@ -33,7 +35,7 @@ def work_beside(job: NodeJob) -> int:
         return 0
     run_hook(job, job.task.pre_cmd, "pre_cmd")
     mains = _Mains(job, Chain(Submitter(Slurm(transport), ledger), job.task.invocation, job.place))
-    served = 0
+    served = died = 0
     while True:
         if why := _over(job, mains):
             say(f"leaving: {why}")
@@ -46,6 +48,9 @@ def work_beside(job: NodeJob) -> int:
         served = endpoint.serial
         code = _work(job, endpoint)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
+        if code not in (0, 1, 3) and died < _DEATHS:  # killed, or in somebody's way
+            served, died = 0, died + 1
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _work(job: NodeJob, endpoint: EndpointFile) -> int:
@@ -53,8 +58,11 @@ def _work(job: NodeJob, endpoint: EndpointFile) -> int:
     working = Working(job, endpoint.run_dir, f"w{job.index}", base_url(endpoint))
     while working.code is None:
         time.sleep(LOOK_SECONDS)
+        if job.told is not None or job.stopped:
+            return working.drain()
         now = read_endpoint(job)
-        if job.told is not None or job.stopped or now is None or now.serial != endpoint.serial:
+        # A server that is gone, or another. Where the model is elsewhere, work goes on without the main job.
+        if endpoint.base_url is not None and (now is None or now.serial != endpoint.serial):
             return working.drain()
     if (ended := working.ended).kind:
         say(f"{ended.message}")

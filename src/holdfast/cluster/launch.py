@@ -26,7 +26,7 @@ from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
 from holdfast.cluster.transport import File, Here, Ssh, Transport
 from holdfast.cluster.walltime import walltime_seconds
-from holdfast.errors import ClusterError, UsageError
+from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.spec.load import load_eval
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.tasks import Task
 
 _FOLLOW_SECONDS: Final = 1.0
+_AGAIN_SECONDS: Final = 15.0
 _LOST_SECONDS: Final = 60.0
 """how long a task may have no job, before whoever follows it is told"""
 
@@ -95,7 +96,11 @@ def submit(
         profile=described.profile,
     )
     registry.add(known)
-    start_attempt(transport, directory, mirror=registry.mirror(number))
+    try:
+        start_attempt(transport, directory, mirror=registry.mirror(number))
+    except Unreachable as error:
+        error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits what is not."
+        raise
     return registry.get(number)
 
 
@@ -110,7 +115,7 @@ def start_attempt(
 
     Intents without an answer are settled first. `ClusterError` while somebody may still be submitting them.
     """
-    invocation = layout.read_invocation(transport, directory)
+    invocation = _read(transport, directory)
     ledger = Ledger(transport, directory, mirror=mirror)
     submitter = Submitter(Slurm(transport), ledger) if invocation.executor == "slurm" else None
     if submitter is not None and any(job.open for job in ledger.jobs()):
@@ -144,6 +149,13 @@ def start_attempt(
     return started
 
 
+def _read(transport: Transport, directory: str) -> InvocationFile:
+    try:
+        return layout.read_invocation(transport, directory)
+    except FileNotFoundError:
+        raise UsageError(f"{transport.place}: {directory} is no invocation: it has no invocation.json") from None
+
+
 def _reset(transport: Transport, place: TaskPlace, state: State) -> None:
     """A task that has ended may begin again."""
     if state.phase in layout.OVER:
@@ -156,8 +168,13 @@ def follow(transport: Transport, invocation: Invocation, write: Callable[[str], 
     """Show the main logs of all tasks until all are over; the worst exit code of theirs."""
     followed = [_Followed(transport, invocation, number) for number in range(len(invocation.tasks))]
     while True:
-        for each in followed:
-            each.show(write)
+        try:
+            for each in followed:
+                each.show(write)
+        except Unreachable as error:
+            write(f"[info] {error.message}; jobs are not affected by this, trying again")
+            time.sleep(_AGAIN_SECONDS)
+            continue
         if all(each.over for each in followed):
             return max((each.code for each in followed), default=0)
         time.sleep(_FOLLOW_SECONDS)
@@ -197,6 +214,9 @@ class _Followed:
         elif time.monotonic() - self._seen > _LOST_SECONDS:
             self._seen = time.monotonic()
             if not self._has_jobs():
+                for name in layout.logs_of(names, "slurm")[-1:]:  # what was said before Python could say anything
+                    said = self._transport.read(f"{self._place.logs}/{name}").decode(errors="replace")
+                    write("\n".join(f"{self._lead}| {line}" for line in said.splitlines()[-15:]))
                 write(f"{self._lead}no job of it is left; `holdfast resume {self._invocation.id}` goes on")
                 self.over = True
 
@@ -249,6 +269,9 @@ def _image(launch: Launch, transport: Transport, base: str, say: Callable[[str],
         return image
     if image.endswith(".sqsh") or importlib.util.find_spec("holdfast.cluster.squash") is None:
         return image
+    if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
+        say(f"[info] no pyxis on {transport.place}: {image} is not used, the server runs as a plain process")
+        return None
     from holdfast.cluster import squash  # type: ignore[attr-defined,unused-ignore]
 
     path: str = squash.ensure_image(transport, Slurm(transport), image, base, launch=launch, force=force, say=say)

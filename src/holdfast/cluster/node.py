@@ -96,7 +96,8 @@ class NodeJob:
             found = {"host": self.secrets, "runtime": os.environ}.get(kind, {value: value}).get(value)
             if found is not None:
                 made[name] = found
-        return {**made, **more}
+        # Bundles are shared and named by their content: nothing is written beside the user's modules.
+        return {**made, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
     def listen(self) -> None:
         """From now on signals are noted."""

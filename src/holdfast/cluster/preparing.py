@@ -35,7 +35,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """of a run that is finished, or wants nothing more; else None"""
     total: int = 0
     done: int = 0
-    slots: int = 1
+    slots: int = 0
+    """verdicts that a trial needs"""
     stepwise: bool = False
     error: str = ""
     """why it cannot be worked on"""
@@ -68,7 +69,7 @@ def _prepare(folder: Path, base_url: str | None) -> Prepared:
         rundir = found.directory(Path(task.runs_dir))
         if newest_round(rundir) is not None and list(live_workers(rundir)):
             total = found.survey.count * spec.trials
-            slots, stepwise = max(1, len(found.work.slots)), spec.many_calls
+            slots, stepwise = len(found.work.slots), spec.many_calls
             return Prepared(run_dir=str(rundir.path), total=total, slots=slots, stepwise=stepwise)
         return _described(spec, _share(spec, task.runs_dir, task.workers, -1.0, command))
 
@@ -83,7 +84,7 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
         error = "" if reason is None or shared.metrics is not None else str(reason)
         run_dir = str(shared.rundir.path)
         return Prepared(run_dir=run_dir, exit_code=shared.exit_code, total=plan.total, done=plan.finished, error=error)
-    plan, slots = shared.plan, max(1, len(shared.found.work.slots))
+    plan, slots = shared.plan, len(shared.found.work.slots)
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots, stepwise=spec.many_calls)
