@@ -16,7 +16,7 @@ from holdfast.cluster.killing import kill
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Intent, Ledger, Submitted, new_invocation
 from holdfast.cluster.watching import look
-from holdfast.errors import UsageError
+from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
 from holdfast.store.live import holders, is_here
 from holdfast.store.rundir import RunDir
@@ -124,6 +124,15 @@ def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab) -> None:
             assert [state.id for state in Slurm(slurm.here).jobs(invocation=made.id) if state.active] == [job]
         finally:
             end_all(slurm, made)
+
+
+def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab, tmp_path: Path) -> None:
+    made = launched(own_slurm.here, tmp_path / "base")
+    running(made, own_slurm)
+    own_slurm.kill_controller()
+    with pytest.raises(Unreachable, match="no job goes on that begins from now on"):
+        kill(Subject(own_slurm.impatient, str(made.directory)), "test")
+    assert (made.directory / "stop").exists()
 
 
 # A run on this machine

@@ -201,8 +201,13 @@ def test_an_unreachable_cluster_is_said_so_with_what_was_known_last(slurm: Lab, 
     found = status(made.id, tmp_path, broken, check=3)
     assert found["tasks"][0]["status"] == "unknown" and found["tasks"][0]["done"] == 7
     assert "refused" in found["unreachable"]
+    assert status(f"{made.id}.1", tmp_path, broken, check=3)["tasks"][0]["id"] == f"{made.id}.1"
     listed = holdfast("status", cwd=tmp_path, env=broken, check=3)
     assert made.id in listed.stdout and "unknown" in listed.stdout and "failed" not in listed.stdout
+    for task in (0, 1):
+        made.state(task, phase="done")
+    assert status(made.id, tmp_path, env)["tasks"][1]["status"] == "done"
+    assert "2 done" in holdfast("status", cwd=tmp_path, env=broken).stdout  # which nobody has to be asked about
 
 
 def test_ids_are_found_by_their_beginning_and_ambiguity_is_named(slurm: Lab, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import click
 def command(profile: str, no_job: bool, as_json: bool) -> int:
     """Check that PROFILE of env.toml works: one line each, with the remedy where something does not.
 
-    Exit code 0 where nothing has failed, 1 where something has. Nothing is left behind on the cluster.
+    Exit code 0 where nothing has failed, 1 where something has. No file is left behind on the cluster.
     """
     from holdfast.cluster.doctor import diagnose
 

@@ -71,17 +71,18 @@ def _json(value: object) -> str:
 
 
 def _list(as_json: bool) -> int:
-    """All invocations. Each cluster is asked, and one that does not answer is asked once."""
+    """All invocations. What is done is not asked about again, and a cluster that does not answer is asked once."""
     from holdfast.cluster.finding import of_invocation
     from holdfast.cluster.submission import Registry
-    from holdfast.cluster.watching import last_known, look
+    from holdfast.cluster.watching import last_known, look, settled
 
     silent: dict[tuple[str | None, str | None], str] = {}
     pictures: list[Picture] = []
     for known in Registry().all():
         subject, way = of_invocation(known), (known.host, known.user)
         try:
-            picture = last_known(subject, silent[way]) if way in silent else look(subject)
+            done = settled(subject)
+            picture = done or (last_known(subject, silent[way]) if way in silent else look(subject))
         except UsageError as error:  # its directory is gone, say
             picture = last_known(subject, error.message, reached=True)
         if picture.unreachable:

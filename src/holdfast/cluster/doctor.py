@@ -1,6 +1,6 @@
 """Whether a profile works: one check after the other, each with what to do where it does not.
 
-Nothing is left behind: the files of the checks are removed, and the one job that is run is tiny and has a name of ours.
+No file is left behind, only the directory if it was not there; the one job that is run is tiny and has a name of ours.
 """
 
 from __future__ import annotations

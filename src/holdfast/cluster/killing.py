@@ -13,7 +13,7 @@ from holdfast.cluster.layout import write_stop
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Ledger, Submitter
 from holdfast.cluster.watching import jobs_of, read_files
-from holdfast.errors import UsageError
+from holdfast.errors import Unreachable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,18 @@ def kill(
         )
     if subject.task is None:
         write_stop(subject.transport, subject.directory, why)
+    try:
+        return _end_jobs(subject, patience, poll, say)
+    except Unreachable as error:
+        raise Unreachable(
+            f"{error.message}; no job goes on that begins from now on, but those that run were perhaps not told"
+            if subject.task is None
+            else error.message,
+            remedy="Give the same command again when it answers.",
+        ) from None
+
+
+def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str], None]) -> Killed:
     told: dict[tuple[str, str], str] = {}
     end = time.monotonic() + patience
     while True:

@@ -341,7 +341,7 @@ def registry_digest(transport: Transport, reference: Reference) -> str | None:
         return None
     registry = reference.registry or "docker.io"
     asked = f"docker://{registry}/{reference.name}:{reference.tag}"
-    done = transport.run(["skopeo", "inspect", "--format", "{{.Digest}}", asked], once=True)
+    done = transport.run(["timeout", "20", "skopeo", "inspect", "--format", "{{.Digest}}", asked], once=True)
     if done.code == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", done.text.strip()):
         return done.text.strip()
     return _asked_over_http(transport, reference)

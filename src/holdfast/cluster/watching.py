@@ -204,7 +204,7 @@ def jobs_of(transport: Transport, files: Files) -> list[JobState]:
     if files.invocation.executor == "local":
         return _processes(files)
     slurm = Slurm(transport)
-    states = slurm.jobs(invocation=files.invocation.id, mine=False)
+    states = slurm.jobs(invocation=files.invocation.id, mine=files.mine)
     known = {(state.name, state.id) for state in states}
     forgotten = [job for job in files.jobs if job.id is not None and (job.intent.name, job.id) not in known]
     if forgotten:
@@ -371,6 +371,12 @@ class _Seen:
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode((self._folder / f"{invocation}.json").read_bytes(), type=Picture)
         return None
+
+
+def settled(subject: Subject, registry: Registry | None = None) -> Picture | None:
+    """What was seen last, if nothing can have changed since: all tasks are done. Nobody is asked."""
+    last = None if subject.known is None else _Seen(registry or Registry()).get(subject.known.id)
+    return last if last is not None and all(task.status == "done" for task in last.tasks) else None
 
 
 def last_known(subject: Subject, why: str, registry: Registry | None = None, *, reached: bool = False) -> Picture:
