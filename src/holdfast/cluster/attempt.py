@@ -202,7 +202,7 @@ class MainJob:
         reader.start()
         while process.poll() is None:
             time.sleep(LOOK_SECONDS / 5)
-            if self._job.told is not None or self._job.stopped:
+            if self._job.must_go:
                 process.terminate()
                 process.wait()
                 raise _Told
@@ -227,7 +227,7 @@ class MainJob:
         self._server = Server(deployment, self._job.log("deployment"), env, nodes)
         self._server.start(say)
         patience = deployment.readiness_seconds or self._task.walltime
-        if not self._server.await_ready(patience, lambda: self._job.told is not None or self._job.stopped):
+        if not self._server.await_ready(patience, lambda: self._job.must_go):
             raise _Told
         say(f"the server answers at {self._url('127.0.0.1')}")
 
@@ -275,7 +275,7 @@ class MainJob:
 
     def _check(self) -> None:
         """Raise when this attempt cannot go on."""
-        if self._job.told is not None or self._job.stopped:
+        if self._job.must_go:
             raise _Told
         if self._server is not None:
             self._server.check()
@@ -289,7 +289,7 @@ class MainJob:
 
     def _pause(self, seconds: float) -> None:
         for _ in range(int(seconds / LOOK_SECONDS)):
-            if self._job.told is not None or self._job.stopped:
+            if self._job.must_go:
                 raise _Told
             time.sleep(LOOK_SECONDS)
 
