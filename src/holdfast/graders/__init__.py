@@ -3,7 +3,8 @@
 `types`        Case, Verdict, Grader
 `checks`       exact, text, choice, number: answered at once
 `similarity`   similarity
-`mathematics`  math, asked of a process: `mathematics_worker`
+`mathematics`  math, asked of a process
+`mathematics_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model
@@ -12,7 +13,8 @@
 `tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
 `programs`     program, code
-`sandbox`      where programs of graders run, and what they are kept from; `confine` does it, in the child
+`sandbox`      where programs of graders run, and what they are kept from
+`confine`      what keeps them from it, in the child
 `assertions`   what evaluates the assertions of `code`, in the child
 `build`        from what the eval file says to the grader, and to what of it belongs into the key
 """

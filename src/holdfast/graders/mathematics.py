@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_fields import MathGrader
 
 _WORKER: Final = [sys.executable, "-P", str(Path(__file__).with_name("mathematics_worker.py"))]
-_START: Final = 60.0
-"""seconds for the worker to load what it needs"""
 _LONGEST: Final = 1 << 24
 
 
@@ -57,33 +55,35 @@ class Mathematics:
         return Verdict(float(answer["equal"]), said, {"found": answer["found"]})
 
     async def _ask(self, asked: dict[str, str]) -> dict[str, Any]:
-        seconds = self.block.timeout
-        if self._worker is None:
-            self._worker = await asyncio.create_subprocess_exec(
-                *_WORKER,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                limit=_LONGEST,
-            )
-            seconds += _START
-        worker = self._worker
-        assert worker.stdin is not None and worker.stdout is not None
         try:
-            async with asyncio.timeout(seconds):
+            worker = self._worker or await self._start()
+            assert worker.stdin is not None and worker.stdout is not None
+            async with asyncio.timeout(self.block.timeout):
                 worker.stdin.write(msgspec.json.encode(asked) + b"\n")
                 await worker.stdin.drain()
                 line = await worker.stdout.readline()
             return dict(msgspec.json.decode(line))
         except TimeoutError:
             await self._stop()
-            raise AttemptError("timeout", f"no comparison within {seconds:g} s", retry=False) from None
+            raise AttemptError("timeout", f"no comparison within {self.block.timeout:g} s", retry=False) from None
         except (OSError, RuntimeError, msgspec.DecodeError) as error:
             await self._stop()
             raise AttemptError("grader", "the process that compares answers has died") from error
         except BaseException:
             await self._stop()  # told to stop in the middle: its next line would answer another question
             raise
+
+    async def _start(self) -> Process:
+        self._worker = await asyncio.create_subprocess_exec(
+            *_WORKER,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LONGEST,
+        )
+        assert self._worker.stdout is not None
+        await self._worker.stdout.readline()  # it says that it is ready; only then the time begins to count
+        return self._worker
 
     async def _stop(self) -> None:
         worker, self._worker = self._worker, None

@@ -18,7 +18,7 @@ from math_verify import parse, verify  # type: ignore[import-untyped]  # the ext
 
 _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
-_WORD = re.compile(r"[A-Za-z]{3,}")
+_WORD = re.compile(r"[A-Za-z]{3,}|(?<=\s)[A-Za-z]{2}(?!\S)|(?<!\S)[A-Za-z]{2}(?=\s)")
 _FUNCTIONS = frozenset(
     re.findall(r"\w+", "sin cos tan cot sec csc log exp sqrt arcsin arccos arctan sinh cosh tanh min max inf")
 )
@@ -49,6 +49,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever is printed on the way is not an answer
+    answers.write("ready\n")
     for line in sys.stdin:
         asked = json.loads(line)
         try:

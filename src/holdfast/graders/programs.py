@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import AttemptError
 from holdfast.graders.calls import calls_of
 from holdfast.graders.checks import rendered, share
-from holdfast.graders.sandbox import Confined, isolation, room, run_in
+from holdfast.graders.sandbox import Confined, room, run_in
 from holdfast.graders.types import Verdict
 from holdfast.spec.source import named_file
 
@@ -55,7 +55,7 @@ class Program(Confined):
             arguments = [self._found(argument, place.workspace) for argument in written]
             ran = await run_in(place, arguments, case.said(block), block.timeout, network=block.network)
         feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
-        details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": isolation()}
+        details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
         return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
 
     def _found(self, argument: str, workspace: Path) -> str:
@@ -100,7 +100,7 @@ class Code(Confined):
             for assertion, (holds, said) in zip(self.block.assertions, results, strict=True)
             if not holds
         ]
-        return share(len(results), failures, {"isolation": isolation()})
+        return share(len(results), failures, {"isolation": ran.isolation})
 
 
 def _names(case: Case, said: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UnsetType
+from msgspec.structs import replace
 
 from holdfast.errors import AttemptError
 from holdfast.store.workspace import MOST_BYTES, restore
@@ -116,16 +117,20 @@ class Ran(NamedTuple):
     code: int
     out: str
     err: str
+    isolation: Isolation
+    """what it was kept from"""
 
 
 async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: float, *, network: bool = False) -> Ran:
     """Run a program to its end, with `given` to read. AttemptError where it could not be run, or not to its end."""
     able, mark = isolation(), f"holdfast-{secrets.token_hex(8)}: "
+    if network:
+        able = replace(able, network="open")
     spec = {
         "mark": mark,
         "workspace": str(place.workspace),
         "writes": able.writes,
-        "network": "open" if network else able.network,
+        "network": able.network,
         "seconds": seconds,
         "file_bytes": MOST_BYTES,
         "memory_bytes": _MEMORY,
@@ -159,7 +164,7 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else str(code)
         raise AttemptError("grader", f"{arguments[0]} was ended by {name}: {err[-400:].strip()}", retry=False)
-    return Ran(code, out, err)
+    return Ran(code, out, err, able)
 
 
 def _environment(workspace: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ Python would read as something else, or not at all, is an error that says what t
 from __future__ import annotations
 
 import re
+import warnings
 from functools import lru_cache
 from typing import Final
 
@@ -20,18 +21,19 @@ def compile_regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
     if _POSIX_CLASS.search(pattern):
         raise ValueError(f"not a regular expression: {pattern!r} (write [A-Za-z] for [[:alpha:]], \\d for [[:digit:]])")
     try:
+        try:
+            return _compiled(pattern, flags)
+        except re.error as error:
+            if "global flags not at the start" not in str(error):
+                raise
+        return _compiled(_scoped(pattern), flags)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
+
+
+def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of sets in sets, which Python has not
         return re.compile(pattern, flags)
-    except re.error as error:
-        if "global flags not at the start" not in str(error):
-            raise _wrong(pattern, error) from error
-    try:
-        return re.compile(_scoped(pattern), flags)
-    except re.error as error:
-        raise _wrong(pattern, error) from error
-
-
-def _wrong(pattern: str, error: re.error) -> ValueError:
-    return ValueError(f"not a regular expression: {pattern!r} ({error})")
 
 
 def _scoped(pattern: str) -> str:

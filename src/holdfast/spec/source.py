@@ -63,12 +63,17 @@ def files_behind(folder: Path, argument: str) -> dict[str, str]:
 def named_file(folder: Path, argument: str) -> Path | None:
     """The file of the eval's folder that an argument names, if it does."""
     path = folder / argument
-    try:
-        if "{{" in argument or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            return None
-    except (OSError, ValueError):  # too long for a name, or a NUL in it: not a file's
+    if "{{" in argument or not is_file(path) or not path.resolve().is_relative_to(folder.resolve()):
         return None
     return path
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path names a file; what cannot be a path does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def file_inside(folder: Path, name: str, where: str) -> bytes:
