@@ -309,7 +309,6 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
         prompt="hello",
         target={"command": ["echo", "hi"]},
         graders=[
-            {"type": "file", "must_exist": ["x"]},
             {"type": "python", "function": str(tmp_path / "bad.py:bad")},
             {"type": "program", "command": "no-such-program"},
             {"type": "behavior", "max_tokens": 5},
@@ -320,7 +319,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
     )
     statuses = {entry["grader"]: entry["status"] for entry in lines(run.path / "grades.jsonl")}
     assert statuses == {
-        **dict.fromkeys(("file", "python", "program", "behavior"), "error"),
+        **dict.fromkeys(("python", "program", "behavior"), "error"),
         **dict.fromkeys(("code", "exact"), "passed"),
     }
     assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import UNSET
 
 from holdfast.engine.grading import Grading
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, grader_identity
 from holdfast.graders.sandbox import Isolation, isolation
-from tests.support.running import wait_for
-from tests.support.specs import grade, load
+from tests.support.running import holdfast, wait_for
+from tests.support.specs import grade, load, write_spec
 
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
 
@@ -48,11 +50,8 @@ class TestFile:
     def test_one_check_per_file_and_pattern(self, tmp_path, block, score):
         assert verdict(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
 
-    @pytest.mark.parametrize("block", [{"type": "file", "must_not_exist": ["x"]}, {"type": "diff"}], ids=str)
-    def test_without_a_workspace_it_cannot_say(self, tmp_path, block):
-        if block["type"] == "diff":
-            block = {**block, "expected_files": [{"path": "x", "contains": ["-y"]}]}
-        error = grade(tmp_path, block, "x")
+    def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "file", "must_not_exist": ["x"]}, "x", said={"files": UNSET}, files={})
         assert isinstance(error, AttemptError) and "no workspace" in error.message
 
 
@@ -74,7 +73,9 @@ class TestDiff:
 
     def test_a_changed_snapshot_is_another_grader(self, tmp_path):
         (tmp_path / "want.py").write_text("one")
-        spec = load(tmp_path, graders=[{"type": "diff", "expected_files": [{"path": "a", "snapshot": "want.py"}]}])
+        spec = load(
+            tmp_path, workspace={}, graders=[{"type": "diff", "expected_files": [{"path": "a", "snapshot": "want.py"}]}]
+        )
         before = grader_identity(spec.graders[0], spec)
         (tmp_path / "want.py").write_text("two")
         assert grader_identity(spec.graders[0], spec) != before
@@ -239,6 +240,44 @@ class TestCode:
             build_graders(load(tmp_path, graders=[{"type": "code", "language": "javascript", "assertions": ["1"]}]))
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "file", "must_not_exist": ["x"]},
+        {"type": "diff", "expected_files": [{"path": "x", "contains": ["-y"]}]},
+    ],
+    ids=str,
+)
+def test_an_eval_without_a_workspace_has_no_files_to_look_at(tmp_path, block):
+    with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: graders\[0\]: .* has no workspace"):
+        load(tmp_path, graders=[block])
+
+
+def test_the_files_an_agent_leaves_are_graded_and_graded_again_later(tmp_path):
+    (tmp_path / "want.txt").write_text("hello\n")
+    graders = [
+        {"type": "file", "must_exist": ["made.txt", "given.txt"]},
+        {"type": "diff", "expected_files": [{"path": "made.txt", "snapshot": "want.txt"}]},
+        {"type": "program", "command": "cat", "args": ["made.txt"]},
+        {"type": "code", "assertions": ["(workspace / 'given.txt').read_text() == 'mine'"]},
+    ]
+    path = write_spec(
+        tmp_path,
+        samples=[{"id": "a", "given": {"given.txt": "mine"}}],
+        prompt="hello",
+        workspace={"files": "given"},
+        target={"command": ["bash", "-c", "echo hello > made.txt"]},
+        graders=graders[:1],
+    )
+    holdfast("eval", path, cwd=tmp_path)
+    write_spec(tmp_path, **{**json.loads(path.read_text()), "graders": graders})
+    holdfast("eval", path, cwd=tmp_path)
+    found = [
+        json.loads(line) for run in tmp_path.glob("runs/*/*/grades.jsonl") for line in run.read_text().splitlines()
+    ]
+    assert {entry["grader"]: entry["score"] for entry in found} == dict.fromkeys(("file", "diff", "program", "code"), 1)
+
+
 REFUSED = [
     ({"type": "file"}, "checks nothing"),
     ({"type": "file", "must_exist": []}, "checks nothing"),
@@ -271,5 +310,5 @@ def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path, blo
     (tmp_path / "secret").write_text("x")
     (folder / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError) as caught:
-        build_graders(load(folder, graders=[block]))
+        build_graders(load(folder, graders=[block], workspace={}))
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)

@@ -94,11 +94,12 @@ def grade(
 
     `said` are further fields of the output, `files` what is in the trial's workspace.
     """
-    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block])
+    workspace = None if files is None else {}
+    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block], workspace=workspace)
     (grader,) = build_graders(spec)
     blobs = Blobs(folder / "blobs")
     kept = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
-    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **kept, **(said or {})), blobs)
+    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**kept, **(said or {})}), blobs)
 
     async def judged() -> Verdict:
         async with grader:

@@ -248,6 +248,13 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         functions=functions,
         notices=notices,
     )
+    problems.extend(
+        Problem(
+            document.where(place), f"{grader.type} looks at files, and the eval has no workspace: add `workspace: {{}}`"
+        )
+        for place, grader in built.placed_graders()
+        if grader.needs_workspace and built.workspace is None
+    )
     for location, source, _ in built.templates():
         try:
             Template(source)
