@@ -138,11 +138,13 @@ class TestTrigger:
             ("positive", None, 0.59, False),
             ("negative", None, 0.6, False),
             ("negative", None, 0.59, True),
-            ("negative", 0.3, 0.4, False),
-            ("negative", 0.3, 0.2, True),
+            ("negative", 0.7, 0.4, False),
+            ("negative", 0.7, 0.25, True),
         ],
     )
-    def test_its_threshold_is_one_of_the_overlap(self, tmp_path, mode, given, overlap, passes):
+    def test_an_overlap_of_six_tenths_is_a_trigger_unless_a_threshold_says_otherwise(
+        self, tmp_path, mode, given, overlap, passes
+    ):
         (tmp_path / "SKILL.md").write_text(SKILL)
         block = {"type": "trigger", "skill_path": ".//SKILL.md", "mode": mode, "threshold": given}
         found = overlap if mode == "positive" else 1 - overlap

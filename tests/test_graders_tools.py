@@ -15,6 +15,7 @@ from holdfast.graders.build import build_graders
 from holdfast.graders.calls import calls_of, skills_of
 from holdfast.graders.tools import f1, matches
 from holdfast.store.records import Timing, Usage
+from tests.support.running import holdfast as running
 from tests.support.running import lines
 from tests.support.specs import grade, load
 
@@ -143,6 +144,8 @@ class TestSequences:
         assert statuses(run(threshold=0.9)) == {"more": "failed", "wrong": "passed"}
         assert statuses(run()) == {"more": "passed", "wrong": "failed"}, "the grader's own word is kept"
         assert len(lines(first.path / "grades.jsonl")) == 2, "nothing was graded again"
+        running("grade", first.path, "--again", cwd=tmp_path)
+        assert statuses(first) == {"more": "passed", "wrong": "failed"}
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
     def test_f1_is_a_share_and_does_not_see_order(self, wanted, got):

@@ -126,12 +126,11 @@ def threshold(block: GraderBlock) -> float | None:
     All of it for checks, half for scores that people or models give.
     """
     match block:
-        case TriggerGrader():
-            limit = 0.6 if block.threshold is None else block.threshold
-            # It is a limit of the overlap. By `negative` the score is what is left to 1, and has to be more than that.
-            return limit if block.mode == "positive" else math.nextafter(1 - limit, 2)
         case GraderBlock(threshold=float() as limit):
             return limit
+        case TriggerGrader():
+            # An overlap of 0.6 is a trigger; by `negative` the score is what is left to 1, and has to be more.
+            return 0.6 if block.mode == "positive" else math.nextafter(1 - 0.6, 1)
         case GraderBlock(decides=True):
             return None
         case PythonGrader() | PromptGrader(prompt=None):
