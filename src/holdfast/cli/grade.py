@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Rule(msgspec.Struct):
-    threshold: float
+    threshold: float | None
     weight: float
 
 
@@ -84,7 +84,7 @@ def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "limits": kept} if "limits" in data else data
 
 
-def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float]]:
+def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float | None]]:
     """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
     try:
         known = msgspec.convert(rundir.read_metrics(), _Metrics).metrics

@@ -21,7 +21,7 @@ from holdfast.report.metrics import grading_rules
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import OutputRef, read_output
 from holdfast.store.lines import scan
-from holdfast.store.records import Grade, GradeStatus, Output
+from holdfast.store.records import Grade, GradeStatus, Output, status_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ _grade = msgspec.json.Decoder(Grade)
 
 
 class _Rules(msgspec.Struct):
-    threshold: float
+    threshold: float | None
     weight: float
 
 
@@ -115,9 +115,7 @@ class RunReader:
 
     def _today(self, name: str, grade: Grade) -> Grade:
         rules = self._rules[name]
-        status = grade.status
-        if grade.score is not None and status in ("passed", "failed"):
-            status = "passed" if grade.score >= rules.threshold else "failed"
+        status = status_by(rules.threshold, grade.status, grade.score)
         return msgspec.structs.replace(grade, grader=name, status=status, weight=rules.weight)
 
 

@@ -19,7 +19,7 @@ from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
 from holdfast.store.files import replacing
 from holdfast.store.index import TextReader
-from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.records import SCHEMA_VERSION, status_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
     return metrics
 
 
-def grading_rules(spec: Eval) -> dict[str, dict[str, float]]:
+def grading_rules(spec: Eval) -> dict[str, dict[str, float | None]]:
     """What turns stored scores into the report: not part of any key, and so kept with the numbers."""
     return {
         place.name: {"threshold": threshold(place.block), "weight": place.block.weight} for place in grader_places(spec)
@@ -133,11 +133,8 @@ class _Report:
                 continue
             if verdict.usage is not None:
                 self._judges.add(verdict.usage)
-            status = verdict.status
-            if verdict.score is not None and status in ("passed", "failed"):
-                limit = self._found.work.slots[number].threshold
-                status = "passed" if verdict.score >= limit else "failed"
-            found[number] = (status, verdict.score)
+            limit = self._found.work.slots[number].threshold
+            found[number] = (status_by(limit, verdict.status, verdict.score), verdict.score)
         return found
 
     def _together(self, verdicts: list[VerdictNow | None]) -> VerdictNow:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from holdfast.spec.regex import compile_regex
 
 SCHEMA_VERSION = "1.1"
 """Version of the eval file, MAJOR.MINOR. Part of no key. docs/versions.md has what changed in which."""
@@ -31,8 +34,36 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _inside(path: str) -> str:
+    """A path in its plainest form, or a ValueError where it would lead out of its folder."""
+    plain = posixpath.normpath(path)
+    if not path.strip() or plain.startswith(("/", "~")) or plain.split("/")[0] in ("..", "."):
+        raise ValueError(f"{path!r} does not name a file inside the folder it is relative to")
+    return plain
+
+
+def _compiles(pattern: str) -> str:
+    compile_regex(pattern)
+    return pattern
+
+
+def _compiles_loosely(pattern: str) -> str:
+    compile_regex(pattern, re.IGNORECASE)
+    return pattern
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+"""texts of which none is empty; one may stand alone"""
+EvalPath = Annotated[str, AfterValidator(_inside)]
+"""a file in the eval's folder"""
+WorkspacePath = EvalPath
+"""a file in a trial's workspace"""
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+"""a regular expression"""
+LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loosely)]
+"""a regular expression that ignores case"""
 
 
 class Block(BaseModel):

@@ -25,14 +25,20 @@ from holdfast.spec.fields import (
     WorkspaceBlock,
     is_embedded,
 )
-from holdfast.spec.grader_fields import GRADERS, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.file_fields import ON_FILES
+from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, PromptGrader
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.secrets import bare_url
+from holdfast.spec.source import file_inside
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.tool_fields import CALLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+GRADERS: dict[str, type[GraderBlock]] = {**SAID, **CALLED, **ON_FILES}
+"""every kind of grader"""
 
 
 @dataclass(frozen=True)
@@ -199,8 +205,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     problems: list[Problem] = []
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
-    graders = _graders(document.data.get("graders") or [], ("graders",), document, problems)
-    checkpoints = _checkpoints(top, document, problems)
+    graders = _graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
+    checkpoints = _checkpoints(top, document, folder, problems)
     if top is None:
         raise ConfigError(problems)
     if (top.dataset is None) == (top.samples is None):
@@ -242,6 +248,13 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         functions=functions,
         notices=notices,
     )
+    problems.extend(
+        Problem(
+            document.where(place), f"{grader.type} looks at files, and the eval has no workspace: add `workspace: {{}}`"
+        )
+        for place, grader in built.placed_graders()
+        if grader.needs_workspace and built.workspace is None
+    )
     for location, source, _ in built.templates():
         try:
             Template(source)
@@ -269,7 +282,9 @@ def _target(data: Any, document: Document, problems: list[Problem], key: str = "
     return cast("TargetBlock | None", validate_block(TARGETS[kinds[0]], data, (key,), document, problems))
 
 
-def _checkpoints(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[Checkpoint, ...]:
+def _checkpoints(
+    top: EvalFields | None, document: Document, folder: Path, problems: list[Problem]
+) -> tuple[Checkpoint, ...]:
     """Checkpoints in the order of their turns; refuses those that cannot be reached and two after one turn."""
     if top is None:
         return ()
@@ -292,7 +307,7 @@ def _checkpoints(top: EvalFields | None, document: Document, problems: list[Prob
             )
         if block.where is None:
             everywhere.add(block.after_turn)
-        graders = _graders(block.graders, ("checkpoints", number, "graders"), document, problems)
+        graders = _graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         if block.where is not None:
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
         found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
@@ -303,7 +318,7 @@ def _both(one: str, other: str | None) -> str:
     return one if other is None else f"({one}) and ({other})"
 
 
-def _graders(data: Any, base: Location, document: Document, problems: list[Problem]) -> list[GraderBlock]:
+def _graders(data: Any, base: Location, document: Document, folder: Path, problems: list[Problem]) -> list[GraderBlock]:
     graders: list[GraderBlock] = []
     seen: dict[str, int] = {}
     for number, raw in enumerate(data if isinstance(data, list) else []):
@@ -336,10 +351,35 @@ def _graders(data: Any, base: Location, document: Document, problems: list[Probl
             problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
         seen[fields["name"]] = number
         if isinstance(grader, PromptGrader):
-            grader = _with_judge(grader, document, location, problems)
+            grader = _with_judge(
+                _with_rubric(grader, document, location, folder, problems), document, location, problems
+            )
         if grader is not None:
             graders.append(grader)
     return graders
+
+
+def _with_rubric(
+    grader: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+) -> PromptGrader:
+    """A rubric that names a file is what the file says, without the heading of names and versions it may have."""
+    rubric = grader.rubric
+    if rubric is None or "\n" in rubric or not rubric.endswith(RUBRIC_FILES) or " " in rubric:
+        return grader
+    where = document.where((*location, "rubric"))
+    try:
+        text = file_inside(folder, rubric, where).decode("utf-8")
+    except UnicodeDecodeError as error:
+        problems.append(Problem(where, f"{rubric} is not a text: {error}"))
+        return grader
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return grader
+    if text.startswith("---\n") and "\n---" in text[4:]:
+        text = text[4:].split("\n---", 1)[1]
+    if not text.strip():
+        problems.append(Problem(where, f"checks nothing: {rubric} is empty"))
+    return grader.model_copy(update={"rubric": text.strip()})
 
 
 def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
