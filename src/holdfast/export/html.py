@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.store.records import Grade, Output
 
 _PAGE: Final = 24_000_000
-"""characters of trials on a page, of which those that passed take at most half"""
+"""characters of trials on a page; beyond, those that passed are left out first"""
 _TEXT: Final = 20_000
 """characters shown of one text"""
 _PREVIEW: Final = 160
@@ -41,18 +41,21 @@ def write_html(reader: RunReader, folder: Path) -> list[Path]:
     environment = _environment()
     card = environment.get_template("trial.html")
     counts: Counter[str] = Counter()
-    cards: list[Markup] = []
-    left, left_for_passed = _PAGE, _PAGE // 2
-    for number, trial in enumerate(reader.everything(), 1):
-        shown = _shown(trial, number)
+    cards: dict[int, Markup] = {}
+    passed: list[int] = []
+    left = _PAGE
+    for number, trial in enumerate(reader.everything()):
+        shown = _shown(trial)
         counts[shown["status"]] += 1
-        passed = shown["status"] == "passed"
-        if left <= 0 or (passed and left_for_passed <= 0):
+        if left <= 0 and (shown["status"] == "passed" or not passed):
             continue
-        text = card.render(shown)
+        text = card.render(shown, several=reader.manifest.trials > 1)
+        cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
         left -= len(text)
-        left_for_passed -= len(text) if passed else 0
-        cards.append(Markup(text))  # noqa: S704 - made by a template that escapes
+        if shown["status"] == "passed":
+            passed.append(number)
+        while left < 0 and passed:  # what did not pass is what people look for
+            left += len(cards.pop(passed.pop()))
     metrics = reader.metrics()
     rows = list(metrics["metrics"].items()) if metrics else []
     if metrics and len(rows) > 1:
@@ -66,10 +69,11 @@ def write_html(reader: RunReader, folder: Path) -> list[Path]:
         metrics=metrics,
         rows=rows,
         passes=passes,
+        extra=[key for key in ("skipped", "errors", "not_reached") if any(values.get(key) for _, values in rows)],
         graders=reader.graders,
         counts=counts,
         total=counts.total(),
-        cards=cards,
+        cards=list(cards.values()),
         missing=reader.missing_rows,
         outputs=os.path.relpath(reader.rundir.path / "outputs.jsonl", folder),
         style=Markup(style),  # noqa: S704 - our own files
@@ -95,13 +99,12 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(trial: Trial | Pending, number: int) -> dict[str, Any]:
+def _shown(trial: Trial | Pending) -> dict[str, Any]:
     """What the template of a trial is filled with."""
     if not isinstance(trial, Trial):
         error = trial.error or "not run yet"
         nothing: dict[str, Any] = {"score": None, "grades": [], "blocks": [], "fields": {}, "facts": [], "blame": ""}
         return nothing | {
-            "number": number,
             "sample": trial.sample,
             "trial": trial.trial,
             "status": "error",
@@ -110,7 +113,6 @@ def _shown(trial: Trial | Pending, number: int) -> dict[str, Any]:
         }
     output = trial.output
     return {
-        "number": number,
         "sample": output.sample,
         "trial": output.trial,
         "status": trial.status,
