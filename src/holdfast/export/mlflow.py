@@ -53,6 +53,7 @@ def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
         MLFLOW_HTTP_REQUEST_TIMEOUT="60",
         MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
+        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
         GIT_PYTHON_REFRESH="quiet",
     ):
         client = mlflow.MlflowClient(tracking_uri=uri)

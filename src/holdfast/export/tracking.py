@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _LONGEST = 20
 """lists up to this long are taken apart"""
 
+_SETTINGS = ("threshold", "weight")
+"""numbers of metrics.json that were not measured"""
+
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
     """`score`, `correct/score`, `correct/low`, `usage/input_tokens` …; what is not known is left out."""
@@ -25,7 +28,7 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
     blocks = {**metrics["metrics"], "overall": metrics["overall"] or {}}
     blocks |= {name: metrics[name] for name in ("usage", "judge_usage", "timing")}
     for block, values in blocks.items():
-        found |= {f"{block}/{name}": value for name, value in values.items()}
+        found |= {f"{block}/{name}": value for name, value in values.items() if name not in _SETTINGS}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
@@ -37,7 +40,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list) and 0 < len(value) <= _LONGEST and any(isinstance(inner, dict) for inner in value):
         for number, inner in enumerate(value):
             yield from flat(inner, f"{name}.{number}")
-    else:
+    elif name:
         yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

@@ -114,7 +114,8 @@ def export_wandb(reader: RunReader, block: WandbExport) -> Exported:
         x_disable_stats=True,
         x_save_requirements=False,
     )
-    with environment(WANDB_DATA_DIR=str(folder / "data"), WANDB_CACHE_DIR=str(folder / "cache")):
+    ours = {"WANDB_DATA_DIR": str(folder / "data"), "WANDB_CACHE_DIR": str(folder / "cache"), "WANDB_SILENT": "true"}
+    with environment(**ours):
         run = wandb.init(
             id=stable_id(manifest),
             resume="allow",
