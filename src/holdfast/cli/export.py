@@ -82,7 +82,10 @@ def say(name: str, done: Exported) -> None:
 
 
 def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
-    """The destination with its options: the eval file's, over them the last export's, over them what is given."""
+    """The destination with its options: the eval file's, over them the last export's, over them what is given.
+
+    A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
+    """
     from holdfast.export.exporting import in_folder, read_entries
     from holdfast.spec.document import Document
     from holdfast.spec.load import read_export
@@ -92,7 +95,8 @@ def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path 
     for block in spec.exports:
         if block.to == name:
             data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
-    if (entry := read_entries(reader.rundir).get(name)) is not None:
+    entry = read_entries(reader.rundir).get(name)
+    if entry is not None and (entry.state == "failed" or not issubclass(EXPORTS[name], FileExport)):
         data |= entry.options
     for text in options:
         apply_override(data, *parse_override(text))

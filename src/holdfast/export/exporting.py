@@ -21,6 +21,7 @@ from holdfast.spec.fields import FileExport
 from holdfast.spec.secrets import without_secrets
 from holdfast.store.files import make_directory, replacing
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,15 +68,20 @@ class Entry(msgspec.Struct, omit_defaults=True, frozen=True):
     error: str = ""
 
 
-class _File(msgspec.Struct, kw_only=True):
+class _Version(msgspec.Struct, kw_only=True):
     schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
+
+
+class _File(_Version, kw_only=True):
     exports: dict[str, Entry]
 
 
 def read_entries(rundir: RunDir) -> dict[str, Entry]:
     """What `exports.json` says, by destination; nothing where there is none or it cannot be read."""
     try:
-        return msgspec.json.decode(_file(rundir).read_bytes(), type=_File).exports
+        data = _file(rundir).read_bytes()
+        check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
+        return msgspec.json.decode(data, type=_File).exports
     except (OSError, msgspec.DecodeError):
         return {}
 
@@ -102,7 +108,11 @@ def export_finished(
     """What the eval file asks for after a run. A failure is told and noted, and never more than that."""
     from holdfast.export.reading import RunReader
 
-    entries = read_entries(rundir)
+    try:
+        entries = read_entries(rundir)
+    except HoldfastError as error:
+        failed(str(error))
+        return
     for block in (in_folder(block, spec.folder) for block in spec.exports):
         known = entries.get(block.to)
         wanted = ("done", _digest(rundir), _options(block))
@@ -141,7 +151,8 @@ def _exporter(block: ExportBlock) -> Callable[[RunReader], Exported]:
 
 
 def _options(block: ExportBlock) -> dict[str, Any]:
-    return without_secrets(block.model_dump(exclude={"to"}, exclude_unset=True))
+    """As they are noted: found again from wherever the next command is given."""
+    return without_secrets(in_folder(block, Path.cwd()).model_dump(exclude={"to"}, exclude_unset=True))
 
 
 def _without_passwords(text: str) -> str:
