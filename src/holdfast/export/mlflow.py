@@ -39,15 +39,15 @@ _NOT_PARAMETERS: Final = ("schemaVersion", "samples", "output", "limits")
 
 def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
     """Send a run to a tracking server."""
-    try:
-        import mlflow
-    except ImportError:
-        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install 'holdfast[mlflow]'") from None
     uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise UsageError(
             "no MLflow server is named", remedy="Set MLFLOW_TRACKING_URI, or give tracking_uri=http://HOST:PORT."
         )
+    try:
+        import mlflow
+    except ImportError:
+        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install 'holdfast[mlflow]'") from None
     # By default a server that is not there is asked for minutes.
     with environment(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
