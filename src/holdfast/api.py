@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import threading
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,13 @@ def evaluate(
     outcome = _in_own_thread(spec, options, display or Quiet())
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
+    if outcome.metrics is not None and spec.exports:
+        from holdfast.export.exporting import export_finished
+
+        def failed(message: str) -> None:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+        export_finished(outcome.rundir, spec, lambda _name, _done: None, failed)
     reason = None if outcome.reason is None else str(outcome.reason)
     if outcome.metrics is None and reason is None and not skip_graders:
         left = outcome.plan.to_run + outcome.plan.to_grade

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.export import export_after
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.fields import parse_duration
@@ -139,6 +140,8 @@ def write_copies(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
         except OSError as error:
             remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
+    if outcome.metrics is not None:
+        export_after(outcome.rundir, spec)
 
 
 def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:

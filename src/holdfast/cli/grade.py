@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from holdfast.cli.eval import make_display, patience
+from holdfast.cli.export import export_after
 from holdfast.cli.places import command_line, find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
@@ -75,6 +76,8 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     )
     outcome = run_eval(spec, options, make_display(given["display"]))
     print_outcome(outcome, command_line())
+    if outcome.metrics is not None:
+        export_after(outcome.rundir, spec)
     return outcome.exit_code
 
 

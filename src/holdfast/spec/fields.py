@@ -337,6 +337,72 @@ class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
     nat: NatOutput | None = None
+    export: list[str | dict[str, Any]] = []
+    """where a finished run goes: `junit`, or `{to: wandb, project: x}`; each is read by the model of its kind"""
+
+
+class ExportBlock(Block):
+    """Where a finished run goes."""
+
+    to: str
+
+
+class FileExport(ExportBlock):
+    """Files on this machine."""
+
+    dir: str | None = Field(default=None, min_length=1)
+    """the folder, relative to the eval file; default: `export/<format>` in the run directory"""
+
+
+class TrackerExport(ExportBlock):
+    """A service that keeps runs."""
+
+    description: str | None = None
+    extra_metadata: dict[str, Any] = {}
+    """kept beside the configuration"""
+
+
+class WandbExport(TrackerExport):
+    """Weights & Biases."""
+
+    project: str | None = None
+    """default: $WANDB_PROJECT, else `holdfast`"""
+    entity: str | None = None
+    """default: $WANDB_ENTITY, else the login's own"""
+    name: str | None = None
+    """how the run is shown; default: the eval's name and the target's"""
+    group: str | None = None
+    job_type: str = "evaluation"
+    tags: Strings = []
+    mode: Literal["online", "offline"] | None = None
+    """default: $WANDB_MODE, else online where there is a login and a network"""
+
+
+class MlflowExport(TrackerExport):
+    """MLflow."""
+
+    tracking_uri: str | None = None
+    """default: $MLFLOW_TRACKING_URI"""
+    experiment_name: str | None = None
+    """default: $MLFLOW_EXPERIMENT_NAME, else the eval's name"""
+    run_name: str | None = None
+    """default: the eval's name and the target's"""
+    tags: dict[str, str | int | float | bool] = {}
+
+    @model_validator(mode="after")
+    def _no_password(self) -> MlflowExport:
+        if re.search(r"//[^/@]+@", self.tracking_uri or ""):
+            raise ValueError(
+                "passwords are not written into files: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return self
+
+
+EXPORTS: dict[str, type[ExportBlock]] = {
+    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval"), FileExport),
+    "wandb": WandbExport,
+    "mlflow": MlflowExport,
+}
 
 
 class EvalFields(Block):

@@ -11,10 +11,12 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.earlier import check_spellings, eval_version
 from holdfast.spec.fields import (
+    EXPORTS,
     TARGETS,
     CommandTarget,
     DatasetBlock,
     EvalFields,
+    ExportBlock,
     Limits,
     ModelTarget,
     OutputBlock,
@@ -77,6 +79,8 @@ class Eval:
     gate: dict[str, float]
     prices: dict[str, Price]
     output: OutputBlock
+    exports: tuple[ExportBlock, ...]
+    """where a finished run goes"""
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
     notices: tuple[str, ...] = ()
@@ -169,6 +173,9 @@ def baseline_of(spec: Eval) -> Eval | None:
             raw.update({key: value for key, value in inherited.items() if value is not None})
     if spec.output.nat is not None:
         changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
+    for export in (changed.get("output") or {}).get("export") or []:
+        if isinstance(export, dict) and "dir" in export:
+            export["dir"] = f"{export['dir']}/baseline"
     built = build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
     return replace(built, notices=())  # said of the first already
 
@@ -207,6 +214,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     target = _target(document.data.get("target"), document, problems)
     graders = _graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
+    exports = _exports(top, document, problems)
     if top is None:
         raise ConfigError(problems)
     if (top.dataset is None) == (top.samples is None):
@@ -245,6 +253,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         gate=top.gate,
         prices=top.prices,
         output=top.output,
+        exports=exports,
         functions=functions,
         notices=notices,
     )
@@ -312,6 +321,31 @@ def _checkpoints(
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
         found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.after_turn))
+
+
+def _exports(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[ExportBlock, ...]:
+    found: dict[str, ExportBlock] = {}
+    for number, raw in enumerate(top.output.export if top is not None else []):
+        location = ("output", "export", number)
+        block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
+        if block is not None and block.to in found:
+            problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
+        elif block is not None:
+            found[block.to] = block
+    return tuple(found.values())
+
+
+def read_export(
+    data: dict[str, Any], location: Location, document: Document, problems: list[Problem]
+) -> ExportBlock | None:
+    """Where a run goes, read by the model of its kind."""
+    kind = data.get("to")
+    if isinstance(kind, str) and kind in EXPORTS:
+        return cast("ExportBlock | None", validate_block(EXPORTS[kind], data, location, document, problems))
+    known = f"one of {', '.join(EXPORTS)}"
+    said = f"no export to {kind!r}{suggest(str(kind), EXPORTS)}; {known}" if kind else f"needs `to`: {known}"
+    problems.append(Problem(document.where(location), said))
+    return None
 
 
 def _both(one: str, other: str | None) -> str:

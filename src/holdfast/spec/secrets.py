@@ -63,7 +63,9 @@ def _tree(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: shown_url(inner) if key in ("base_url", "http", "url") and isinstance(inner, str) else _tree(inner)
+        key: shown_url(inner)
+        if key in ("base_url", "http", "url", "tracking_uri") and isinstance(inner, str)
+        else _tree(inner)
         for key, inner in value.items()
     }
 
