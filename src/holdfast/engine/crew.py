@@ -127,7 +127,7 @@ class _Crew:
     def watch(self, options: Options) -> None:
         """Show how far they are until all have left."""
         found, plan, index = self._found, self._plan, Index()
-        follower = Follower(self._rundir, index, own=None, stepwise=found.spec.many_calls)
+        follower = Follower(self._rundir, index)
         follower.refresh()
         slots = max(1, len(found.work.slots))
         progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)

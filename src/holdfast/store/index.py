@@ -88,16 +88,20 @@ class Spent:
     _starts: array[float] = field(default_factory=lambda: array("d"))
     _ends: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, usage: Usage) -> None:
+    def add(self, usage: Usage, times: int = 1) -> None:
         """Count what one trial or grade used."""
         if usage.input_tokens is None or usage.output_tokens is None:
-            self.unmetered += 1
-        self.tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        self.requests += usage.requests
+            self.unmetered += times
+        self.tokens += times * ((usage.input_tokens or 0) + (usage.output_tokens or 0))
+        self.requests += times * usage.requests
         if usage.cost is None:
-            self.unpriced += 1
+            self.unpriced += times
         else:
-            self.cost += usage.cost
+            self.cost += times * usage.cost
+
+    def take_back(self, usage: Usage) -> None:
+        """It is counted elsewhere."""
+        self.add(usage, -1)
 
     def add_time(self, started: float, ended: float) -> None:
         """Note a stretch of work; stretches may overlap and come in any order."""
