@@ -154,7 +154,6 @@ class GradeHead(msgspec.Struct):
 
 class _StepHead(msgspec.Struct):
     key: str
-    kind: str
     usage: Usage
     time: float
     seconds: float
@@ -203,14 +202,16 @@ def read_output(ref: OutputRef) -> Output:
 
 
 def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
-    """The recorded calls of one conversation, in the order in which they were made."""
-    steps = []
+    """The recorded calls of one conversation that count, in the order in which they were made."""
+    steps: list[Step] = []
     for path, offset, length in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             steps.append(_step.decode(os.pread(fd, length, offset)))
         finally:
             os.close(fd)
+        if steps[-1].kind == "restart":
+            steps.clear()
     return steps
 
 
@@ -275,10 +276,7 @@ def _take_step(index: Index, path: Path, line: Line) -> None:
     head = _step_head.decode(line.data)
     output = index.outputs.get(head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        if head.kind == "restart":
-            index.steps.pop(head.key, None)
-        else:
-            index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
+        index.steps.setdefault(head.key, []).append((path, line.offset, len(line.data)))
         if output is None and head.source is None:
             index.spent.add(head.usage)
             index.spent.add_time(head.time - head.seconds, head.time)
