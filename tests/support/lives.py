@@ -13,11 +13,8 @@ import os
 import signal
 import sys
 
-import holdfast.engine.run
-import holdfast.graders.build
-import holdfast.targets.embedded
-import holdfast.targets.model
-import holdfast.targets.python  # noqa: F401 - so that no life has to
+import ruamel.yaml  # noqa: F401 - all of these so that no life has to
+
 from holdfast.cli.main import main as holdfast_main
 from holdfast.engine.keeper import Keeper
 
@@ -28,8 +25,8 @@ async def step(self: Keeper, record: object) -> None:
     global recorded
     if recorded == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    recorded += 1
     await really_step(self, record)  # type: ignore[arg-type]
+    recorded += 1
 
 
 really_step = Keeper.step

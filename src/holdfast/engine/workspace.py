@@ -108,7 +108,7 @@ def _contents(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and isinstance(value.get("base64"), str):
-        return base64.b64decode(value["base64"])
+        return base64.b64decode(value["base64"], validate=True)
     raise TypeError(f"a file's content is a text or {{base64: …}}, not {value!r:.80}")
 
 

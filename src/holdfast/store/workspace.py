@@ -132,6 +132,6 @@ def _mode(path: Path) -> str:
 def inside(folder: Path, name: str) -> Path:
     """A path below a folder; ValueError for one that would leave it."""
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{name!r} leads out of the workspace")
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"{name!r} leads out of the workspace, or is no file in it")
     return path

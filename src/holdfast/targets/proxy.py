@@ -115,7 +115,7 @@ class Proxy:
         """What an answer used, from the record of it."""
         if kept.get("free"):
             return Usage(0, 0, 1, 0.0)
-        counts = kept.get("counts") or {}
+        counts = kept["counts"] if isinstance(kept.get("counts"), dict) else {}
         prices = Prices(str(kept.get("model") or ""), self._prices)
         given = counts.get("prompt_tokens", counts.get("input_tokens"))
         made = counts.get("completion_tokens", counts.get("output_tokens"))
@@ -154,28 +154,29 @@ class _Answer:
         chat = "messages" in body or "prompt" in body
         if chat and not wants_usage:  # without it nobody could say what the call used
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        events, counts = [], None
+        events: list[Any] = []
+        counts, finished = None, not chat
         async for event in client.stream(body):
-            if not isinstance(event, dict):
-                raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}")
-            found = event.get("usage") or (event.get("response") or {}).get("usage")
+            try:
+                found = event.get("usage") or (event.get("response") or {}).get("usage")
+                choices = event.get("choices") or []
+                ends = (
+                    any(choice.get("finish_reason") for choice in choices) or event.get("type") == "response.completed"
+                )
+            except (AttributeError, TypeError) as error:
+                raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}") from error
             counts = found or counts
-            if chat and not wants_usage and found and not event.get("choices"):
+            finished |= ends
+            if chat and not wants_usage and found and not choices:
                 continue  # the agent did not ask for it
             events.append(event)
-            await self._hand_on(event)
-        if chat and not any(choice.get("finish_reason") for event in events for choice in event.get("choices") or []):
+            if ends or self._held:
+                self._held.append(event)
+            else:
+                await self._send([event])
+        if not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
         return {"model": model, "events": events, "counts": counts}
-
-    async def _hand_on(self, event: Any) -> None:
-        self._held.append(event)
-        if any(choice.get("finish_reason") for held in self._held for choice in held.get("choices") or []):
-            return
-        if event.get("type") == "response.completed":
-            return
-        await self._send(self._held)
-        self._held = []
 
     async def _send(self, events: list[Any]) -> None:
         if self.response is None:
