@@ -12,18 +12,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
-
-import ruamel.yaml  # noqa: F401 - all of these so that no life has to
+from importlib import import_module
 
 from holdfast.cli.main import main as holdfast_main
 from holdfast.engine.keeper import Keeper
+
+for name in (
+    "cli.eval",
+    "engine.run",
+    "graders.build",
+    "report.table",
+    "targets.command",
+    "targets.mcp",
+    "targets.python",
+):
+    import_module(f"holdfast.{name}")  # so that no life has to
+for name in ("ruamel.yaml", "uvloop", "rich.live"):
+    import_module(name)
 
 recorded = 0
 
 
 async def step(self: Keeper, record: object) -> None:
     global recorded
-    if recorded == 1:
+    if recorded:
         os.kill(os.getpid(), signal.SIGKILL)
     await really_step(self, record)  # type: ignore[arg-type]
     recorded += 1
