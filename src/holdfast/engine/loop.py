@@ -75,7 +75,9 @@ class Loop:
         self._spent_before = self._spent.seconds
         self._script = Script(found.spec)
         self._blobs = Blobs(opened.rundir.files)
-        self._workspaces = None if found.spec.workspace is None else Workspaces(found.spec, self._blobs)
+        self._workspaces = (
+            None if found.spec.workspace is None else Workspaces(found.spec, self._blobs, opened.rundir.path)
+        )
         self._window = Window(self._concurrency())
         left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
         self._supply = supply or Supply((job for job in left if job.output is not None) if options.grade_only else left)
@@ -231,8 +233,7 @@ class Loop:
 
     def _next(self) -> Job | None:
         """The next unfinished trial, unless it is time to stop."""
-        self._check_budget()
-        if self.brake.pulled:
+        if self._stopping():
             return None
         try:
             return self._supply.next()
@@ -300,7 +301,7 @@ class Loop:
                 steps,
                 self._checkpoints,
                 deadline,
-                self.brake,
+                self._stopping,
                 self._blobs,
                 turn_by_turn=self._spec.many_turns,
             )
@@ -318,8 +319,13 @@ class Loop:
         if not self._spec.many_calls and self._workspaces is None:
             return None
         earlier = read_steps(self._opened.index.steps.pop(job.key, []))
-        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job.sample)
+        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job)
         return Steps(job, self._keeper, earlier, self._display.notice, workspace)
+
+    def _stopping(self) -> bool:
+        """Whether no new turn may start."""
+        self._check_budget()
+        return self.brake.pulled
 
     def _check_budget(self) -> None:
         limits, spent = self._spec.limits, self._spent

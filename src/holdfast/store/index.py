@@ -166,7 +166,6 @@ class GradeHead(msgspec.Struct):
 
 class _StepHead(msgspec.Struct):
     key: str
-    kind: str
     usage: Usage
     time: float
     seconds: float
@@ -220,14 +219,16 @@ def read_line(ref: OutputRef) -> bytes:
 
 
 def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
-    """The recorded calls of one conversation, in the order in which they were made."""
-    steps = []
+    """The recorded calls of one conversation that count, in the order in which they were made."""
+    steps: list[Step] = []
     for path, offset, length in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             steps.append(_step.decode(os.pread(fd, length, offset)))
         finally:
             os.close(fd)
+        if steps[-1].kind == "restart":
+            steps.clear()
     return steps
 
 
@@ -332,10 +333,7 @@ def keep_step(index: Index, found: Found) -> None:
     """A call counts while its conversation has no output, or one that a checkpoint cut short."""
     output = index.outputs.get(found.head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        if found.head.kind == "restart":
-            index.steps.pop(found.head.key, None)
-        else:
-            index.steps.setdefault(found.head.key, []).append(found[:3])
+        index.steps.setdefault(found.head.key, []).append(found[:3])
 
 
 def _take_grade(index: Index, found: Found) -> None:

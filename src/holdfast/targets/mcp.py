@@ -111,10 +111,11 @@ class McpServer:
     async def _connect(self, workspace: Path | None) -> Connection:
         connection = Connection(self.shown)
         await connection.open(self._client(workspace, connection))
-        missing = set(self._block.only) - {tool.name for tool in connection.offered}
-        if missing:
+        there = {tool.name for tool in connection.offered}
+        if missing := set(self._block.only) - there:
             await connection.close()
-            raise Fault("rejected", f"{self.shown} has no tool called {', '.join(sorted(missing))}")
+            said = f"MCP server {self.shown} has no tool called {', '.join(sorted(missing))}"
+            raise Fault("rejected", said, remedy=f"Pick with `only` among {', '.join(sorted(there))}.")
         return connection
 
     def _client(self, workspace: Path | None, connection: Connection) -> AbstractAsyncContextManager[Any]:
