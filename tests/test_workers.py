@@ -105,6 +105,8 @@ def test_workers_ask_for_each_sample_once_and_give_the_numbers_of_one_process(
     assert "already finished" in again.stdout and provider.requests == ROWS
     late = holdfast("work", run, cwd=tmp_path)
     assert "already finished" in late.stdout and provider.requests == ROWS
+    holdfast("eval", eval_file, "--workers", "2", "--fresh", cwd=tmp_path)
+    assert provider.requests == 2 * ROWS
 
 
 def test_what_a_killed_worker_had_in_hand_is_done_by_the_others(

@@ -164,6 +164,7 @@ class _Crew:
         for reader in self._readers:
             reader.join(_LAST_WORDS_SECONDS)
         found, rundir = self._found, self._rundir
+        options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
         if (done := already_finished(found, rundir, options)) is not None:
             return replace(done, already=False)
         index = rundir.load(mend=False)
