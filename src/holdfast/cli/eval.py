@@ -51,6 +51,8 @@ class Concurrency(click.ParamType["int | str"]):
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("-m", "--model", help="Measure this model instead of the file's.")
 @click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
+@click.option("-t", "--task", "ids", multiple=True, metavar="GLOB", help="Only samples of this id or name.")
+@click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--fresh", "--force", is_flag=True, help="Set the earlier run aside and start anew.")
@@ -78,9 +80,10 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
     The same command after any interruption continues where it stopped. KEY=VALUE overrides any key of
     the file, for example target.params.temperature=0.7.
     """
-    from holdfast.spec.load import baseline_of, load_eval
+    from holdfast.formats import load_any
+    from holdfast.spec.load import baseline_of
 
-    spec = load_eval(config, _overrides(overrides, given))
+    spec = load_any(config, _overrides(overrides, given))
     options = _options(given)
     baseline = baseline_of(spec)
     if given["dry_run"]:
@@ -169,6 +172,8 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
     named = {
         "model": ("target", "model"),
         "trials": ("trials",),
+        "ids": ("dataset", "ids"),
+        "tags": ("dataset", "tags"),
         "limit": ("dataset", "limit"),
         "concurrency": ("limits", "concurrency"),
         "max_cost": ("limits", "max_cost"),
@@ -176,8 +181,13 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
         "max_time": ("limits", "max_time"),
         "baseline_model": ("baseline", "model"),
     }
-    chosen = [(path, given[option]) for option, path in named.items() if given[option] is not None]
+    chosen = [(path, _plain(given[option])) for option, path in named.items() if given[option] not in (None, ())]
     return [*chosen, *map(parse_override, overrides)]
+
+
+def _plain(value: Any) -> Any:
+    """As a file would have it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _options(given: dict[str, Any]) -> Options:
