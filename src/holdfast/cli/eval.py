@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.export import export_after
+from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
-from holdfast.spec.fields import parse_duration
+from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option(
     "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
 )
+@click.option("--export", "export", multiple=True, type=click.Choice(list(EXPORTS)), help="Also write it as this.")
 @click.option("--workers", type=click.IntRange(1), help="Share the work out among so many processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
 @click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
@@ -145,6 +146,8 @@ def write_copies(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     if outcome.metrics is not None:
         export_after(outcome.rundir, spec)
+    if given.get("export") and outcome.exit_code <= 4:
+        export_also(outcome.rundir, given["export"])
 
 
 def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:

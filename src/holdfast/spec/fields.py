@@ -448,7 +448,7 @@ class MlflowExport(TrackerExport):
 
 
 EXPORTS: dict[str, type[ExportBlock]] = {
-    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval"), FileExport),
+    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval", "waza"), FileExport),
     "wandb": WandbExport,
     "mlflow": MlflowExport,
 }

@@ -6,6 +6,6 @@
 `files`      fixtures, skills and instructions that are read along
 `graders`    graders and checkpoints, the older kinds too
 `triggers`   `trigger_tests.yaml`
-`gotext`     Go's templates and regular expressions, as far as evals use them
+`gotext`     Go's templates, as far as evals use them
 `findings`   what is wrong, what is passed over, and where
 """

@@ -1,4 +1,4 @@
-"""Go's `text/template` and regular expressions, as far as evals use them."""
+"""Go's `text/template`, as far as evals use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 _ACTION: Final = re.compile(r"(?:\s*\{\{-\s|\{\{)(.*?)(?:\s-\}\}\s*|\}\})", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\.Vars\.(\w+)|index\s+\.Vars\s+\"([^\"]*)\"")
 _OPEN: Final = re.compile(r"\{(?=[{%#])")
-_FLAGS: Final = re.compile(r"\(\?([ims]+)\)")
 
 PER_TRIAL: Final = ("JobID", "Iteration", "Attempt", "Timestamp")
 """what differs from trial to trial there: a text with one of them has no content to be known by"""
@@ -48,41 +47,3 @@ def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str
 def literal(text: str) -> str:
     """A text that a template of ours says as it stands: what waza does not read as a template is none here."""
     return _OPEN.sub("{{ '{' }}", text)
-
-
-def python_regex(pattern: str) -> str:
-    """A regular expression of Go's as Python reads it: flags in its middle hold to the end of their group."""
-    pattern = pattern.replace("\\z", "\\Z")
-    at = 1
-    while (found := _FLAGS.search(pattern, at)) is not None:
-        *bars, end = _bars_and_end(pattern, found.end())
-        ends = [found.end(), *(place + 1 for place in bars)]
-        parts = [pattern[start:stop] for start, stop in zip(ends, [*bars, end], strict=True)]
-        flagged = "|".join(f"(?{found[1]}:{part})" for part in parts)
-        pattern = f"{pattern[: found.start()]}{flagged}{pattern[end:]}"
-        at = found.start() + 1
-    return pattern
-
-
-def _bars_and_end(pattern: str, start: int) -> list[int]:
-    """The bars of the group in which a position is, behind it, and where the group ends."""
-    depth, in_class, at = 0, False, start
-    bars: list[int] = []
-    while at < len(pattern):
-        character = pattern[at]
-        if character == "\\":
-            at += 1
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        elif character == "(":
-            depth += 1
-        elif character == "|" and depth == 0:
-            bars.append(at)
-        elif character == ")":
-            if depth == 0:
-                break
-            depth -= 1
-        at += 1
-    return [*bars, at]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import GRADERS
 from holdfast.waza.findings import at
-from holdfast.waza.gotext import literal, python_regex
+from holdfast.waza.gotext import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,12 +128,10 @@ class Graders:
             return None
         if kind == "prompt" and not self._prompt(made):
             return None
-        for key in ("regex_match", "regex_not_match"):
-            if kind == "text" and key in fields:
-                fields[key] = _regexes(fields[key])
-        for pattern in fields.get("content_patterns") or () if kind == "file" else ():
-            if isinstance(pattern, dict):
-                pattern |= {key: _regexes(pattern[key]) for key in ("must_match", "must_not_match") if key in pattern}
+        if kind == "behavior":
+            self._no_limits(made)
+        if kind == "diff":
+            self._snapshots(made)
         for key in GRADERS[kind].templates if kind in GRADERS else ():
             if key in fields:
                 fields[key] = _literals(fields[key])
@@ -152,45 +150,41 @@ class Graders:
         fields["args"] = [*([name] if program else []), *fields.get("args", [])]
         return True
 
+    def _no_limits(self, made: Made) -> None:
+        """There 0 means that there is no limit, here that there is nothing to spend."""
+        for key in ("max_tool_calls", "max_tokens", "max_duration_ms"):
+            if made.fields.get(key) == 0:
+                del made.fields[key]
+                self._findings.notice(made.document, made.origins[key], "0 is no limit, as in waza")
+
+    def _snapshots(self, made: Made) -> None:
+        """Snapshots lie in the grader's `context_dir`; they are compared and never written."""
+        folder = made.fields.pop("context_dir", None)
+        if made.fields.pop("update_snapshots", False):
+            self._findings.notice(
+                made.document, made.origins["update_snapshots"], "snapshots are compared, never written"
+            )
+        for file in made.fields.get("expected_files") or () if folder else ():
+            if isinstance(file, dict) and file.get("snapshot"):
+                file["snapshot"] = f"{folder}/{file['snapshot']}"
+
     def _prompt(self, made: Made) -> bool:
         fields, wrong = made.fields, self._findings.wrong
-        if fields.pop("mode", "independent") == "pairwise":
-            said = "not supported: pairwise judging; run both and use `holdfast compare`"
-            wrong(made.document, made.origins["mode"], said)
-            return False
         if fields.pop("continue_session", False):
             fields["transcript"] = "all"
+            said = "the judge sees the whole conversation, but not from inside the session"
+            self._findings.notice(made.document, made.origins["continue_session"], said)
         if fields.pop("reasoning_effort", None) is not None:
             said = "is not handed to the judge; write `params: {reasoning_effort: …}` into the grader"
             self._findings.notice(made.document, made.origins["reasoning_effort"], said)
-        rubric = self._rubric(made)
-        if rubric is None:
+        rubric = fields.get("rubric")
+        if isinstance(rubric, str) and re.fullmatch(r"[\w-]+", rubric):
+            said = f"not supported: waza's own rubric {rubric!r}; write the rubric out, or name a file"
+            wrong(made.document, made.origins["rubric"], said)
             return False
-        parts = [str(part) for part in (fields.pop("prompt", None), rubric) if part]
-        if parts:
-            fields["rubric"] = "\n\n".join(parts)
-            made.origins["rubric"] = made.origins.get("rubric") or made.origins["prompt"]
         if self._judge is not None:
             fields.setdefault("model", self._judge)
         return True
-
-    def _rubric(self, made: Made) -> str | None:
-        """The rubric's text; None where it cannot be had."""
-        rubric = str(made.fields.pop("rubric", ""))
-        if re.fullmatch(r"\S+\.(md|txt)", rubric):
-            path = self._findings.inside(made.document, made.origins["rubric"], self._folder, rubric)
-            if path is None:
-                return None
-            try:
-                return path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                self._findings.wrong(made.document, made.origins["rubric"], f"{rubric} cannot be read: {error}")
-                return None
-        if re.fullmatch(r"[\w.-]+", rubric):
-            said = f"not supported: waza's own rubric {rubric!r}; write the rubric out, or name a .md file"
-            self._findings.wrong(made.document, made.origins["rubric"], said)
-            return None
-        return rubric
 
 
 def only_for(task: str) -> str:
@@ -214,12 +208,6 @@ def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
             chosen = f"{base}#{number}"
         found.append(chosen)
     return found
-
-
-def _regexes(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_regexes(inner) for inner in value]
-    return python_regex(value) if isinstance(value, str) else value
 
 
 def _literals(value: Any) -> Any:

@@ -38,7 +38,13 @@ def trigger_rows(findings: Findings, path: Path, *, measurable: bool) -> tuple[D
 def trigger_graders(skill: str) -> list[dict[str, Any]]:
     """The checks of those rows."""
     return [
-        {"type": "skill_invocation", "name": SHOULD, "required_skills": [skill], "where": "should_trigger == true"},
+        {
+            "type": "skill_invocation",
+            "name": SHOULD,
+            "required_skills": [skill],
+            "mode": "any_order",
+            "where": "should_trigger == true",
+        },
         {
             "type": "skill_invocation",
             "name": SHOULD_NOT,
