@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import Problem
-from holdfast.spec.reading import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
 
 NOTHING: Mapping[str, str] = {}
+
+_TRAPS: Final = {"follow_ups": "follow_up_prompts"}
+"""keys as waza's results have them, not its files"""
+
+_ALIKE: Final = 0.8
+"""so near a known key is a slip; files in the wild have keys of their own"""
 
 
 class Findings:
@@ -82,8 +88,8 @@ class Findings:
                 if value not in (None, False, [], {}):
                     self.notice(document, place, ignored[key])
             elif key not in known:
-                if hint := suggest(key, known):
-                    self.wrong(document, place, f"unknown key{hint}")
+                if meant := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, known, 1, _ALIKE)), None):
+                    self.wrong(document, place, f"unknown key (did you mean {meant!r}?)")
                 else:
                     self.notice(document, place, "waza has no such key; it is ignored")
 

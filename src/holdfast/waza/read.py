@@ -295,7 +295,9 @@ class _Translation:
             name = str(metric.get("name")) if isinstance(metric, dict) else str(metric)
             if name == "trigger_accuracy":
                 least = metric.get("threshold") if isinstance(metric, dict) else None
-                if triggers and isinstance(least, int | float):
+                if not triggers:
+                    self._findings.notice(self._document, ("metrics",), "trigger_accuracy is not measured in this run")
+                elif isinstance(least, int | float):
                     gate = {SHOULD: float(least), SHOULD_NOT: float(least)}
             else:
                 unmeasured.append(name)
