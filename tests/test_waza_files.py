@@ -277,7 +277,11 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      keywords: [a]\n",
-            "tasks/a.yaml:6: graders[0].config.keywords: unknown key",
+            "tasks/a.yaml:4: graders[0]: checks nothing",
+        ),
+        (
+            "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      contain: [a]\n",
+            "tasks/a.yaml:6: graders[0].config.contain: unknown key (did you mean 'contains'?)",
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - type: regex\n    config:\n      must_match: ['(']\n",
@@ -432,6 +436,88 @@ def test_parameters_stand_under_config_or_beside_the_type_and_older_kinds_are_re
     assert [found[name].type for name in ("beside", "keyword", "regex")] == ["text"] * 3
     assert (found["keyword"].contains, found["keyword"].not_contains) == (["hello"], ["bye"])  # type: ignore[attr-defined]
     assert found["regex"].regex_match == ["Hello"] and found["regex"].weight == 1  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_a_kind_does_not_have_is_named_and_passed_over(tmp_path: Path) -> None:
+    grader = "{type: behavior, name: b, config: {max_tool_calls: 3, max_tokens: 0, skip_if_no_digest: true}}"
+    spec = load(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n"))
+    block = spec.graders[1]
+    assert (block.max_tool_calls, block.max_tokens) == (3, None)  # type: ignore[attr-defined]
+    for said in ("config.skip_if_no_digest: waza has no such key", "config.max_tokens: 0 is no limit, as in waza"):
+        assert any(f"tasks/a.yaml:5: graders[0].{said}" in notice for notice in spec.document.notices)
+
+
+KINDS = """\
+id: files
+inputs: {prompt: look, files: [{path: a/b.txt, content: hello}]}
+graders:
+  - {type: code, name: code, config: {assertions: ["len(output) > 3", "'Mock' in output"]}}
+  - {type: file, name: file, config: {must_exist: [a/b.txt], content_patterns: [{path: a/b.txt, must_match: [h.l]}]}}
+  - {type: diff, name: diff, config: {context_dir: old, expected_files: [{path: a/b.txt, snapshot: b.txt}]}}
+  - {type: program, name: program, config: {command: grep, args: [-q, Mock]}}
+  - {type: script, name: script, script: check.py}
+  - {type: json_schema, name: json_schema, config: {schema: {type: object}}}
+  - {type: behavior, name: behavior, config: {forbidden_tools: [rm]}}
+  - {type: action_sequence, name: actions, config: {expected_actions: [x], matching_mode: any_order_match}}
+  - {type: skill_invocation, name: skills, config: {required_skills: [x], mode: any_order}}
+  - {type: tool_calls, name: calls, config: {forbidden_tools: [x]}}
+  - {type: tool_constraint, name: constraint, config: {reject_tools: [{tool: bash, command_pattern: rm}]}}
+  - {type: trigger, name: trigger, config: {skill_path: SKILL.md, mode: negative}}
+"""
+
+
+def test_every_kind_of_grader_judges_what_the_mock_executor_says(tmp_path: Path) -> None:
+    path = tree(tmp_path, tasks_a_yaml=KINDS)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "b.txt").write_text("hello")
+    (tmp_path / "check.py").write_text("import sys\nsys.exit('Mock' not in sys.stdin.read())\n")
+    (tmp_path / "SKILL.md").write_text("---\nname: s\ndescription: Bakes sourdough bread.\n---\n")
+    run_command("eval", path, cwd=tmp_path)
+    grades = graded(run_dir(tmp_path, "small"))["files#1"]["grades"]
+    failed = {"json_schema", "actions", "skills"}
+    assert {name for name, grade in grades.items() if grade["status"] == "failed"} == failed
+    assert {name for name, grade in grades.items() if grade["status"] == "passed"} == {
+        "any",
+        "code",
+        "file",
+        "diff",
+        "program",
+        "script",
+        "behavior",
+        "calls",
+        "constraint",
+        "trigger",
+    }
+
+
+TRIGGERED = """
+def reply(prompt):
+    skill = "cook" if "Cook" in prompt or "time" in prompt else None
+    call = {"id": "1", "type": "function", "function": {"name": "skill", "arguments": '{"skill": "cook"}'}}
+    said = {"role": "assistant", "content": "hears " + prompt}
+    calls = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1"}]
+    return {"output": said["content"], "messages": [*calls, said] if skill else [said]}
+"""
+
+
+def test_triggers_are_measured_of_an_agent_that_says_which_skills_it_uses(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "kitchen", tmp_path / "kitchen")
+    (tmp_path / "kitchen" / "agent.py").write_text(TRIGGERED)
+    agent = "target.python=agent.py:reply"
+    done = run_command("eval", "kitchen/eval.yaml", agent, "--trials", "1", "--export", "waza", cwd=tmp_path, check=1)
+    assert "trigger_accuracy/should_trigger is 0.5, below 0.9" in done.stdout + done.stderr
+    run = run_dir(tmp_path, "kitchen")
+    found = graded(run)
+    assert {name: found[f"trigger/{name}#1"]["grades"].keys() for name in (1, 3)} == {
+        1: {"trigger_accuracy/should_trigger"},
+        3: {"trigger_accuracy/should_not_trigger"},
+    }
+    assert [found[f"trigger/{number}#1"]["status"] for number in (1, 2, 3)] == ["passed", "failed", "failed"]
+    assert "trigger_accuracy/should_trigger" not in found["soup#1"]["grades"]
+    results = json.loads((run / "export" / "waza" / "results.json").read_text())
+    assert len(results["tasks"]) == 3
+    measure = results["metrics"]["trigger_accuracy"]
+    assert (measure["value"], measure["passed"]) == (pytest.approx(1.0 / 2.5), False)
 
 
 def test_the_judge_of_the_config_judges(tmp_path: Path) -> None:

@@ -88,10 +88,15 @@ class Findings:
                 if value not in (None, False, [], {}):
                     self.notice(document, place, ignored[key])
             elif key not in known:
-                if meant := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, known, 1, _ALIKE)), None):
-                    self.wrong(document, place, f"unknown key (did you mean {meant!r}?)")
-                else:
-                    self.notice(document, place, "waza has no such key; it is ignored")
+                self.unknown(document, place, key, known)
+
+    def unknown(self, document: Document, location: Location, key: str, known: Collection[str]) -> bool:
+        """Say of a key that nobody knows it; False when it is taken for a misspelt one, which is a problem."""
+        if meant := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, known, 1, _ALIKE)), None):
+            self.wrong(document, location, f"unknown key (did you mean {meant!r}?)")
+            return False
+        self.notice(document, location, "waza has no such key; it is ignored")
+        return True
 
     def inside(self, document: Document, location: Location, folder: Path, name: str) -> Path | None:
         """A path that the files name, if it stays where it may be read."""

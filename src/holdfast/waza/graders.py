@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.grader_fields import GraderBlock
     from holdfast.waza.findings import Findings
 
 _OLDER: Final[dict[str, tuple[str, dict[str, str]]]] = {
@@ -124,18 +125,29 @@ class Graders:
         weight = fields.get("weight")
         if isinstance(weight, int | float) and weight <= 0:
             del fields["weight"]  # there it means 1
-        if "script" in fields and not self._script(made):
-            return None
+        if "script" in fields:
+            if not self._script(made):
+                return None
+            kind = "program"
         if kind == "prompt" and not self._prompt(made):
             return None
         if kind == "behavior":
             self._no_limits(made)
         if kind == "diff":
             self._snapshots(made)
-        for key in GRADERS[kind].templates if kind in GRADERS else ():
-            if key in fields:
-                fields[key] = _literals(fields[key])
+        if kind in GRADERS:  # of the others it is said later, with all kinds there are
+            self._drop_unknown(made, GRADERS[kind])
+            for key in GRADERS[kind].templates:
+                if key in fields:
+                    fields[key] = _literals(fields[key])
         return made
+
+    def _drop_unknown(self, made: Made, model: type[GraderBlock]) -> None:
+        """Parameters that the kind does not have; a grader that checks nothing without them is refused later."""
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        for key in [key for key in made.fields if key not in known]:
+            if self._findings.unknown(made.document, made.origins[key], key, known):
+                del made.fields[key]
 
     def _script(self, made: Made) -> bool:
         """A file to be run, as a program."""

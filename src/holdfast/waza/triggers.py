@@ -43,13 +43,13 @@ def trigger_graders(skill: str) -> list[dict[str, Any]]:
             "name": SHOULD,
             "required_skills": [skill],
             "mode": "any_order",
-            "where": "should_trigger == true",
+            "where": "should_trigger is defined and should_trigger",
         },
         {
             "type": "skill_invocation",
             "name": SHOULD_NOT,
             "forbidden_skills": [skill],
-            "where": "should_trigger == false",
+            "where": "should_trigger is defined and not should_trigger",
         },
     ]
 
