@@ -169,11 +169,16 @@ _ROWS_CHOSEN: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "ta
 def _chosen(samples: list[Any], key: str, value: Any) -> list[Any]:
     """Of the rows that stand in the file those that the command line asks for."""
     if key == "limit":
-        if type(value) is not int or value < 1:
-            raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
-        return samples[:value]
-    wanted = Selection(**{key: [value] if isinstance(value, str) else value})
+        return samples[: limit_of(value)]
+    wanted = Selection.of(**{key: value})
     return [row for row in samples if not isinstance(row, dict) or wanted.takes(row, row.get("id"))]
+
+
+def limit_of(value: Any) -> int:
+    """A number of rows as it is given on the command line."""
+    if type(value) is not int or value < 1:
+        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+    return value
 
 
 def baseline_of(spec: Eval) -> Eval | None:

@@ -17,6 +17,16 @@ class Selection(NamedTuple):
     tags: Sequence[str] = ()
     """of which one of a row's `tags` has to match one"""
 
+    @classmethod
+    def of(cls, **given: Any) -> Selection:
+        """From values as they are written: one, or a list."""
+        return cls(
+            **{
+                key: [str(one) for one in (value if isinstance(value, list) else [value])]
+                for key, value in given.items()
+            }
+        )
+
     def takes(self, row: Mapping[str, Any], sample_id: object) -> bool:
         """Whether a row is asked for."""
         names = [str(name) for name in (sample_id, row.get("name")) if name is not None]

@@ -72,7 +72,10 @@ def _tree(findings: Findings, task: Document, place: Location, path: Path) -> di
         findings.notice(task, place, f"there is no {path}; the task runs without it, as in waza")
         return {}
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
-    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+    own = path.resolve()  # a folder in it may be a link, too
+    return {
+        file.relative_to(path).as_posix(): file.read_bytes() for file in files if file.resolve().is_relative_to(own)
+    }
 
 
 def _content(data: bytes) -> Content:

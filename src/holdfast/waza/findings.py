@@ -38,7 +38,9 @@ class Findings:
     def notice(self, document: Document, location: Location, message: str) -> None:
         """It runs, but not everything it says has a meaning here."""
         name = str(location[-1]) if location else ""
-        self._noticed.setdefault((name, message), []).append(document.where(location))
+        places = self._noticed.setdefault((name, message), [])
+        if (place := document.where(location)) not in places:
+            places.append(place)
 
     @property
     def notices(self) -> tuple[str, ...]:

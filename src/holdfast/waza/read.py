@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import Document
 from holdfast.spec.fields import SCHEMA_VERSION, TARGETS
+from holdfast.spec.load import limit_of
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.selection import Selection
 from holdfast.waza.config import project_folder, read_config
@@ -143,8 +144,8 @@ class _Translation:
         if findings.problems:
             raise ConfigError(findings.problems)
         self._say_what_is_not_graded(common, tasks)
-        origins = self._origins
-        return Document(data, theirs.path, {}, elsewhere=origins, notices=findings.notices)
+        origins: dict[Location, tuple[Document, Location]] = {("name",): (theirs, ("name",)), **self._origins}
+        return Document(data, theirs.path, elsewhere=origins, notices=findings.notices)
 
     def _check_version(self) -> None:
         version = str(self._document.data.get("schemaVersion") or "1.0")
@@ -172,14 +173,12 @@ class _Translation:
 
     def _selected(self, tasks: list[Task]) -> list[Task]:
         """The tasks that the command line asks for."""
-        wanted = {key: self._chosen[key] for key in ("ids", "tags") if self._chosen.get(key)}
-        wanted = {key: [value] if isinstance(value, str) else value for key, value in wanted.items()}
-        selection = Selection(**wanted)
+        selection = Selection.of(**{key: self._chosen[key] for key in ("ids", "tags") if key in self._chosen})
         left = [task for task in tasks if selection.takes(task.row, task.id)]
         if tasks and not left:
-            asked = " ".join(f"{glob!r}" for globs in wanted.values() for glob in globs)
+            asked = " ".join(repr(glob) for glob in (*selection.ids, *selection.tags))
             raise UsageError(f"no task matches {asked}", remedy=f"Tasks: {', '.join(task.id for task in tasks)}.")
-        return left[: self._chosen.get("limit")]
+        return left[: limit_of(self._chosen["limit"])] if "limit" in self._chosen else left
 
     def _add_rows(self, tasks: list[Task]) -> None:
         for number, task in enumerate(tasks):
@@ -256,9 +255,10 @@ class _Translation:
         skill = str(theirs.data.get("skill") or "")
         common = instructions(findings, theirs, ("config", "instruction_files"), self._folder)
         for task in tasks:
-            listed = task.document.data.get("skill_directories")
-            own = findings.texts(task.document, ("skill_directories",)) if listed else config.skills
-            folders = [findings.inside(theirs, ("config", "skill_directories"), self._folder, name) for name in own]
+            own = findings.texts(task.document, ("skill_directories",))
+            document = task.document if own else theirs
+            place: Location = ("skill_directories",) if own else ("config", "skill_directories")
+            folders = [findings.inside(document, place, self._folder, name) for name in own or config.skills]
             places = [folder for folder in folders if folder is not None]
             found = skill_text(places, skill) if skill and config.injects else None
             if found is not None:
@@ -273,8 +273,8 @@ class _Translation:
                 task.row["system"] = "\n\n".join(parts)
 
     def _triggers(self, kind: str) -> list[dict[str, Any]]:
-        if self._chosen.get("ids") or self._chosen.get("tags"):
-            return []
+        if self._chosen:
+            return []  # tasks were asked for
         assert self._document.path is not None
         path = self._document.path.parent / "trigger_tests.yaml"
         found = trigger_rows(self._findings, path, measurable=kind in ("python", "http", "command"))
