@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.spec.document import read_document
+from holdfast.spec.earlier import is_waza
 from holdfast.spec.load import checked, laid_over
 
 if TYPE_CHECKING:
@@ -25,9 +26,8 @@ def load_any(path: Path, overrides: Sequence[Override] = ()) -> Eval:
 def read_any(path: Path, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
     """An eval file as a document of ours, and the overrides that are still to be laid over it."""
     document = read_document(path)
-    if "tasks" in document.data or "config" in document.data or "tasks_from" in document.data:
-        from holdfast.waza.read import is_waza, translate  # evals of ours need nothing of it
+    if is_waza(document.data):
+        from holdfast.waza.read import translate  # evals of ours need nothing of it
 
-        if is_waza(document.data):
-            return translate(document, overrides)
+        return translate(document, overrides)
     return checked(document), list(overrides)

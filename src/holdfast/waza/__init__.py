@@ -1,6 +1,6 @@
 """waza's eval files, read as they are and turned into documents of ours.
 
-`read`       an eval.yaml as a whole: recognised and translated
+`read`       an eval.yaml as a whole
 `config`     its `config` block, and the defaults of `.waza.yaml`
 `tasks`      task files and CSV rows as samples
 `files`      fixtures, skills and instructions that are read along

@@ -1,4 +1,4 @@
-"""A waza eval as a whole: recognised, and turned into the document that our own eval file would give.
+"""A waza eval as a whole, turned into the document that our own eval file would give.
 
 The document is what the run's manifest keeps, so a run goes on, is graded and compared from its directory alone. Where
 each part of it came from is kept beside it: a problem is named by the task file and line in which it stands.
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from holdfast.spec.overrides import Override
     from holdfast.waza.config import Config
 
-_OURS: Final = frozenset({"dataset", "samples", "prompt", "target"})
 _KNOWN: Final = (
     "schemaVersion",
     "name",
@@ -57,12 +56,6 @@ _IGNORED: Final = {
     "baseline": "is not run beside: run the eval without its skill (config.inject_skill_body=false) and use "
     "`holdfast compare`",
 }
-
-
-def is_waza(data: dict[str, Any]) -> bool:
-    """Whether a file is one of waza's: it names tasks, or a skill and a config, and nothing that only ours have."""
-    named = "tasks" in data or "tasks_from" in data or ("skill" in data and "config" in data)
-    return named and not _OURS & data.keys()
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
