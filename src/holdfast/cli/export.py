@@ -73,6 +73,16 @@ def export_after(rundir: RunDir, spec: Eval) -> None:
         export_finished(rundir, spec, say, lambda message: click.echo(f"warning: {message}", err=True))
 
 
+def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
+    """What the command line asks for after a run, finished or not."""
+    from holdfast.export.exporting import export
+    from holdfast.export.reading import RunReader
+
+    reader = RunReader(rundir)
+    for name in names:
+        say(name, export(reader, _block(reader, name, (), None)))
+
+
 def say(name: str, done: Exported) -> None:
     """What was written, or where it went."""
     for place in done.where:

@@ -7,6 +7,7 @@
 `html`      a page to read and to send
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
 `flexeval`  outputs.jsonl, metrics.json
+`waza`      waza's results.json
 `folder`    results and transcripts in a folder of the user's
 `wandb`     Weights & Biases, also offline
 `mlflow`    an MLflow tracking server

@@ -39,6 +39,7 @@ _EXPORTERS: Final = {
     "html": "html:write_html",
     "nat": "nat:write_nat",
     "flexeval": "flexeval:write_flexeval",
+    "waza": "waza:write_waza",
     "wandb": "wandb:export_wandb",
     "mlflow": "mlflow:export_mlflow",
 }

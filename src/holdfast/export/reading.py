@@ -148,7 +148,6 @@ class RunReader:
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprints: dict[str, str] = self.manifest.fingerprints.get("graders", {})
-        assert place.block.threshold is not None
         return Slot(fingerprints.get(place.name, ""), place.turn, place.stops, place.block.threshold)
 
     def _errors(self) -> dict[str, str]:

@@ -14,5 +14,6 @@
 `load`           all of it, with every problem named by file and line
 `template`       sandboxed Jinja2
 `source`         fingerprints of code, from reading it
+`selection`      rows asked for by id and tag
 `secrets`        what may be shown and kept of an eval
 """

@@ -90,6 +90,10 @@ class DatasetBlock(Block):
     """a seed; the order then depends on it and on the rows alone"""
     where: str | None = None
     """an expression over the row's fields: rows for which it is false are left out"""
+    ids: Strings = []
+    """globs: only rows whose id, or `name`, matches one"""
+    tags: Strings = []
+    """globs: only rows of whose field `tags` one matches one"""
     split: str = "test"
     """Hugging Face only"""
     subset: str | None = None
@@ -237,13 +241,21 @@ class CommandTarget(Block):
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin")
 
 
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget
+class MockTarget(Block):
+    """A target that says again what it was asked: for trying out an eval without a model."""
+
+    mock: Literal["waza"]
+    """in whose words: those of waza's mock executor"""
+
+
+TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | MockTarget
 
 TARGETS: dict[str, type[Block]] = {
     "model": ModelTarget,
     "python": PythonTarget,
     "http": HttpTarget,
     "command": CommandTarget,
+    "mock": MockTarget,
 }
 
 
@@ -285,8 +297,8 @@ class ResponderBlock(Block):
     """a function given what its parameters name: messages, sample, turn; returns a text, or None to stop"""
     instructions: str | None = None
     """who the user is and what it wants; a template over the row"""
-    max_followups: int = Field(ge=1)
-    """how many replies it may give"""
+    max_followups: Annotated[int, Field(ge=1)] | str
+    """how many replies it may give; or an expression over the row that says so, 0 where a row has no such user"""
     stop_when: str | None = None
     """an expression over `output`, `turn` and the row's fields: once true the conversation is over"""
     base_url: str | None = None
@@ -322,6 +334,43 @@ class WorkspaceBlock(Block):
     """what it starts with: a folder, relative to the eval file"""
     files: str | None = None
     """an expression over the row that gives more of its files: a map of paths to contents"""
+
+
+class HookBlock(Block):
+    """A program that runs before or after."""
+
+    command: str | Annotated[list[str], Field(min_length=1)]
+    """a text is split at blanks; there is no shell"""
+    working_directory: str = "."
+    """relative to the eval file"""
+    exit_codes: list[int] = [0]
+    """which of them mean success"""
+    error_on_fail: bool = False
+    """a failure stops the run, or is an error of the trial; otherwise it is said and passed over"""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The program and its arguments."""
+        return self.command.split() if isinstance(self.command, str) else list(self.command)
+
+    @model_validator(mode="after")
+    def _some_program(self) -> HookBlock:
+        if not self.arguments:
+            raise ValueError("a hook's command is empty")
+        return self
+
+
+class HooksBlock(Block):
+    """Programs around a run and around its trials. Never part of a key."""
+
+    before_run: list[HookBlock] = []
+    """when a process begins to work"""
+    after_run: list[HookBlock] = []
+    """when it has no more to do"""
+    before_task: list[HookBlock] = []
+    """before each trial that is run"""
+    after_task: list[HookBlock] = []
+    """after it, also when it failed"""
 
 
 class NatOutput(Block):
@@ -399,7 +448,7 @@ class MlflowExport(TrackerExport):
 
 
 EXPORTS: dict[str, type[ExportBlock]] = {
-    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval"), FileExport),
+    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval", "waza"), FileExport),
     "wandb": WandbExport,
     "mlflow": MlflowExport,
 }
@@ -410,6 +459,8 @@ class EvalFields(Block):
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
     name: str = Field(min_length=1, max_length=120)
+    metadata: dict[str, Any] = {}
+    """whatever should be kept with the run; in no key"""
     dataset: DatasetBlock | None = None
     samples: list[dict[str, Any]] | None = None
     target: dict[str, Any]
@@ -425,6 +476,7 @@ class EvalFields(Block):
     graders: list[dict[str, Any]] = []
     limits: Limits = Limits()
     gate: dict[str, float] = {}
+    hooks: HooksBlock = HooksBlock()
     output: OutputBlock = OutputBlock()
     baseline: dict[str, Any] | None = None
     """a second target, evaluated beside the first"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
@@ -17,7 +17,9 @@ from holdfast.spec.fields import (
     DatasetBlock,
     EvalFields,
     ExportBlock,
+    HooksBlock,
     Limits,
+    MockTarget,
     ModelTarget,
     OutputBlock,
     Price,
@@ -32,6 +34,7 @@ from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderB
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.secrets import bare_url
+from holdfast.spec.selection import Selection
 from holdfast.spec.source import file_inside
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.tool_fields import CALLED
@@ -77,6 +80,7 @@ class Eval:
     graders: tuple[GraderBlock, ...]
     limits: Limits
     gate: dict[str, float]
+    hooks: HooksBlock
     prices: dict[str, Price]
     output: OutputBlock
     exports: tuple[ExportBlock, ...]
@@ -110,6 +114,8 @@ class Eval:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
             yield ("responder", "stop_when"), self.responder.stop_when
+        if self.responder is not None and isinstance(self.responder.max_followups, str):
+            yield ("responder", "max_followups"), self.responder.max_followups
         if self.workspace is not None and self.workspace.files is not None:
             yield ("workspace", "files"), self.workspace.files
         for location, grader in self.placed_graders():
@@ -138,17 +144,41 @@ class Eval:
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
     """Read and check an eval file, with values from the command line laid over it."""
-    document = read_document(path)
-    notices = check_spellings(document)
+    return laid_over(checked(read_document(path)), overrides, path.resolve().parent)
+
+
+def checked(document: Document) -> Document:
+    """A file of ours, with what is to be said of how it spells things; ConfigError where nobody does so today."""
+    return replace(document, notices=check_spellings(document))
+
+
+def laid_over(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
+    """The eval of a document with values from the command line laid over it."""
     data = copy.deepcopy(document.data)
     for key, value in overrides:
-        if key == ("dataset", "limit") and isinstance(data.get("samples"), list) and "dataset" not in data:
-            if type(value) is not int or value < 1:
-                raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
-            data["samples"] = data["samples"][:value]
+        if key in _ROWS_CHOSEN and isinstance(data.get("samples"), list) and "dataset" not in data:
+            data["samples"] = _chosen(data["samples"], key[1], value)
         else:
             apply_override(data, key, value)
-    return build_eval(Document(data, document.path, document.lines), path.resolve().parent, notices=notices)
+    return build_eval(replace(document, data=data), folder, notices=document.notices)
+
+
+_ROWS_CHOSEN: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
+
+
+def _chosen(samples: list[Any], key: str, value: Any) -> list[Any]:
+    """Of the rows that stand in the file those that the command line asks for."""
+    if key == "limit":
+        return samples[: limit_of(value)]
+    wanted = Selection.of(**{key: value})
+    return [row for row in samples if not isinstance(row, dict) or wanted.takes(row, row.get("id"))]
+
+
+def limit_of(value: Any) -> int:
+    """A number of rows as it is given on the command line."""
+    if type(value) is not int or value < 1:
+        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+    return value
 
 
 def baseline_of(spec: Eval) -> Eval | None:
@@ -176,7 +206,7 @@ def baseline_of(spec: Eval) -> Eval | None:
     for export in (changed.get("output") or {}).get("export") or []:
         if isinstance(export, dict) and "dir" in export:
             export["dir"] = f"{export['dir']}/baseline"
-    built = build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
+    built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # said of the first already
 
 
@@ -251,6 +281,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         graders=tuple(graders),
         limits=top.limits,
         gate=top.gate,
+        hooks=top.hooks,
         prices=top.prices,
         output=top.output,
         exports=exports,
@@ -297,13 +328,16 @@ def _checkpoints(
     """Checkpoints in the order of their turns; refuses those that cannot be reached and two after one turn."""
     if top is None:
         return ()
-    if top.responder is not None and top.follow_ups:
+    of_the_row = top.responder is not None and isinstance(top.responder.max_followups, str)
+    if top.responder is not None and top.follow_ups and not (of_the_row and isinstance(top.follow_ups, str)):
         problems.append(Problem(document.where(("responder",)), "give either follow_ups or a responder, not both"))
     last = None
     if isinstance(top.follow_ups, list):
-        last = 1 + (top.responder.max_followups if top.responder is not None else len(top.follow_ups))
+        most = len(top.follow_ups) if top.responder is None else top.responder.max_followups
+        last = None if isinstance(most, str) else 1 + most
     found: list[Checkpoint] = []
     everywhere: set[int] = set()
+    named: set[tuple[int, str]] = set()
     for number, block in enumerate(top.checkpoints):
         where = document.where(("checkpoints", number, "after_turn"))
         if block.where is None and block.after_turn in everywhere:
@@ -317,6 +351,11 @@ def _checkpoints(
         if block.where is None:
             everywhere.add(block.after_turn)
         graders = _graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
+        for grader in graders:
+            if (block.after_turn, grader.name) in named:
+                said = f"a second grader called {grader.name!r} after turn {block.after_turn}"
+                problems.append(Problem(document.where(("checkpoints", number)), f"{said}; give each its own name"))
+        named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
         found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
@@ -461,6 +500,8 @@ def target_name(target: TargetBlock) -> str:
     match target:
         case ModelTarget(model=model):
             return model
+        case MockTarget():
+            return "mock"
         case _:
             kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
             value = getattr(target, kind)
