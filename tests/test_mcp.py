@@ -196,6 +196,7 @@ def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
     lab.spec["follow_ups"] = ["milk"]
     with over_http(lab) as url:
         use(lab, {"url": url}, per="run")
+        lab.spec["limits"] = {"retries": 20}
         lab.write()
         lab.provider.control(latency=0.4)
         process = start("eval", lab.eval_file.name, cwd=lab.folder)

@@ -177,7 +177,15 @@ def test_arguments_come_as_their_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [({"a": 1}, '{"a":1}'), (None, ""), (1.5, "1.5"), (complex(1, 2), "(1+2j)"), ([{1}], "[[1]]")]
+    ("value", "text"),
+    [
+        ({"a": 1}, '{"a":1}'),
+        (None, ""),
+        (1.5, "1.5"),
+        (complex(1, 2), "(1+2j)"),
+        ([{1}], "[[1]]"),
+        ("half a letter \udcff", "half a letter ?"),
+    ],
 )
 def test_results_are_handed_over_as_texts(value: Any, text: str) -> None:
     assert run_tool(lambda: value) == text

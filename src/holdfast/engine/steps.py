@@ -153,9 +153,10 @@ class Steps:
         """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""
         calls = [key for key in unasked if key[1] != "intent"]
         if calls:
+            lost = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
-                f"{self._job.sample.id} #{self._job.trial}: the conversation is not the one it was before it was "
-                f"interrupted (turn {turn}); {len(calls)} recorded calls are of no use, and it goes on from here"
+                f"{self._job.sample.id} #{self._job.trial}: the target is not deterministic: turn {turn} does not go "
+                f"as it went before it was interrupted; {lost} of no use, and it goes on from here"
             )
         for at, kind, request, nth in calls:
             for gone in ((at, kind, request, nth), (at, "intent", request, nth)):

@@ -58,7 +58,10 @@ class Workspace:
 
     def close(self) -> None:
         """Remove the folder; what counts is kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.is_symlink():
+            self.folder.unlink()
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workspaces:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.canonical import digest_bytes
-from holdfast.store.files import make_directory, replacing
+from holdfast.store.files import make_directory, replacing, sync_directory
 
 Files = dict[str, str]
 """paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. An empty folder
@@ -49,6 +49,7 @@ class Blobs:
 
     def take_from(self, other: Path) -> None:
         """Have all that another run's folder has, by links where the file system has them."""
+        linked = set()
         for path in other.glob("*/*"):
             own = self._folder / path.parent.name / path.name
             if own.exists() or path.name.startswith("."):
@@ -56,8 +57,11 @@ class Blobs:
             make_directory(own.parent)
             try:
                 own.hardlink_to(path)
+                linked.add(own.parent)
             except OSError:
                 self.keep(path.read_bytes())
+        for folder in linked:
+            sync_directory(folder)
 
     def read(self, digest: str) -> bytes:
         """The contents behind a digest."""

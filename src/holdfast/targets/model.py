@@ -137,6 +137,8 @@ class Model:
             usage = self._usage(data.get("usage"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
+        if not isinstance(message.get("tool_calls") or [], list):
+            raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
         if content is None:
             content = ""  # all its tokens went into thinking, or it only calls tools: that is its answer
         if not isinstance(content, str):

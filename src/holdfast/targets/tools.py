@@ -123,7 +123,7 @@ async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> 
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the tool's own: the model is told, and may do better
-            return f"Error: {said_with_place(error)}"
+            return as_text(f"Error: {said_with_place(error)}")
 
     result = await turn.calls.tool(name, arguments, live, "record" if tool is None else tool.replay)
     return str(result)
@@ -190,13 +190,13 @@ def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any
 def as_text(result: Any) -> str:
     """What a tool returned, as a model reads it."""
     if isinstance(result, str):
-        return result
+        return result.encode("utf-8", "replace").decode()  # names of files may hold halves of letters
     if result is None:
         return ""
     try:
         return msgspec.json.encode(result).decode()
     except (TypeError, ValueError):
-        return str(result)
+        return as_text(str(result))
 
 
 def _described(doc: str) -> tuple[str, dict[str, str]]:
