@@ -444,3 +444,17 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
         assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
         at_most_twice(model, 400, 4)
         assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
+
+
+def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
+    with server() as model:
+        site.write(model.base_url, exports=[{"to": "csv"}], execution={"auto_export": ["mlflow"]})
+        config = json.loads((site.folder / "nano.yaml").read_text())
+        config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
+        (site.folder / "nano.yaml").write_text(json.dumps(config))
+        invocation = site.submit()
+        state = site.await_over(invocation)
+    assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
+    assert state.run_dir is not None
+    assert list(Path(state.run_dir).rglob("*.csv"))
+    assert "export to mlflow: failed" in site.logs(invocation)

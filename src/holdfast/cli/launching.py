@@ -26,7 +26,7 @@ def is_configuration(path: Path) -> bool:
     from holdfast.spec.document import read_document
 
     with suppress(HoldfastError, OSError):
-        return path.is_file() and any(key in read_document(path).data for key in (*SECTIONS, "defaults"))
+        return path.is_file() and any(key in read_document(path).data for key in SECTIONS)
     return False
 
 

@@ -21,6 +21,7 @@ from holdfast.spec.fields import ModelTarget
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import newest_round
 from holdfast.store.holding import live_workers
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.engine.shared import Shared
@@ -38,6 +39,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     """verdicts that a trial needs"""
     stepwise: bool = False
+    exports: bool = False
+    """whether the eval file asks for exports of a run that is finished"""
     error: str = ""
     """why it cannot be worked on"""
 
@@ -83,8 +86,28 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
         plan, reason = shared.plan, shared.reason
         error = "" if reason is None or shared.metrics is not None else str(reason)
         run_dir = str(shared.rundir.path)
-        return Prepared(run_dir=run_dir, exit_code=shared.exit_code, total=plan.total, done=plan.finished, error=error)
+        return Prepared(
+            run_dir=run_dir,
+            exit_code=shared.exit_code,
+            total=plan.total,
+            done=plan.finished,
+            exports=bool(spec.exports),
+            error=error,
+        )
     plan, slots = shared.plan, len(shared.found.work.slots)
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots, stepwise=spec.many_calls)
+
+
+def export_task(folder: Path, run_dir: Path) -> int:
+    """The exports that the eval file asks for; 3 when one of them failed."""
+    from holdfast.export.exporting import export_finished
+
+    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    failures: list[str] = []
+    spec = load_eval(Path(task.eval_file), task.overrides)
+    export_finished(RunDir(run_dir), spec, lambda name, done: print(name, *done.where), failures.append)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 3 if failures else 0
