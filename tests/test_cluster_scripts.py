@@ -142,7 +142,7 @@ def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
     said = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
     assert "Compiled Configuration" in said
-    wrong = holdfast("eval", "evals/mmlu.yaml", "-t", "mmlu", "-d", cwd=folder, check=2).stderr
+    wrong = holdfast("eval", "evals/mmlu.yaml", "--force-squash", "-d", cwd=folder, check=2).stderr
     assert "--run or --batch" in wrong
 
 

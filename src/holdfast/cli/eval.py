@@ -52,11 +52,17 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option("-c", "--config", "named", metavar="CONFIG", help="A configuration for a cluster: a name or a path.")
 @click.option("-r", "--run", metavar="PROFILE", help="Run CONFIG where this profile of env.toml says, and follow it.")
 @click.option("-b", "--batch", metavar="PROFILE", help="The same, and leave it alone.")
-@click.option("-t", "--task", multiple=True, help="Only this task of CONFIG; may be repeated.")
 @click.option("--force-squash", is_flag=True, help="Make .sqsh files of images anew.")
 @click.option("-m", "--model", help="Measure this model instead of the file's.")
 @click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
-@click.option("-t", "--task", "ids", multiple=True, metavar="GLOB", help="Only samples of this id or name.")
+@click.option(
+    "-t",
+    "--task",
+    "ids",
+    multiple=True,
+    metavar="GLOB",
+    help="Only samples of this id or name; of a cluster's CONFIG only this task.",
+)
 @click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
@@ -99,8 +105,8 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
         raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
     if given["run"] or given["batch"] or is_configuration(Path(config)) or (given["named"] and _is_name(config)):
         return launch_command(config, overrides, given)
-    if given["task"] or given["force_squash"]:
-        raise UsageError("-t and --force-squash are for configurations of clusters, with --run or --batch")
+    if given["force_squash"]:
+        raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
     spec = load_any(Path(config), _overrides(overrides, given))
     options = _options(given)
     baseline = baseline_of(spec)

@@ -407,7 +407,7 @@ class MainJob:
 
 
 def export_words(destination: str, settings: dict[str, Any]) -> list[str]:
-    """Settings of a destination as `holdfast export` takes them; those of other tools' that it does not know are left."""
+    """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
     known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
     return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
 
@@ -419,7 +419,7 @@ class _Progress:
         self._total = prepared.total
         self._slots = prepared.slots
         self._index = Index()
-        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index, own=None, stepwise=prepared.stepwise)
+        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index)
         self._marks: list[tuple[float, int]] = []
 
     def look(self) -> dict[str, object]:
