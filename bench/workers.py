@@ -1,6 +1,7 @@
-"""Samples per second with 1, 2 and 4 workers on one run, at 50 ms latency, as ratios to one process in the same run.
+"""Samples per second with 1, 2 and 4 workers on one run, at 50 ms latency, as ratios to one process in the same run;
+and what 100,000 samples cost in a directory that four workers share.
 
-    python bench/workers.py [--rows 4000] [--repeats 3]
+    python bench/workers.py [--rows 4000] [--repeats 3] [--large 100000]
 
 Each worker has 16 requests in flight, so that the server's latency is what limits it and not the machine's cores. They
 take turns; rates are taken from the first request to the last answer, and by the whole command.
@@ -26,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what workers add.")
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--large", type=int, default=100_000, help="samples of the shared directory; 0: leave that out")
     given = parser.parse_args()
     compile_first()
     steady: dict[int, list[float]] = {count: [] for count in CREWS}
@@ -52,6 +54,29 @@ def main() -> None:
             f"{label:>10}  {median(steady[count]):>10,.0f}  {ratios[0]:>6.2f}  "
             f"{median(whole[count]):>14,.0f}  {ratios[1]:>6.2f}"
         )
+    if given.large:
+        large(given.large)
+
+
+def large(rows: int) -> None:
+    """Many samples at no latency: what sharing them out adds to their cost."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, serving() as server:
+        case = Case(Path(name) / "case", rows, f"{server.url}/0")
+        print(f"{rows:,} samples at 0 ms: {'wall s':>8}  {'CPU ms a sample':>16}  {'CPU, ratio':>11}  {'files':>6}")
+        alone = 0.0
+        for count in (0, 4):
+            command = [HOLDFAST, "eval", "bench.yaml", "--fresh", "--display", "none"]
+            spent, seen = server.watch(
+                lambda words=[*command, *(["--workers", str(count)] if count else [])]: spend(*words, cwd=case.folder)
+            )
+            if seen["requests"] != rows:
+                raise SystemExit(f"{count} workers: {seen['requests']} requests for {rows} rows")
+            alone = alone or spent.cpu
+            run = next(path.parent for path in case.folder.glob("runs/*/*/metrics.json"))
+            files = sum(path.is_file() for path in run.rglob("*"))
+            label = f"{count} workers" if count else "one process"
+            cost = f"{spent.cpu / rows * 1000:>16.3f}  {spent.cpu / alone:>11.2f}"
+            print(f"{label:>{len(f'{rows:,} samples at 0 ms:')}} {spent.wall:>8.1f}  {cost}  {files:>6,}")
 
 
 if __name__ == "__main__":

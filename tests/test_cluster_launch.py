@@ -23,8 +23,8 @@ from holdfast.cluster.launch import follow, start_attempt
 from holdfast.cluster.layout import Begin, End
 from holdfast.cluster.submission import Ledger, Registry
 from holdfast.cluster.transport import Here
-from tests.support.launching import Site
-from tests.support.running import holdfast, server, start, wait_for
+from tests.support.launching import Site, calmly
+from tests.support.running import holdfast, server, start
 from tests.support.slurm import Lab
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) ->
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
-        wait_for(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
+        calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
 
         second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
         assert "score 0.5" in second
@@ -114,14 +114,14 @@ def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> Non
         assert state.run_dir is not None
         workers = {path.parent.name for path in Path(state.run_dir).glob("workers/*/outputs.jsonl")}
         assert workers == {"main", "w1", "w2", "w3"}
-        wait_for(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
+        calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
 
 
 def test_a_cancelled_worker_costs_only_what_it_had_in_flight(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 3})
         invocation = site.submit()
-        wait_for(lambda: len(site.running(invocation, "workers")) == 2 and model.requests > 100, "workers at work")
+        calmly(lambda: len(site.running(invocation, "workers")) == 2 and model.requests > 100, "workers at work")
         victim = site.running(invocation, "workers")[0]
         site.slurm("scancel", victim.handle)
         state = site.await_over(invocation)
@@ -219,7 +219,7 @@ def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> 
     state = site.await_over(invocation)
     assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
     assert "no GPU here" in state.reason
-    wait_for(lambda: not site.chain(invocation).live("main"), "the successor's end")
+    calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
 
 
 def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
@@ -229,7 +229,7 @@ def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
         assert "401" in state.reason or "key" in state.reason.lower(), state
-        wait_for(lambda: not site.chain(invocation).live("main"), "the successor's end")
+        calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
 
 
 def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
@@ -242,9 +242,9 @@ def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
 
 
 def test_a_time_limit_is_met_in_good_order_and_the_successor_goes_on(site: Site) -> None:
-    # Slurm's least limit is a minute, and it may send its signal a minute early: with this margin it comes at once.
+    # Slurm's least limit is a minute, and it may send its signal a minute early: with this margin it comes soon.
     with server(latency=0.4) as model:
-        flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@50"}}
+        flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@40"}}
         site.write(model.base_url, rows=250, limits={"concurrency": 4}, execution=flags)
         invocation = site.submit()
         state = site.await_over(invocation, 150)
@@ -289,7 +289,7 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
             found = registry.all() if registry.folder.exists() else []
             return found[0] if found and len(site.chain(found[0]).known("main")) == 1 else None
 
-        invocation = wait_for(second_intent, "the second intent")
+        invocation = calmly(second_intent, "the second intent")
         submitting.kill()
         submitting.communicate()
         started = start_attempt(site.lab.here, invocation.directory)
@@ -308,7 +308,7 @@ def test_a_stopped_invocation_goes_on_from_its_files_alone(site: Site) -> None:
         layout.write_stop(site.transport, invocation.directory, "test")
         state = site.await_over(invocation)
         assert (state.phase, state.reason) == ("stopped", "told to stop")
-        wait_for(lambda: not site.chain(invocation).live("main"), "the jobs' end")
+        calmly(lambda: not site.chain(invocation).live("main"), "the jobs' end")
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
         layout.remove_stop(site.transport, invocation.directory)
@@ -371,11 +371,11 @@ def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
     )
     served = {"type": "generic", "command": f"{sys.executable} {script}", "port": port, "served_model_name": "smollm2"}
     params = {"model": "smollm2", "params": {"max_tokens": 8, "temperature": 0}}
-    site.write(None, rows=4, deployment=served, target=params, limits={"concurrency": 2})
+    site.write(None, rows=2, deployment=served, target=params, limits={"concurrency": 2})
     invocation = site.submit()
     state = site.await_over(invocation, 120)
-    assert (state.phase, state.done) == ("done", 4), site.logs(invocation)
-    assert site.metrics(state)["outputs"] == 4
+    assert (state.phase, state.done) == ("done", 2), site.logs(invocation)
+    assert site.metrics(state)["outputs"] == 2
 
 
 def test_the_same_on_this_machine(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_the_same_on_this_machine(tmp_path: Path) -> None:
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
     ledger = Ledger(site.transport, invocation.directory)
-    wait_for(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
 
 
 def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp
     (job,) = local.live_jobs(ledger, 0)
     assert job.id is not None
     os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
-    wait_for(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
     start_attempt(site.transport, invocation.directory)
     state = site.await_over(invocation)
     assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
@@ -413,7 +413,7 @@ def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
         site.write(model.base_url, rows=100, limits={"concurrency": 4})
         env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
         attached = start("eval", "-c", "nano", "--run", "lab", cwd=site.folder, env=env)
-        wait_for(lambda: model.requests > 10, "work")
+        calmly(lambda: model.requests > 10, "work")
         attached.send_signal(signal.SIGINT)
         _, said = attached.communicate(timeout=60)
         (invocation,) = Registry(site.folder / "home" / "invocations").all()
@@ -437,10 +437,24 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
         invocation = site.submit()
-        wait_for(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
+        calmly(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
         (job,) = site.running(invocation, "main")
         site.slurm("scancel", "--signal=KILL", "--full", job.id)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
         at_most_twice(model, 400, 4)
         assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
+
+
+def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
+    with server() as model:
+        site.write(model.base_url, exports=[{"to": "csv"}], execution={"auto_export": ["mlflow"]})
+        config = json.loads((site.folder / "nano.yaml").read_text())
+        config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
+        (site.folder / "nano.yaml").write_text(json.dumps(config))
+        invocation = site.submit()
+        state = site.await_over(invocation)
+    assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
+    assert state.run_dir is not None
+    assert list(Path(state.run_dir).rglob("*.csv"))
+    assert "export to mlflow: failed" in site.logs(invocation)

@@ -52,6 +52,7 @@ def test_the_main_script_is_this_text() -> None:
         "#SBATCH --time=04:00:00\n"
         "#SBATCH --exclusive\n"
         "# gsm8k: task 0 of 0123456789abcdef, main\n"
+        "trap '' USR2\n"
         "module load cuda\n"
         "exec /env/bin/python -m holdfast.cluster.node /base/holdfast/0123456789abcdef/0 --role main\n"
     )
@@ -66,13 +67,14 @@ def test_the_workers_script_is_this_text() -> None:
         "#SBATCH --requeue\n"
         "#SBATCH --time=1\n"
         "# gsm8k: task 0 of 0123456789abcdef, worker\n"
+        "trap '' USR2\n"
         "exec /env/bin/python -m holdfast.cluster.node /b/holdfast/0/0 --role worker\n"
     )
 
 
 def test_names_that_a_shell_would_read_are_quoted() -> None:
     text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskPlace("/a b/100%/x", 0))
-    *_, comment, last = text.splitlines()
+    *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
         *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.node", "/a b/100%/x/0", "--role", "main")
@@ -140,7 +142,7 @@ def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
     said = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
     assert "Compiled Configuration" in said
-    wrong = holdfast("eval", "evals/mmlu.yaml", "-t", "mmlu", "-d", cwd=folder, check=2).stderr
+    wrong = holdfast("eval", "evals/mmlu.yaml", "--force-squash", "-d", cwd=folder, check=2).stderr
     assert "--run or --batch" in wrong
 
 

@@ -109,6 +109,8 @@ class TestWhatIsRead:
             "offset": 2,
             "shuffle": 7,
             "where": 'level == "hard"',
+            "ids": [],
+            "tags": [],
             "split": "train",
             "subset": "main",
             "revision": "abc",

@@ -21,10 +21,11 @@ from holdfast.engine.shared import prepare
 from holdfast.errors import Fault
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import Claims, Round, begin_round, cut
+from holdfast.store.follow import Follower
 from holdfast.store.holding import worker_lease
-from holdfast.store.index import read_output, read_steps
+from holdfast.store.index import Index, read_output, read_steps
 from holdfast.store.lease import RunLease
-from holdfast.store.records import Grade, Step, Timing, Usage, to_line
+from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import (
     assert_each_once,
@@ -104,6 +105,8 @@ def test_workers_ask_for_each_sample_once_and_give_the_numbers_of_one_process(
     assert "already finished" in again.stdout and provider.requests == ROWS
     late = holdfast("work", run, cwd=tmp_path)
     assert "already finished" in late.stdout and provider.requests == ROWS
+    holdfast("eval", eval_file, "--workers", "2", "--fresh", cwd=tmp_path)
+    assert provider.requests == 2 * ROWS
 
 
 def test_what_a_killed_worker_had_in_hand_is_done_by_the_others(
@@ -308,6 +311,18 @@ def test_a_fault_of_all_is_said_once_for_all_workers(tmp_path: Path, provider: S
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
+def test_a_budget_stops_all_workers_and_more_of_it_goes_on(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+    provider.control(latency=0.05)
+    ended = holdfast("eval", eval_file, "--workers", "2", "--max-tokens", "60", cwd=tmp_path, check=3)
+    assert "budget reached" in ended.stdout and 20 <= provider.requests < ROWS / 2
+    asked = provider.requests
+    at_once = holdfast("eval", eval_file, "--workers", "2", "--max-tokens", "60", cwd=tmp_path, check=3)
+    assert "budget reached" in at_once.stdout and provider.requests == asked
+    holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    assert provider.requests == ROWS
+    assert_each_once(run_dir(tmp_path), ROWS)
+
+
 def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     shown = "target.base_url=http://user:sesame@127.0.0.1:1/v1"
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
@@ -351,6 +366,36 @@ class TestTwice:
             (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
         places = RunDir(tmp_path).load(mend=False).steps["k"]
         assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_path: Path) -> None:
+    folder = tmp_path / "workers" / "a"
+    folder.mkdir(parents=True)
+    index = Index()
+    follower = Follower(RunDir(tmp_path), index)
+    used = Usage(3, 4, 1, 0.5)
+    records = [
+        ("steps", Step("k", "s", 1, 1, "turn", "r", 1, "", used, 1.0, 0.5)),
+        ("steps", Step("other", "s", 2, 1, "turn", "r", 1, "", used, 2.0, 0.5)),
+        ("steps", Step("k", "s", 1, 2, "turn", "r", 1, "", used, 3.0, 0.5)),
+        ("errors", ErrorRecord("k", "s", 1, 1, "target", "server", "", 500, 4.0, 0.5, False)),
+        ("outputs", output_of("x", key="k", usage=Usage(6, 8, 2, 1.0))),
+        ("grades", Grade("k", "g", "s", 1, "x", "x", None, "passed", 1.0, 1.0, "", None, 0.0, used, 5.0)),
+    ]
+    for name, record in records:
+        line = to_line(record)
+        before = (index.spent.tokens, len(index.outputs), len(index.verdicts))
+        for part in (line[:-9], line[-9:]):
+            follower.refresh()
+            assert (index.spent.tokens, len(index.outputs), len(index.verdicts)) == before, "half a line is none"
+            with (folder / f"{name}.jsonl").open("ab") as file:
+                file.write(part)
+        follower.refresh()
+    whole = RunDir(tmp_path).load(mend=False)
+    assert (index.outputs, index.verdicts, index.attempts) == (whole.outputs, whole.verdicts, whole.attempts)
+    counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
+    assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]
+    assert whole.spent.tokens == (6 + 8) + 2 * (3 + 4), "the output, the call of the other trial, and the judge"
 
 
 class TestClaims:

@@ -6,8 +6,9 @@ import functools
 import inspect
 import os
 import threading
+import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
-from holdfast.spec.document import Document, read_document
-from holdfast.spec.earlier import check_spellings
+from holdfast.formats import read_any
+from holdfast.spec.document import Document
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 from holdfast.store.index import read_line
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.spec.load import Eval
+    from holdfast.spec.overrides import Override
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ def evaluate(
     outcome = _in_own_thread(spec, options, display or Quiet())
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
+    if outcome.metrics is not None and spec.exports:
+        from holdfast.export.exporting import export_finished
+
+        def failed(message: str) -> None:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+        export_finished(outcome.rundir, spec, lambda _name, _done: None, failed)
     reason = None if outcome.reason is None else str(outcome.reason)
     if outcome.metrics is None and reason is None and not skip_graders:
         left = outcome.plan.to_run + outcome.plan.to_grade
@@ -114,18 +123,17 @@ def _spec(
 ) -> Eval:
     functions: dict[str, Any] = {}
     document, folder = Document({}), Path.cwd()
-    notices: tuple[str, ...] = ()
     if eval_file is not None:
-        document, folder = read_document(Path(eval_file)), Path(eval_file).resolve().parent
-        notices = check_spellings(document)
+        given: list[Override] = [] if target is None else [(("target",), _kind(target))]
+        document, folder = read_any(Path(eval_file), given)[0], Path(eval_file).resolve().parent
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}
     if isinstance(target, str):
         data["target"] = {**(data.get("target") or {}), "model": target}
     elif callable(target):
-        given = _given(target, functions)
-        data["target"] = {"python": given.pop("function"), **given}
+        function = _given(target, functions)
+        data["target"] = {"python": function.pop("function"), **function}
     elif target is not None:
         data["target"] = dict(target)
     if graders is not None:
@@ -133,7 +141,12 @@ def _spec(
             {"type": "python", "name": _name(grader), **_given(grader, functions)} if callable(grader) else dict(grader)
             for grader in graders
         ]
-    return build_eval(Document(data, document.path, document.lines), folder, functions, notices)
+    return build_eval(replace(document, data=data), folder, functions, document.notices)
+
+
+def _kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
+    """A target as far as it matters for reading a file that may name none."""
+    return {"model": target} if isinstance(target, str) else {"python": ""} if callable(target) else target
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ HoldfastError
 ├── Interrupted           exit 130 or 143: told to stop
 ├── ClusterError          exit 3: a cluster's program refused or failed
 ├── Unreachable           exit 3: no answer from the cluster; says nothing about jobs, which may be running
+├── ExportFailed          exit 3: a run could not be handed on; the run itself is whole
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by class, never a score
 
@@ -84,6 +85,12 @@ class RunHeld(HoldfastError):
     """Another process is writing this run."""
 
     exit_code = 4
+
+
+class ExportFailed(HoldfastError):
+    """Another tool, or the way to it, did not take a run; nothing of the run is touched by that."""
+
+    exit_code = 3
 
 
 class Interrupted(HoldfastError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from holdfast.cluster.submission import Ledger, Registry, Submitter
 from tests.support.running import wait_for, write_eval
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.cluster.config import Launch
     from holdfast.cluster.slurm import JobState
     from holdfast.cluster.submission import Invocation
@@ -25,6 +28,16 @@ if TYPE_CHECKING:
     from tests.support.slurm import Lab
 
 PATIENCE = 90.0
+
+
+def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """As `wait_for`, where looking is work for the machine that is waited for."""
+
+    def look() -> Any:
+        time.sleep(0.1)
+        return condition()
+
+    return wait_for(look, what, patience)
 
 
 @dataclass
@@ -84,7 +97,8 @@ class Site:
 
     def state(self, invocation: Invocation, task: int = 0) -> State:
         """How far a task is."""
-        return layout.read_state(self.lab.here, self.place(invocation, task))
+        path = Path(self.place(invocation, task).state)
+        return layout.decode(path.read_bytes(), State, str(path)) if path.exists() else State()
 
     def attempts(self, invocation: Invocation) -> list[layout.AttemptRecord]:
         """The attempts of the first task."""
@@ -93,7 +107,7 @@ class Site:
     def await_over(self, invocation: Invocation, patience: float = PATIENCE, task: int = 0) -> State:
         """The state a task ends in."""
         try:
-            wait_for(lambda: self.state(invocation, task).phase in layout.OVER, "the end", patience)
+            calmly(lambda: self.state(invocation, task).phase in layout.OVER, "the end", patience)
         except AssertionError:
             raise AssertionError(f"{self.state(invocation, task)}\n{self.logs(invocation)}") from None
         return self.state(invocation, task)
@@ -101,7 +115,7 @@ class Site:
     def await_done(self, invocation: Invocation, count: int) -> State:
         """The state once so many trials are done."""
         try:
-            wait_for(lambda: self.state(invocation).done >= count, f"{count} trials", PATIENCE)
+            calmly(lambda: self.state(invocation).done >= count, f"{count} trials")
         except AssertionError:
             raise AssertionError(f"{self.state(invocation)}\n{self.logs(invocation)}") from None
         return self.state(invocation)

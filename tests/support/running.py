@@ -89,7 +89,8 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 def environment(**more: str) -> dict[str, str]:
     """An environment without anything of the user's that could matter."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "OPENAI_"))}
+    theirs = ("HOLDFAST_", "OPENAI_", "WANDB_", "MLFLOW_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     return {**kept, **more}
 
 

@@ -16,6 +16,7 @@ answer          `echo` (the prompt), `digest` (a number from the prompt) or `jud
 usage           whether replies say how many tokens they took
 tool_calls      how many tools it calls, one after the other, before it answers a user's message; the arguments are made
                 of that message and of how many calls came before; the answer is made of the tools' results
+calls           the very calls to make, once, where a request offers tools
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Settings:
     answer: str = "echo"
     usage: bool = True
     tool_calls: int = 0
+    calls: list[Any] = field(default_factory=list)
 
 
 class State:
@@ -193,6 +195,8 @@ class Connection(asyncio.Protocol):
             said["content"] = f"{asked}: {'; '.join(results)}"
             if len(results) < self.state.settings.tool_calls:
                 said, stop = tool_call(body["tools"], asked, len(results)), "tool_calls"
+        elif self.state.settings.calls and body.get("tools") and body["messages"][-1]["role"] != "tool":
+            said = {"role": "assistant", "content": None, "tool_calls": self.state.settings.calls}
         reply: dict[str, Any] = {
             "id": "r",
             "object": "chat.completion" if key == "message" else "text_completion",

@@ -18,6 +18,7 @@ from holdfast.graders.types import Case, Verdict
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.store.records import Output, Timing, Usage
+from holdfast.store.workspace import Blobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,13 +81,32 @@ def output_of(text: str, **fields: Any) -> Output:
     return Output(**{**plain, **fields})
 
 
-def grade(folder: Path, block: dict[str, Any], answer: str, /, **row: Any) -> Verdict | AttemptError:
-    """What a grader says of an answer; the AttemptError where it cannot say."""
-    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block])
+def grade(
+    folder: Path,
+    block: dict[str, Any],
+    answer: str,
+    /,
+    said: dict[str, Any] | None = None,
+    files: dict[str, str] | None = None,
+    **row: Any,
+) -> Verdict | AttemptError:
+    """What a grader says of an answer; the AttemptError where it cannot say.
+
+    `said` are further fields of the output, `files` what is in the trial's workspace.
+    """
+    workspace = None if files is None else {}
+    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block], workspace=workspace)
     (grader,) = build_graders(spec)
-    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer))
+    blobs = Blobs(folder / "blobs")
+    kept = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
+    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**kept, **(said or {})}), blobs)
+
+    async def judged() -> Verdict:
+        async with grader:
+            return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
+
     try:
-        return grader.check(case) if hasattr(grader, "check") else asyncio.run(grader.judge(case))
+        return asyncio.run(judged())
     except AttemptError as error:
         return error
 

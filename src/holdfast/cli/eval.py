@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
-from holdfast.spec.fields import parse_duration
+from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
@@ -51,10 +52,18 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option("-c", "--config", "named", metavar="CONFIG", help="A configuration for a cluster: a name or a path.")
 @click.option("-r", "--run", metavar="PROFILE", help="Run CONFIG where this profile of env.toml says, and follow it.")
 @click.option("-b", "--batch", metavar="PROFILE", help="The same, and leave it alone.")
-@click.option("-t", "--task", multiple=True, help="Only this task of CONFIG; may be repeated.")
 @click.option("--force-squash", is_flag=True, help="Make .sqsh files of images anew.")
 @click.option("-m", "--model", help="Measure this model instead of the file's.")
 @click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
+@click.option(
+    "-t",
+    "--task",
+    "ids",
+    multiple=True,
+    metavar="GLOB",
+    help="Only samples of this id or name; of a cluster's CONFIG only this task.",
+)
+@click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--fresh", "--force", is_flag=True, help="Set the earlier run aside and start anew.")
@@ -66,6 +75,7 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option(
     "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
 )
+@click.option("--export", "export", multiple=True, type=click.Choice(list(EXPORTS)), help="Also write it as this.")
 @click.option("--workers", type=click.IntRange(1), help="Share the work out among so many processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
 @click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
@@ -86,7 +96,8 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     results go. The command shows it compiled, puts everything in place there and submits it.
     """
     from holdfast.cli.launching import is_configuration, launch_command
-    from holdfast.spec.load import baseline_of, load_eval
+    from holdfast.formats import load_any
+    from holdfast.spec.load import baseline_of
 
     if given["named"] is not None:
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
@@ -94,9 +105,9 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
         raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
     if given["run"] or given["batch"] or is_configuration(Path(config)) or (given["named"] and _is_name(config)):
         return launch_command(config, overrides, given)
-    if given["task"] or given["force_squash"]:
-        raise UsageError("-t and --force-squash are for configurations of clusters, with --run or --batch")
-    spec = load_eval(Path(config), _overrides(overrides, given))
+    if given["force_squash"]:
+        raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
+    spec = load_any(Path(config), _overrides(overrides, given))
     options = _options(given)
     baseline = baseline_of(spec)
     if given["dry_run"]:
@@ -161,6 +172,10 @@ def write_copies(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
         except OSError as error:
             remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
+    if outcome.metrics is not None:
+        export_after(outcome.rundir, spec)
+    if given.get("export") and outcome.exit_code <= 4:
+        export_also(outcome.rundir, given["export"])
 
 
 def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:
@@ -188,6 +203,8 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
     named = {
         "model": ("target", "model"),
         "trials": ("trials",),
+        "ids": ("dataset", "ids"),
+        "tags": ("dataset", "tags"),
         "limit": ("dataset", "limit"),
         "concurrency": ("limits", "concurrency"),
         "max_cost": ("limits", "max_cost"),
@@ -195,8 +212,13 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
         "max_time": ("limits", "max_time"),
         "baseline_model": ("baseline", "model"),
     }
-    chosen = [(path, given[option]) for option, path in named.items() if given[option] is not None]
+    chosen = [(path, _plain(given[option])) for option, path in named.items() if given[option] not in (None, ())]
     return [*chosen, *map(parse_override, overrides)]
+
+
+def _plain(value: Any) -> Any:
+    """As a file would have it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _options(given: dict[str, Any]) -> Options:

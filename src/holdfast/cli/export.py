@@ -1,62 +1,122 @@
-"""`holdfast export`: a run in the formats of other tools."""
+"""`holdfast export`: a run in the formats of other tools, and in the services that keep runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
+from holdfast.spec.fields import EXPORTS, FileExport
+from holdfast.spec.overrides import apply_override, parse_override
 
 if TYPE_CHECKING:
+    from holdfast.export.exporting import Exported
     from holdfast.export.reading import RunReader
-
-FORMATS = ["csv", "parquet", "nat", "flexeval", "samples"]
+    from holdfast.spec.fields import ExportBlock
+    from holdfast.spec.load import Eval
+    from holdfast.store.rundir import RunDir
 
 
 @click.command("export")
 @click.argument("run")
-@click.option("--to", "wanted", required=True, type=click.Choice(FORMATS), help="The format.")
+@click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option("--to", "wanted", type=click.Choice(list(EXPORTS)), help="Format or service.")
+@click.option("--failed", is_flag=True, help="Do all exports again that failed.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder [RUN/export/FORMAT].")
 @runs_dir_option
-def command(run: str, wanted: str, output: Path | None, runs_dir: Path | None) -> int:
-    """Write RUN (its path or id) as csv, parquet, nat, flexeval, or samples (transcripts as one JSONL)."""
+def command(
+    run: str, options: tuple[str, ...], wanted: str | None, failed: bool, output: Path | None, runs_dir: Path | None
+) -> int:
+    """Write RUN (its path or id) in another format, or send it to W&B or MLflow.
+
+    KEY=VALUE are options of the destination, for example project=x entity=y for wandb, tracking_uri=URL for mlflow;
+    what is not given is as in the last export there, or in the eval file. Exporting again updates.
+    """
+    from holdfast.export.exporting import export, read_entries
     from holdfast.export.reading import RunReader
-    from holdfast.store.files import make_directory
     from holdfast.store.rundir import RunDir
 
+    if (wanted is None) == (not failed):
+        raise UsageError(f"give --to {'|'.join(EXPORTS)}, or --failed")
+    if failed and (options or output):
+        raise UsageError("--failed does exports again as they were; give options with --to")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     reader = RunReader(rundir)
-    folder = output or rundir.path / "export" / wanted
-    make_directory(folder)
-    for path in _write(reader, wanted, folder):
-        click.echo(f"wrote {path}")
+    names = [wanted] if wanted else [name for name, entry in read_entries(rundir).items() if entry.state == "failed"]
+    blocks = [_block(reader, name, options, output) for name in names if name in EXPORTS]
+    code = 0
+    for block in blocks:
+        try:
+            say(block.to, export(reader, block))
+        except HoldfastError as error:
+            if not failed:
+                raise
+            click.echo(f"holdfast: {error}", err=True)
+            code = max(code, error.exit_code)
+    if not blocks:
+        click.echo("no export has failed")
     if reader.missing_rows:
         click.echo(f"{reader.missing_rows:,} rows are no longer in the dataset; their fields are left out", err=True)
-    if not rundir.finished:
+    if blocks and not rundir.finished:
         click.echo("the run is not finished: this is what there is so far", err=True)
-    return 0
+    return code
 
 
-def _write(reader: RunReader, wanted: str, folder: Path) -> list[Path]:
-    if wanted == "csv":
-        from holdfast.export.tables import write_csv
+def export_after(rundir: RunDir, spec: Eval) -> None:
+    """What the eval file asks for once a run has finished; a failure is a warning."""
+    if spec.exports:
+        from holdfast.export.exporting import export_finished
 
-        return write_csv(reader, folder)
-    if wanted == "parquet":
-        from holdfast.export.tables import write_parquet
+        export_finished(rundir, spec, say, lambda message: click.echo(f"warning: {message}", err=True))
 
-        return write_parquet(reader, folder)
-    if wanted == "nat":
-        from holdfast.export.nat import write_nat
 
-        return write_nat(reader, folder)
-    if wanted == "flexeval":
-        from holdfast.export.flexeval import write_flexeval
+def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
+    """What the command line asks for after a run, finished or not."""
+    from holdfast.export.exporting import export
+    from holdfast.export.reading import RunReader
 
-        return write_flexeval(reader, folder)
-    from holdfast.export.samples import write_samples
+    reader = RunReader(rundir)
+    for name in names:
+        say(name, export(reader, _block(reader, name, (), None)))
 
-    write_samples(reader.trials(), folder / "samples.jsonl")
-    return [folder / "samples.jsonl"]
+
+def say(name: str, done: Exported) -> None:
+    """What was written, or where it went."""
+    for place in done.where:
+        click.echo(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
+    for note in done.notes:
+        click.echo(note)
+
+
+def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
+    """The destination with its options: the eval file's, over them the last export's, over them what is given.
+
+    A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
+    """
+    from holdfast.export.exporting import in_folder, read_entries
+    from holdfast.spec.document import Document
+    from holdfast.spec.load import read_export
+
+    spec = reader.spec
+    data: dict[str, Any] = {}
+    for block in spec.exports:
+        if block.to == name:
+            data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
+    entry = read_entries(reader.rundir).get(name)
+    if entry is not None and (entry.state == "failed" or not issubclass(EXPORTS[name], FileExport)):
+        data |= entry.options
+    for text in options:
+        apply_override(data, *parse_override(text))
+    if output is not None:
+        if not issubclass(EXPORTS[name], FileExport):
+            raise UsageError(f"{name} writes no files of its own: -o is for the other formats")
+        data["dir"] = str(output)
+    data["to"] = name
+    problems: list[Problem] = []
+    found = read_export(data, (), Document(data), problems)
+    if found is None:
+        raise ConfigError(problems)
+    return found

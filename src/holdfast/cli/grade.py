@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from holdfast.cli.eval import make_display, patience
+from holdfast.cli.export import export_after
 from holdfast.cli.places import command_line, find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Rule(msgspec.Struct):
-    threshold: float
+    threshold: float | None
     weight: float
 
 
@@ -43,8 +44,9 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     """
     from holdfast.engine.options import Options
     from holdfast.engine.run import run_eval
+    from holdfast.formats import load_any
     from holdfast.report.table import print_outcome
-    from holdfast.spec.load import eval_of_run, load_eval
+    from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
     root = runs_directory(given["runs_dir"])
@@ -56,7 +58,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         overrides, config = (config, *overrides), None
     laid_over = [parse_override(text) for text in overrides]
     spec = (
-        load_eval(Path(config), laid_over)
+        load_any(Path(config), laid_over)
         if config
         else eval_of_run(
             _without_budgets(manifest.eval),
@@ -75,6 +77,8 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     )
     outcome = run_eval(spec, options, make_display(given["display"]))
     print_outcome(outcome, command_line())
+    if outcome.metrics is not None:
+        export_after(outcome.rundir, spec)
     return outcome.exit_code
 
 
@@ -84,7 +88,7 @@ def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "limits": kept} if "limits" in data else data
 
 
-def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float]]:
+def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float | None]]:
     """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
     try:
         known = msgspec.convert(rundir.read_metrics(), _Metrics).metrics

@@ -26,7 +26,7 @@ def is_configuration(path: Path) -> bool:
     from holdfast.spec.document import read_document
 
     with suppress(HoldfastError, OSError):
-        return path.is_file() and any(key in read_document(path).data for key in (*SECTIONS, "defaults"))
+        return path.is_file() and any(key in read_document(path).data for key in SECTIONS)
     return False
 
 
@@ -37,7 +37,7 @@ def launch_command(config: str, overrides: tuple[str, ...], given: dict[str, Any
     if given["run"] and given["batch"]:
         raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
     detached = given["batch"] is not None
-    launch = compile_launch(config, given["run"] or given["batch"], overrides, given["task"], detached=detached)
+    launch = compile_launch(config, given["run"] or given["batch"], overrides, given["ids"], detached=detached)
     _show(launch)
     if given["dry_run"]:
         _show_plan(launch)

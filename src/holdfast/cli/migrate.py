@@ -54,7 +54,8 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         yield path
         return
     from holdfast.spec.document import read_document
-    from holdfast.spec.migrate import is_eval, is_waza
+    from holdfast.spec.earlier import is_waza
+    from holdfast.spec.migrate import is_eval
 
     found = 0
     for file in sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file()):

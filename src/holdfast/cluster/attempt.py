@@ -7,6 +7,7 @@ budget, an attempt that added nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -30,6 +31,7 @@ from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import INTENT, Ledger, Submitter
 from holdfast.cluster.transport import Here
 from holdfast.errors import HoldfastError
+from holdfast.spec.fields import EXPORTS
 from holdfast.store.follow import Follower
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
@@ -202,7 +204,7 @@ class MainJob:
         reader.start()
         while process.poll() is None:
             time.sleep(LOOK_SECONDS / 5)
-            if self._job.told is not None or self._job.stopped:
+            if self._job.must_go:
                 process.terminate()
                 process.wait()
                 raise _Told
@@ -227,7 +229,7 @@ class MainJob:
         self._server = Server(deployment, self._job.log("deployment"), env, nodes)
         self._server.start(say)
         patience = deployment.readiness_seconds or self._task.walltime
-        if not self._server.await_ready(patience, lambda: self._job.told is not None or self._job.stopped):
+        if not self._server.await_ready(patience, lambda: self._job.must_go):
             raise _Told
         say(f"the server answers at {self._url('127.0.0.1')}")
 
@@ -275,7 +277,7 @@ class MainJob:
 
     def _check(self) -> None:
         """Raise when this attempt cannot go on."""
-        if self._job.told is not None or self._job.stopped:
+        if self._job.must_go:
             raise _Told
         if self._server is not None:
             self._server.check()
@@ -289,7 +291,7 @@ class MainJob:
 
     def _pause(self, seconds: float) -> None:
         for _ in range(int(seconds / LOOK_SECONDS)):
-            if self._job.told is not None or self._job.stopped:
+            if self._job.must_go:
                 raise _Told
             time.sleep(LOOK_SECONDS)
 
@@ -299,7 +301,11 @@ class MainJob:
         for destination in self._task.export:
             if destination == "local":  # where the run is already
                 continue
-            self._export(destination, prepared.run_dir)
+            words = export_words(destination, self._task.export_config.get(destination, {}))
+            self._export([*("holdfast", "export", prepared.run_dir, "--to", destination), *words], f"to {destination}")
+        if prepared.exports:
+            where = ["holdfast.cluster.node", self._place.path, "--role", "export", "--run-dir", prepared.run_dir]
+            self._export(where, "as the eval file asks for")
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
         except HoldfastError as error:
@@ -311,12 +317,11 @@ class MainJob:
         missed = "a gate was not met" if prepared.exit_code == 1 else ""
         return self._end("done", missed, code=prepared.exit_code or 0, why="finished")
 
-    def _export(self, destination: str, run_dir: str) -> None:
-        words = [f"{key}={value}" for key, value in self._task.export_config.get(destination, {}).items()]
+    def _export(self, words: list[str], what: str) -> None:
         log = Path(self._place.logs) / "export.log"
         with log.open("ab") as out:
             done = subprocess.run(
-                [self._task.python, "-m", "holdfast", "export", run_dir, "--to", destination, *words],
+                [self._task.python, "-m", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -324,7 +329,7 @@ class MainJob:
                 check=False,
             )
         how = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}; see {log}"
-        say(f"export to {destination}: {how}")
+        say(f"export {what}: {how}")
 
     def _drained(self) -> int:
         """Told to stop: by whoever stops the invocation, by the time limit, or by somebody who takes the node."""
@@ -401,6 +406,12 @@ class MainJob:
         return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
 
 
+def export_words(destination: str, settings: dict[str, Any]) -> list[str]:
+    """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
+    known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
+
+
 class _Progress:
     """How far all workers of a run are together."""
 
@@ -408,7 +419,7 @@ class _Progress:
         self._total = prepared.total
         self._slots = prepared.slots
         self._index = Index()
-        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index, own=None, stepwise=prepared.stepwise)
+        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index)
         self._marks: list[tuple[float, int]] = []
 
     def look(self) -> dict[str, object]:

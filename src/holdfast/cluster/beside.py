@@ -58,7 +58,7 @@ def _work(job: NodeJob, endpoint: EndpointFile) -> int:
     working = Working(job, endpoint.run_dir, f"w{job.index}", base_url(endpoint))
     while working.code is None:
         time.sleep(LOOK_SECONDS)
-        if job.told is not None or job.stopped:
+        if job.must_go:
             return working.drain()
         now = read_endpoint(job)
         # A server that is gone, or another. Where the model is elsewhere, work goes on without the main job.
@@ -86,10 +86,10 @@ def read_endpoint(job: NodeJob) -> EndpointFile | None:
 
 
 def _over(job: NodeJob, mains: _Mains) -> str | None:
-    if job.told is not None:
-        return f"signal {job.told}"
     if job.stopped:
         return "told to stop"
+    if job.must_go:
+        return f"signal {job.told}"
     state = layout.read_state(Here(pauses=()), job.place) if Path(job.place.state).exists() else layout.State()
     if state.phase in layout.OVER:
         return f"the run is {state.phase}"

@@ -98,7 +98,7 @@ def await_turn(job: NodeJob) -> None:
     for number in range(job.task.number):
         before = TaskPlace(job.place.invocation, number)
         while layout.read_state(here, before).phase not in layout.OVER and live_jobs(ledger, number):
-            if job.told is not None or job.stopped:
+            if job.must_go:
                 return
             time.sleep(4 * LOOK_SECONDS)
 

@@ -52,6 +52,7 @@ class NodeJob:
     """among the workers, from 1"""
     told: int | None = None
     """the signal that told us to stop"""
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def here(cls, folder: Path, role: str, index: int | None) -> NodeJob:
@@ -87,6 +88,14 @@ class NodeJob:
     def stopped(self) -> bool:
         """Whether the whole invocation was told to stop."""
         return Path(self.place.stop).exists()
+
+    @property
+    def must_go(self) -> bool:
+        """Whether it is time to stop: told so, or the time is nearly up, of which a signal may have been missed."""
+        over = self.task.executor == "slurm" and time.monotonic() - self.began > self.task.walltime - self.task.margin
+        if over and self.told is None:
+            self.told = signal.SIGUSR2
+        return self.told is not None or self.stopped
 
     def env(self, given: Mapping[str, str], **more: str) -> dict[str, str]:
         """The environment of one part: what the node has, without secrets, and what that part was given."""
@@ -179,15 +188,20 @@ def main(arguments: list[str] | None = None) -> int:
     """The entry point."""
     parser = argparse.ArgumentParser(prog="holdfast.cluster.node")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--role", choices=["main", "worker", "prepare"], required=True)
+    parser.add_argument("--role", choices=["main", "worker", "prepare", "export"], required=True)
     parser.add_argument("--index", type=int)
     parser.add_argument("--base-url")
+    parser.add_argument("--run-dir", type=Path)
     given = parser.parse_args(arguments)
     try:
         if given.role == "prepare":
             from holdfast.cluster.preparing import prepare_task
 
             return prepare_task(given.folder, given.base_url)
+        if given.role == "export":
+            from holdfast.cluster.preparing import export_task
+
+            return export_task(given.folder, given.run_dir)
         job = NodeJob.here(given.folder, given.role, given.index)
         job.listen()
         _into_log(job)

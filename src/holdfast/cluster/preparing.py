@@ -11,7 +11,7 @@ import msgspec
 from holdfast.cluster import layout
 from holdfast.cluster.layout import TaskPlace
 from holdfast.cluster.transport import Here
-from holdfast.display.text import Plain
+from holdfast.display.text import Plain, say
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome
 from holdfast.engine.setup import identify
@@ -21,6 +21,7 @@ from holdfast.spec.fields import ModelTarget
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import newest_round
 from holdfast.store.holding import live_workers
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.engine.shared import Shared
@@ -37,7 +38,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     slots: int = 0
     """verdicts that a trial needs"""
-    stepwise: bool = False
+    exports: bool = False
+    """whether the eval file asks for exports of a run that is finished"""
     error: str = ""
     """why it cannot be worked on"""
 
@@ -69,8 +71,7 @@ def _prepare(folder: Path, base_url: str | None) -> Prepared:
         rundir = found.directory(Path(task.runs_dir))
         if newest_round(rundir) is not None and list(live_workers(rundir)):
             total = found.survey.count * spec.trials
-            slots, stepwise = len(found.work.slots), spec.many_calls
-            return Prepared(run_dir=str(rundir.path), total=total, slots=slots, stepwise=stepwise)
+            return Prepared(run_dir=str(rundir.path), total=total, slots=len(found.work.slots))
         return _described(spec, _share(spec, task.runs_dir, task.workers, -1.0, command))
 
 
@@ -83,8 +84,28 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
         plan, reason = shared.plan, shared.reason
         error = "" if reason is None or shared.metrics is not None else str(reason)
         run_dir = str(shared.rundir.path)
-        return Prepared(run_dir=run_dir, exit_code=shared.exit_code, total=plan.total, done=plan.finished, error=error)
+        return Prepared(
+            run_dir=run_dir,
+            exit_code=shared.exit_code,
+            total=plan.total,
+            done=plan.finished,
+            exports=bool(spec.exports),
+            error=error,
+        )
     plan, slots = shared.plan, len(shared.found.work.slots)
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
-    return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots, stepwise=spec.many_calls)
+    return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)
+
+
+def export_task(folder: Path, run_dir: Path) -> int:
+    """The exports that the eval file asks for; 3 when one of them failed."""
+    from holdfast.export.exporting import export_finished
+
+    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    failures: list[str] = []
+    spec = load_eval(Path(task.eval_file), task.overrides)
+    export_finished(RunDir(run_dir), spec, lambda name, done: say(f"{name}: {' '.join(done.where)}"), failures.append)
+    for failure in failures:
+        say(failure)
+    return 3 if failures else 0

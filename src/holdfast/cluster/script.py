@@ -38,6 +38,7 @@ def _script(task: TaskFile, place: TaskPlace, role: str, log: str, options: Iter
         "#!/bin/bash",
         *(directive(option) for option in (f"--output={pattern}", "--open-mode=append", *options)),
         f"# {' '.join(task.name.split())}: task {task.number} of {task.invocation}, {role}",
+        "trap '' USR2",  # which may come before Python listens, and would kill
         *task.setup_lines,
         f"exec {shlex.join([task.python, '-m', 'holdfast.cluster.node', place.path, '--role', role])}",
     ]

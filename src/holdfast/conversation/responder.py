@@ -19,6 +19,8 @@ from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from holdfast.data.dataset import Sample
     from holdfast.spec.fields import ResponderBlock
     from holdfast.spec.load import Eval
@@ -94,11 +96,13 @@ class _Ending:
     """When the conversation is over by the rules, whatever the user would say."""
 
     def __init__(self, block: ResponderBlock) -> None:
-        self._most = block.max_followups
+        most = block.max_followups
+        self._most = expression(most) if isinstance(most, str) else None
+        self._fixed = 0 if isinstance(most, str) else most
         self._when = None if block.stop_when is None else expression(block.stop_when)
 
     def __call__(self, messages: list[Message], sample: Sample, turn: int) -> bool:
-        if turn > self._most:
+        if turn > (self._fixed if self._most is None else self._allowed(self._most, sample)):
             return True
         if self._when is None:
             return False
@@ -108,6 +112,20 @@ class _Ending:
             raise AttemptError(
                 "bad_request", f"responder.stop_when cannot be evaluated: {error}", retry=False
             ) from error
+
+    @staticmethod
+    def _allowed(most: Callable[[Mapping[str, Any]], Any], sample: Sample) -> int:
+        try:
+            allowed = most(sample.fields)
+        except RENDER_ERRORS as error:
+            raise AttemptError(
+                "bad_request", f"{sample.where}: cannot evaluate responder.max_followups: {error}", retry=False
+            ) from error
+        if type(allowed) is not int:
+            raise AttemptError(
+                "bad_request", f"{sample.where}: responder.max_followups gives {allowed!r}, not a number", retry=False
+            )
+        return allowed
 
 
 class _FunctionPlayer:

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
+from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Dataset:
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
+        self._wanted = None
+        if self._block and (self._block.ids or self._block.tags):
+            self._wanted = Selection(self._block.ids, self._block.tags)
         if self._block and self._block.where:
             try:
                 self._where = expression(self._block.where)
@@ -149,12 +153,15 @@ class Dataset:
                 yield from read_rows(path, self._block.format)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:
-        if self._where is None:
+        if self._where is None and self._wanted is None:
             yield from self._rows()
             return
+        wanted = self._wanted
         for where, row in self._rows():
+            if wanted is not None and not wanted.takes(row, self._sample((where, row)).id):
+                continue
             try:
-                chosen = self._where(row)
+                chosen = self._where is None or self._where(row)
             except RENDER_ERRORS as error:
                 raise DataError(where, f"dataset.where cannot be evaluated for this row: {error}") from error
             if chosen:

@@ -10,6 +10,7 @@
 `supply`     where the loop's trials come from
 `chunks`     a worker's trials, claimed chunk after chunk
 `partner`    one trial's conversation: asked with retries, recorded, graded on the way
+`hooks`      the user's programs around the run and its trials
 `steps`      the calls of a conversation, answered from the record after a crash
 `workspace`  a trial's folder, kept after each turn
 `grading`    graders, as each output lands

@@ -127,7 +127,7 @@ class _Crew:
     def watch(self, options: Options) -> None:
         """Show how far they are until all have left."""
         found, plan, index = self._found, self._plan, Index()
-        follower = Follower(self._rundir, index, own=None, stepwise=found.spec.many_calls)
+        follower = Follower(self._rundir, index)
         follower.refresh()
         slots = max(1, len(found.work.slots))
         progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
@@ -164,6 +164,7 @@ class _Crew:
         for reader in self._readers:
             reader.join(_LAST_WORDS_SECONDS)
         found, rundir = self._found, self._rundir
+        options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
         if (done := already_finished(found, rundir, options)) is not None:
             return replace(done, already=False)
         index = rundir.load(mend=False)

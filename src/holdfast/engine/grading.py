@@ -60,6 +60,8 @@ class Grading:
         """graders out of action, and why"""
         self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
         waiting = any(not _is_instant(grader) for grader in graders)
+        for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
+            notice(caveat)
         self._workers = [asyncio.create_task(self._serve()) for _ in range(width)] if waiting else []
 
     async def grade(self, case: Case, job: Job, ref: OutputRef) -> None:
@@ -95,7 +97,7 @@ class Grading:
                 continue
             wanted = grade_key(job.key, case.output.digest, slot.fingerprint, turn)
             verdict = self._index.verdicts.get(wanted)
-            score = verdict.score if verdict is not None and verdict.status != "error" else None
+            said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
                 if _is_instant(grader):
@@ -104,8 +106,8 @@ class Grading:
                     record = None if number in self.down else await self._judge(case, job, number)
                 if record is not None:
                     await self._keeper.grade_now(record)
-                    score = record.score
-            stops = stops or (slot.stops and score is not None and score < slot.threshold)
+                    said = (record.status, record.score)
+            stops = stops or (slot.stops and said is not None and slot.fails(*said))
         return stops
 
     async def finish(self) -> None:
@@ -180,7 +182,7 @@ class Grading:
             score, feedback, details, usage = None, result.message, {"kind": result.kind}, None
         else:
             score, feedback, details, usage = result.score, result.feedback, result.details, result.usage
-            status = "skipped" if score is None else "passed" if score >= slot.threshold else "failed"
+            status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
             grade_key=grade_key(job.key, case.output.digest, slot.fingerprint, slot.turn),
@@ -220,6 +222,14 @@ def _as_of(case: Case, turn: int | None) -> Case:
         timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
     )
     return replace(case, output=as_it_was)
+
+
+def _passes(verdict: Verdict, threshold: float | None) -> bool:
+    """Its own word is kept where a grader has one; reports go by the threshold, where there is one."""
+    if verdict.passed is not None:
+        return verdict.passed
+    assert verdict.score is not None and threshold is not None
+    return verdict.score >= threshold
 
 
 def _raised(error: Exception) -> AttemptError:

@@ -19,6 +19,7 @@ from holdfast.data.dataset import changed_under_us
 from holdfast.engine.attempts import Attempts
 from holdfast.engine.brake import Brake
 from holdfast.engine.grading import Grading
+from holdfast.engine.hooks import Hooks
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.partner import Halted, TrialPartner
 from holdfast.engine.progress import Progress
@@ -75,7 +76,9 @@ class Loop:
         self._spent_before = self._spent.seconds
         self._script = Script(found.spec)
         self._blobs = Blobs(opened.rundir.files)
-        self._workspaces = None if found.spec.workspace is None else Workspaces(found.spec, self._blobs)
+        self._workspaces = (
+            None if found.spec.workspace is None else Workspaces(found.spec, self._blobs, opened.rundir.path)
+        )
         self._window = Window(self._concurrency())
         left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
         self._supply = supply or Supply((job for job in left if job.output is not None) if options.grade_only else left)
@@ -88,6 +91,8 @@ class Loop:
         self._warned: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
         self._mirror = None if opened.worker else _nat_mirror(found)
+        generates = plan.to_run > 0 and not options.grade_only
+        self._hooks = Hooks(found.spec, display.notice) if generates else None
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -165,9 +170,12 @@ class Loop:
                     yield sample.fields, read_output(ref)
 
     async def _open(self, stack: AsyncExitStack) -> bool:
-        """Open target and graders, which may start servers; False when told to stop meanwhile."""
+        """Open target and graders, which may start servers, after the hooks; False when told to stop meanwhile."""
         self._opening = asyncio.current_task()
         try:
+            if self._hooks is not None:
+                await self._hooks.before_run()
+                stack.push_async_callback(self._hooks.after_run)
             for part in (self._target, self._player, *self._graders):
                 if part is not None:
                     await stack.enter_async_context(part)
@@ -231,8 +239,7 @@ class Loop:
 
     def _next(self) -> Job | None:
         """The next unfinished trial, unless it is time to stop."""
-        self._check_budget()
-        if self.brake.pulled:
+        if self._stopping():
             return None
         try:
             return self._supply.next()
@@ -244,7 +251,11 @@ class Loop:
 
     async def _trial(self, job: Job) -> None:
         if job.output is None:
-            output, ref = await self._generate(job)
+            try:
+                output, ref = await self._generate(job)
+            finally:
+                if self._hooks is not None:
+                    await self._hooks.after_task(job)
         else:
             output, ref = read_output(job.output), job.output
         await self._grading.grade(Case(job.sample, output, self._blobs), job, ref)
@@ -253,6 +264,8 @@ class Loop:
         started, clock = time.time(), time.monotonic()
         try:
             lines = self._script.lines(job.sample)
+            if self._hooks is not None:
+                await self._hooks.before_task(job)
             steps = await self._steps(job)
         except AttemptError as error:
             self._attempts.failed(error, job, "target", clock, final=True)
@@ -300,7 +313,7 @@ class Loop:
                 steps,
                 self._checkpoints,
                 deadline,
-                self.brake,
+                self._stopping,
                 self._blobs,
                 turn_by_turn=self._spec.many_turns,
             )
@@ -318,8 +331,13 @@ class Loop:
         if not self._spec.many_calls and self._workspaces is None:
             return None
         earlier = read_steps(self._opened.index.steps.pop(job.key, []))
-        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job.sample)
+        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job)
         return Steps(job, self._keeper, earlier, self._display.notice, workspace)
+
+    def _stopping(self) -> bool:
+        """Whether no new turn may start."""
+        self._check_budget()
+        return self.brake.pulled
 
     def _check_budget(self) -> None:
         limits, spent = self._spec.limits, self._spent

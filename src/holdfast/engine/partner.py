@@ -13,14 +13,16 @@ from msgspec.structs import replace
 
 from holdfast.conversation.responder import Decision
 from holdfast.conversation.talk import NOTHING
+from holdfast.errors import AttemptError
 from holdfast.graders.types import Case
 from holdfast.store.records import NO_USAGE, Output, Timing, Usage
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.conversation.responder import Player
     from holdfast.engine.attempts import Attempts
-    from holdfast.engine.brake import Brake
     from holdfast.engine.grading import Grading
     from holdfast.engine.steps import Steps
     from holdfast.plan.plan import Job
@@ -46,7 +48,7 @@ class TrialPartner:
         steps: Steps | None,
         checkpoints: frozenset[int],
         deadline: float,
-        brake: Brake,
+        stopping: Callable[[], bool],
         blobs: Blobs,
         *,
         turn_by_turn: bool,
@@ -59,7 +61,7 @@ class TrialPartner:
         self._steps = steps
         self._checkpoints = checkpoints
         self._deadline = deadline
-        self._brake = brake
+        self._stopping = stopping
         self._blobs = blobs
         self._turn_by_turn = turn_by_turn
         """whole replies are recorded too: there are several"""
@@ -74,10 +76,10 @@ class TrialPartner:
             return await self._attempts.target(lambda: self._target.reply(turn), self._job, self._deadline)
 
         async def live() -> Reply:
-            if turn.number > 1 and self._brake.pulled:
+            if turn.number > 1 and self._stopping():
                 raise Halted
             attempt = functools.partial(self._attempt, steps, turn)
-            return await self._attempts.target(attempt, self._job, self._deadline, lambda: steps.made)
+            return await self._attempts.target(attempt, self._job, self._deadline, lambda: steps.reached)
 
         if self._turn_by_turn:
             asked = turn.messages if turn.state is None else [turn.messages, turn.state]
@@ -100,7 +102,11 @@ class TrialPartner:
         try:
             if workspace is not None:
                 await asyncio.to_thread(workspace.begin)
-            reply = await self._target.reply(replace(turn, calls=calls))
+            try:
+                reply = await self._target.reply(replace(turn, calls=calls))
+            except AttemptError:
+                calls.check()  # an outage is why it failed
+                raise
             calls.check()
             files = None if workspace is None else await asyncio.to_thread(workspace.keep)
         finally:

@@ -82,12 +82,12 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     if options.accept_drift:
         found = accept_drift(found, rundir, options.runs_dir)
         rundir = found.directory(options.runs_dir)
+    display = Noting(display, RunLog(rundir.log))
     if (done := already_finished(found, rundir, options)) is not None:
         say_notices(spec, display)
         return done
     parts = Parts.build(spec, options)
     say_notices(spec, display)
-    display = Noting(display, RunLog(rundir.log))
     opened = open_run(found, options, display.notice)
     try:
         # Looked at again: the process that we waited for may have finished it.

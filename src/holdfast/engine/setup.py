@@ -131,7 +131,7 @@ def _slots(spec: Eval) -> tuple[tuple[Slot, ...], dict[str, Any]]:
     """The graders in their places, and what each of them is made of, by name."""
     slots, identities = [], {}
     for place in grader_places(spec):
-        identities[place.name] = grader_identity(place.block, spec)
+        identities[place.name] = grader_identity(place.block, spec, spec.document.where(place.where))
         fingerprint = digest(identities[place.name])
         slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block)))
     return tuple(slots), identities

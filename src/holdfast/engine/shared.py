@@ -201,7 +201,7 @@ def _begin(opened: Opened, plan: Round, place: Path, noting: Noting) -> Chunks:
     )
     for damage in opened.index.damage:
         noting.notice(f"{worker}: {damage}")
-    follower = Follower(rundir, opened.index, own=worker, stepwise=found.spec.many_calls)
+    follower = Follower(rundir, opened.index, own=worker)
     follower.refresh()
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     opened.plan = make_plan(found.survey, found.work, opened.index)

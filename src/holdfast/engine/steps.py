@@ -63,10 +63,14 @@ class Steps:
         self._tried = 0
         """the last turn that was asked live"""
         self._resources: dict[str, Closing] = {}
-        self.made = 0
-        """calls recorded by this process"""
+        self._opening = asyncio.Lock()
         self.counted = False
         """what the target used was counted call by call"""
+
+    @property
+    def reached(self) -> int:
+        """How far the turn at hand has come: calls that are of no use any more do not count."""
+        return len(self._this_turn)
 
     def begin(self, turn: int) -> Attempt:
         """A turn is asked, or asked once more: what is on record of it comes first."""
@@ -96,6 +100,8 @@ class Steps:
         self._earlier.clear()
         self._this_turn.clear()
         self._turn = self._tried = 0
+        if self.workspace is not None:
+            self.workspace.start_anew()
         await self.close()
 
     async def call(
@@ -140,7 +146,6 @@ class Steps:
             seconds=round(time.monotonic() - begun, 6),
         )
         await self._keeper.step(step)
-        self.made += 1
         if turn == self._turn and kind != "turn":
             self._this_turn[turn, kind, request, nth] = step
 
@@ -148,9 +153,10 @@ class Steps:
         """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""
         calls = [key for key in unasked if key[1] != "intent"]
         if calls:
+            lost = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
-                f"{self._job.sample.id} #{self._job.trial}: the conversation is not the one it was before it was "
-                f"interrupted (turn {turn}); {len(calls)} recorded calls are of no use, and it goes on from here"
+                f"{self._job.sample.id} #{self._job.trial}: the target is not deterministic: turn {turn} does not go "
+                f"as it went before it was interrupted; {lost} of no use, and it goes on from here"
             )
         for at, kind, request, nth in calls:
             for gone in ((at, kind, request, nth), (at, "intent", request, nth)):
@@ -159,13 +165,14 @@ class Steps:
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Something that lives as long as the trial; one that died is opened anew."""
-        known = self._resources.get(name)
-        if known is not None and not known.alive:
-            await known.close()
-            known = None
-        if known is None:
-            known = self._resources[name] = await open_()
-        return known
+        async with self._opening:  # an agent may ask for it twice at once
+            known = self._resources.get(name)
+            if known is not None and not known.alive:
+                await known.close()
+                known = None
+            if known is None:
+                known = self._resources[name] = await open_()
+            return known
 
     async def close(self) -> None:
         """Let go what the trial had opened."""
@@ -203,9 +210,12 @@ class Attempt:
         """The trial's folder."""
         return None if self._steps.workspace is None else self._steps.workspace.folder
 
-    def _key(self, kind: str, request: Any) -> _Key:
+    def _check_time(self) -> None:
         if self._over:
-            raise AttemptError("agent", "this attempt was given up before it made its call", retry=False)
+            raise AttemptError("agent", "this attempt was over before its call was", retry=False)
+
+    def _key(self, kind: str, request: Any) -> _Key:
+        self._check_time()
         asked = digest(request)
         if self._free[kind, asked]:
             return self._turn, kind, asked, self._free[kind, asked].pop()
@@ -213,8 +223,13 @@ class Attempt:
         return self._turn, kind, asked, self._asked[kind, asked]
 
     async def _answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
+        async def in_time() -> Any:
+            response = await live()
+            self._check_time()  # the next attempt may have an answer of its own to the same call
+            return response
+
         try:
-            response = await self._steps.answer(key, live, usage)
+            response = await self._steps.answer(key, in_time, usage)
         except (AttemptError, Fault) as error:
             if isinstance(error, Fault) or error.kind != "bad_request":
                 self._failed.setdefault(key[2], error)
@@ -264,12 +279,12 @@ class Attempt:
         return await self._steps.resource(name, open_)
 
     def end(self) -> None:
-        """The attempt is over: calls that come later, from a thread nobody waits for, are refused."""
+        """The attempt is over: calls that come or end later, in a thread nobody waits for, are not recorded."""
         self._over = True
 
     def check(self) -> None:
         """Raise what the target met and did not get over: what it says after an outage is not its answer."""
-        for error in self._failed.values():
+        for error in sorted(self._failed.values(), key=lambda error: not isinstance(error, Fault)):
             raise error
 
 

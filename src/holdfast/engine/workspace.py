@@ -3,71 +3,88 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.workspace import Blobs, Files, TooLarge, inside, restore, snapshot
+from holdfast.store.workspace import Blobs, Files, inside, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
+    from holdfast.plan.plan import Job
     from holdfast.spec.load import Eval
 
 
 class Workspace:
     """One trial's folder."""
 
-    def __init__(self, blobs: Blobs, start: Files) -> None:
+    def __init__(self, blobs: Blobs, start: Files, folder: Path) -> None:
         self._blobs = blobs
+        self._start = start
         self._now = start
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+        self.folder = folder
 
     def begin(self) -> None:
         """Make the folder what it was when the last turn ended."""
-        restore(self._now, self._blobs, self.folder)
+        self.go_back_to(self._now)
 
     def go_back_to(self, files: Files) -> None:
         """Make the folder what it was at another time."""
-        restore(files, self._blobs, self.folder)
+        try:
+            restore(files, self._blobs, self.folder)
+        except (ValueError, OSError) as error:
+            raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
     def keep(self) -> Files:
         """Keep what the folder holds."""
         try:
             return snapshot(self.folder, self._blobs)
-        except (TooLarge, OSError) as error:
+        except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
 
     def ended(self, files: Files | None) -> None:
         """A turn is over; the next one, or another try at it, starts from here."""
         self._now = files or {}
 
+    def start_anew(self) -> None:
+        """No turn has been had."""
+        self._now = self._start
+
     def close(self) -> None:
         """Remove the folder; what counts is kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.is_symlink():
+            self.folder.unlink()
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workspaces:
     """Makes the workspaces of an eval's trials."""
 
-    def __init__(self, spec: Eval, blobs: Blobs) -> None:
+    def __init__(self, spec: Eval, blobs: Blobs, run: Path) -> None:
         assert spec.workspace is not None
         self._blobs = blobs
+        self._run = str(run.resolve())
         self._common = {name: path.read_bytes() for name, path in common_files(spec).items()}
         self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
 
-    def of(self, sample: Sample) -> Workspace:
+    def of(self, job: Job) -> Workspace:
         """A new one, with what it starts from kept."""
+        sample = job.sample
         try:
             contents = {**self._common, **self._from_row(sample)}
         except (*RENDER_ERRORS, OSError) as error:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
-        return Workspace(self._blobs, {name: self._blobs.keep(data) for name, data in contents.items()})
+        files = {name: self._blobs.keep(data) for name, data in contents.items()}
+        return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, bytes]:
         found = None if self._own is None else self._own(sample.fields)
@@ -80,11 +97,21 @@ class Workspaces:
         return {name: _contents(value) for name, value in found.items()}
 
 
+def _room(name: str) -> Path:
+    """A folder that is the same after a crash: agents tell their models where they work, and are to say it again."""
+    rooms = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
+    rooms.mkdir(mode=0o700, exist_ok=True)
+    found = rooms.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        return rooms / name.rpartition(":")[2][:16]
+    return Path(tempfile.mkdtemp(prefix="holdfast-"))  # somebody else has made a trap of it
+
+
 def _contents(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and isinstance(value.get("base64"), str):
-        return base64.b64decode(value["base64"])
+        return base64.b64decode(value["base64"], validate=True)
     raise TypeError(f"a file's content is a text or {{base64: …}}, not {value!r:.80}")
 
 

@@ -3,7 +3,14 @@
 `reading`   a run directory's trials, whole and in the dataset's order, from its path alone
 `samples`   transcripts as one readable JSONL
 `tables`    CSV and Parquet
+`junit`     a test report for CI
+`html`      a page to read and to send
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
 `flexeval`  outputs.jsonl, metrics.json
+`waza`      waza's results.json
 `folder`    results and transcripts in a folder of the user's
+`wandb`     Weights & Biases, also offline
+`mlflow`    an MLflow tracking server
+`tracking`  what those two have in common
+`exporting` one way to all of them, which notes in `exports.json` how each went
 """

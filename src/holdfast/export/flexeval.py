@@ -22,10 +22,10 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
     with replacing(written[0]) as file:
         for trial in reader.trials():
             file.write(encode(_row(trial)) + b"\n")
-    if not reader.rundir.finished:
+    metrics = reader.metrics()
+    if metrics is None:
         (folder / "metrics.json").unlink(missing_ok=True)  # of an earlier export, which would now be a lie
         return written
-    metrics = reader.rundir.read_metrics()
     flat: dict[str, Any] = {"coverage": metrics["coverage"]}
     for name, values in metrics["metrics"].items():
         flat[name] = values["score"]

@@ -28,7 +28,7 @@ def write_folder(reader: RunReader, folder: Path) -> list[Path]:
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
     results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
     write_samples(reader.trials(), samples)
-    metrics = reader.rundir.read_metrics() if reader.rundir.finished else None
+    metrics = reader.metrics()
     body = {
         "schemaVersion": SCHEMA_VERSION,
         "run": str(reader.rundir.path),

@@ -16,24 +16,27 @@ import msgspec
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.plan.keys import generation_key, grade_key
-from holdfast.report.metrics import grading_rules
+from holdfast.graders.build import GraderPlace, applies, grader_places, threshold
+from holdfast.plan.plan import Slot, Work
+from holdfast.report.metrics import grading_rules, together
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import OutputRef, read_output
 from holdfast.store.lines import scan
-from holdfast.store.records import Grade, GradeStatus, Output
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, status_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.report.metrics import VerdictNow
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import Manifest, RunDir
 
 _grade = msgspec.json.Decoder(Grade)
+_error = msgspec.json.Decoder(ErrorRecord)
 
 
 class _Rules(msgspec.Struct):
-    threshold: float
+    threshold: float | None
     weight: float
 
 
@@ -48,8 +51,18 @@ class Trial(NamedTuple):
     """the row; empty where the dataset no longer has it"""
     output: Output
     grades: list[Grade]
+    """checkpoints' first, by turn; what a grader does not look at is left out"""
     status: GradeStatus
     score: float | None
+
+
+class Pending(NamedTuple):
+    """A trial that has no output."""
+
+    sample: str
+    trial: int
+    error: str
+    """why its last attempt failed; empty where there was none"""
 
 
 class RunReader:
@@ -61,7 +74,11 @@ class RunReader:
             raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
         self.rundir = rundir
         self.manifest: Manifest = manifest
-        self._outputs = rundir.load(mend=False).outputs
+        self._places = [self._today(place, rules) for place, rules in self._graders()]
+        self._work = Work(str(manifest.fingerprints.get("work")), manifest.trials, tuple(map(self._slot, self._places)))
+        index = rundir.load(mend=False)
+        self._outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        self._verdicts = index.verdicts
         self._grades: dict[str, Grade] = {}
         for path in rundir.journals("grades"):
             for line in scan(path):
@@ -70,26 +87,8 @@ class RunReader:
                     known = self._grades.get(grade.grade_key)
                     if known is None or (known.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
                         self._grades[grade.grade_key] = grade
-        self._graders: dict[str, str] = manifest.fingerprints.get("graders", {})
-        self._rules = self._grading_rules()
         self.missing_rows = 0
         """outputs whose row the dataset no longer has"""
-
-    def trials(self) -> Iterator[Trial]:
-        """Every trial that has an output."""
-        left = dict(self._outputs)
-        work = str(self.manifest.fingerprints.get("work"))
-        try:
-            for sample in Dataset(self.spec):
-                for trial in range(1, self.manifest.trials + 1):
-                    ref = left.pop(generation_key(sample.digest, trial, work), None)
-                    if ref is not None:
-                        yield self._trial(ref, dict(sample.fields))
-        except HoldfastError:
-            pass  # the dataset cannot be read any more; what follows does not need it
-        self.missing_rows = len(left)
-        for ref in left.values():
-            yield self._trial(ref, {})
 
     @property
     def spec(self) -> Eval:
@@ -97,36 +96,90 @@ class RunReader:
         manifest = self.manifest
         return eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
 
-    def _grading_rules(self) -> dict[str, _Rules]:
-        """Thresholds and weights by grader: the report's, and before there is one, the eval's."""
+    @property
+    def graders(self) -> list[str]:
+        """Their names as metrics have them."""
+        return [place.name for place in self._places]
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What `metrics.json` says; None where the run is not finished."""
+        if not self.rundir.finished:
+            return None
+        return self.rundir.read_metrics()
+
+    def trials(self) -> Iterator[Trial]:
+        """Every trial that has an output."""
+        for trial in self.everything():
+            if isinstance(trial, Trial):
+                yield trial
+
+    def everything(self) -> Iterator[Trial | Pending]:
+        """Every trial, also those without an output, as far as the dataset can be read."""
+        left = dict(self._outputs)
+        errors = self._errors()
+        try:
+            for sample in Dataset(self.spec):
+                for number in range(1, self.manifest.trials + 1):
+                    key = self._work.key(sample.digest, number)
+                    ref = left.pop(key, None)
+                    if ref is not None:
+                        yield self._trial(ref, dict(sample.fields))
+                    else:
+                        yield Pending(sample.id, number, errors.get(key, ""))
+        except HoldfastError:
+            pass  # the dataset cannot be read any more; what follows does not need it
+        self.missing_rows = len(left)
+        for ref in left.values():
+            yield self._trial(ref, {})
+
+    def _graders(self) -> Iterator[tuple[GraderPlace, _Rules]]:
+        """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""
+        spec = self.spec
+        rules = msgspec.convert(grading_rules(spec), dict[str, _Rules])
         with suppress(OSError, msgspec.DecodeError):
-            return msgspec.convert(self.rundir.read_metrics(), _Report).metrics
-        return msgspec.convert(grading_rules(self.spec), dict[str, _Rules])
+            rules |= msgspec.convert(self.rundir.read_metrics(), _Report).metrics
+        for place in grader_places(spec):
+            yield place, rules[place.name]
+
+    @staticmethod
+    def _today(place: GraderPlace, rules: _Rules) -> GraderPlace:
+        changed = {"threshold": rules.threshold, "weight": rules.weight}
+        return place._replace(block=place.block.model_copy(update=changed))
+
+    def _slot(self, place: GraderPlace) -> Slot:
+        fingerprints: dict[str, str] = self.manifest.fingerprints.get("graders", {})
+        return Slot(fingerprints.get(place.name, ""), place.turn, place.stops, place.block.threshold)
+
+    def _errors(self) -> dict[str, str]:
+        """The last failure of each trial of the target."""
+        found: dict[str, str] = {}
+        for path in self.rundir.journals("errors"):
+            for line in scan(path):
+                if line.sound:
+                    error = _error.decode(line.data)
+                    if error.where == "target":
+                        found[error.key] = f"{error.kind}: {error.message}"
+        return found
 
     def _trial(self, ref: OutputRef, fields: dict[str, Any]) -> Trial:
         output = read_output(ref)
-        grades = [
-            self._today(name, grade)
-            for name, fingerprint in self._graders.items()
-            if (grade := self._grades.get(grade_key(output.key, output.digest, fingerprint))) is not None
-        ]
-        status, score = _together(grades, len(self._graders))
+        verdicts: list[VerdictNow | None] = [("not_reached", None)] * len(self._places)
+        grades = []
+        for number, known in self._work.verdicts(output.key, ref, self._verdicts):
+            place = self._places[number]
+            if fields and not applies(place.block, fields):
+                verdicts[number] = ("skipped", None)
+                continue
+            if known is None:
+                verdicts[number] = None
+                continue
+            grade = self._judged(place, self._grades[str(self._work.grade_key(output.key, ref, number))])
+            verdicts[number] = (grade.status, grade.score)
+            grades.append(grade)
+        status, score = together(self._places, verdicts)
         return Trial(fields, output, grades, status, score)
 
-    def _today(self, name: str, grade: Grade) -> Grade:
-        rules = self._rules[name]
-        status = grade.status
-        if grade.score is not None and status in ("passed", "failed"):
-            status = "passed" if grade.score >= rules.threshold else "failed"
-        return msgspec.structs.replace(grade, grader=name, status=status, weight=rules.weight)
-
-
-def _together(grades: list[Grade], wanted: int) -> tuple[GradeStatus, float | None]:
-    if len(grades) < wanted or any(grade.status == "error" for grade in grades):
-        return "error", None
-    scored = [grade for grade in grades if grade.score is not None]
-    if not scored:
-        return "skipped", None
-    weight = sum(grade.weight for grade in scored)
-    score = sum(grade.weight * (grade.score or 0.0) for grade in scored) / weight if weight else None
-    return "passed" if all(grade.status == "passed" for grade in scored) else "failed", score
+    @staticmethod
+    def _judged(place: GraderPlace, grade: Grade) -> Grade:
+        status = status_by(threshold(place.block), grade.status, grade.score)
+        return msgspec.structs.replace(grade, grader=place.name, status=status, weight=place.block.weight)

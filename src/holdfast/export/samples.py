@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.export.reading import Trial
+    from holdfast.export.reading import RunReader, Trial
 
 _VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
 
@@ -23,6 +23,13 @@ def write_samples(trials: Iterable[Trial], path: Path) -> None:
     with replacing(path) as file:
         for trial in trials:
             file.write(encode(as_line(trial)) + b"\n")
+
+
+def write_transcripts(reader: RunReader, folder: Path) -> list[Path]:
+    """`samples.jsonl`."""
+    path = folder / "samples.jsonl"
+    write_samples(reader.trials(), path)
+    return [path]
 
 
 def as_line(trial: Trial) -> dict[str, Any]:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from holdfast.export.reading import RunReader
 
 
-def _rows(reader: RunReader) -> Iterator[dict[str, Any]]:
-    graders = list(reader.manifest.identity.get("graders", {}))
+def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
+    """A row per trial: what it said and used, and each grader's verdict."""
+    graders = reader.graders
     for trial in reader.trials():
         output, usage = trial.output, trial.output.usage
         row: dict[str, Any] = {
@@ -49,7 +50,7 @@ def write_csv(reader: RunReader, folder: Path) -> list[Path]:
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         writer = None
-        for row in _rows(reader):
+        for row in rows(reader):
             if writer is None:
                 writer = csv.DictWriter(text, list(row))
                 writer.writeheader()
@@ -70,8 +71,8 @@ def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
     kinds |= {"requests": arrow.int64(), "score": arrow.float64(), "cost": arrow.float64(), "seconds": arrow.float64()}
     with replacing(path) as file:
         writer = None
-        rows = _rows(reader)
-        while batch := list(islice(rows, 1024)):
+        waiting = rows(reader)
+        while batch := list(islice(waiting, 1024)):
             if writer is None:
                 fields = [
                     (name, arrow.float64() if name.endswith(".score") else kinds.get(name, arrow.string()))

@@ -1,9 +1,20 @@
-"""Checks: one module per kind of grader.
+"""Checks: one module per kind of grader, or per family.
 
-`types`   Case, Verdict, Grader
-`checks`  exact, text, choice, number: answered at once
-`schema`  json_schema
-`python`  a user's function
-`prompt`  a judge model
-`build`   from what the eval file says to the grader, and to what of it belongs into the key
+`types`        Case, Verdict, Grader
+`checks`       exact, text, choice, number: answered at once
+`similarity`   similarity
+`mathematics`  math, asked of a process
+`mathematics_worker`  what runs in it
+`schema`       json_schema
+`python`       a user's function
+`prompt`       a judge model
+`trigger`      trigger
+`calls`        the tool calls of a conversation, read out of its messages
+`tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
+`files`        file, diff
+`programs`     program, code
+`sandbox`      where programs of graders run, and what they are kept from
+`confine`      what keeps them from it, in the child
+`assertions`   what evaluates the assertions of `code`, in the child
+`build`        from what the eval file says to the grader, and to what of it belongs into the key
 """

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.canonical import digest
+from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions import load_function, split_reference
 from holdfast.graders.checks import Choice, Exact, Number, Text
+from holdfast.spec.file_fields import CodeGrader, DiffGrader, FileGrader, ProgramGrader
 from holdfast.spec.grader_fields import (
     ChoiceGrader,
     ExactGrader,
     GraderBlock,
     JsonSchemaGrader,
+    MathGrader,
     NumberGrader,
     PromptGrader,
     PythonGrader,
+    SimilarityGrader,
     TextGrader,
+    TriggerGrader,
 )
-from holdfast.spec.source import source_fingerprint
+from holdfast.spec.source import file_inside, files_behind, source_fingerprint
 from holdfast.spec.template import expression
+from holdfast.spec.tool_fields import (
+    ActionSequenceGrader,
+    BehaviorGrader,
+    SkillInvocationGrader,
+    ToolBlock,
+    ToolCallsGrader,
+    ToolConstraintGrader,
+)
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -37,13 +51,13 @@ REVISIONS: Final = {"prompt": 1, "choice": 1, "number": 1}
 """Raised when the way a grader of ours judges changes, so that its earlier verdicts are not served."""
 
 
-def grader_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
-    """What of a grader can change its verdict."""
-    identity = _own_identity(block, spec)
+def grader_identity(block: GraderBlock, spec: Eval, where: str = "") -> dict[str, Any]:
+    """What of a grader can change its verdict; `where` is its place in the eval file, for messages."""
+    identity = _own_identity(block, spec, where)
     return {**identity, "revision": REVISIONS[block.type]} if block.type in REVISIONS else identity
 
 
-def _own_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
+def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
     match block:
         case PythonGrader():
             path, name = split_reference(block.function, spec.folder)
@@ -54,6 +68,16 @@ def _own_identity(block: GraderBlock, spec: Eval) -> dict[str, Any]:
             return {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env")}
         case JsonSchemaGrader():
             return {**block.identity(), "schema_file": None, "json_schema": _schema(block, spec)}
+        case DiffGrader():
+            snapshots = {name: digest_bytes(data) for name, data in _snapshots(block, spec, where).items()}
+            return {**block.identity(), "snapshots": snapshots}
+        case TriggerGrader():
+            return {**block.identity(), "skill_path": None, "skill": digest_bytes(_skill(block, spec, where).encode())}
+        case ProgramGrader():
+            behind: dict[str, str] = {}
+            for argument in (block.command, *block.args):
+                behind |= files_behind(spec.folder, argument)
+            return {**block.identity(), "files": behind}
         case _:
             return block.identity()
 
@@ -96,11 +120,25 @@ def applies(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
 _where = lru_cache(maxsize=None)(expression)
 
 
-def threshold(block: GraderBlock) -> float:
-    """The score from which an output passes: all of it for checks, half for scores that people or models give."""
-    if block.threshold is not None:
-        return block.threshold
-    return 0.5 if isinstance(block, PythonGrader | PromptGrader) else 1.0
+def threshold(block: GraderBlock) -> float | None:
+    """The score from which an output passes; None where the grader itself decides.
+
+    All of it for checks, half for scores that people or models give.
+    """
+    match block:
+        case GraderBlock(threshold=float() as limit):
+            return limit
+        case TriggerGrader():
+            # An overlap of 0.6 is a trigger; by `negative` the score is what is left to 1, and has to be more.
+            return 0.6 if block.mode == "positive" else math.nextafter(1 - 0.6, 1)
+        case GraderBlock(decides=True):
+            return None
+        case PythonGrader() | PromptGrader(prompt=None):
+            return 0.5
+        case SimilarityGrader():
+            return 0.8
+        case _:
+            return 1.0
 
 
 def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
@@ -109,8 +147,8 @@ def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
 
 
 def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader | WaitingGrader:
-    fingerprint = digest(grader_identity(block, spec))
     where = spec.document.where(location)
+    fingerprint = digest(grader_identity(block, spec, where))
     match block:
         case ExactGrader():
             return Exact(block, fingerprint)
@@ -120,6 +158,16 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             return Choice(block, fingerprint)
         case NumberGrader():
             return Number(block, fingerprint)
+        case SimilarityGrader():
+            _needs("rapidfuzz", "similarity", where)
+            from holdfast.graders.similarity import Similarity
+
+            return Similarity(block, fingerprint)
+        case MathGrader():
+            _needs("math_verify", "math", where)
+            from holdfast.graders.mathematics import Mathematics
+
+            return Mathematics(block, fingerprint)
         case JsonSchemaGrader():
             from holdfast.graders.schema import JsonSchema
 
@@ -136,8 +184,74 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.prompt import Judge
 
             return Judge(block, fingerprint, Prices(block.model or "", spec.prices))
+        case TriggerGrader():
+            from holdfast.graders.trigger import Trigger
+
+            try:
+                return Trigger(block, _skill(block, spec, where), fingerprint)
+            except ValueError as error:
+                raise ConfigError([Problem(where, f"{block.skill_path}: {error}")]) from error
+        case ToolBlock():
+            return _of_calls(block, fingerprint, where)
+        case _:
+            return _of_files(block, spec, fingerprint, where)
+
+
+def _of_calls(block: ToolBlock, fingerprint: str, where: str) -> InstantGrader:
+    from holdfast.graders import tools
+
+    try:
+        match block:
+            case BehaviorGrader():
+                return tools.Behavior(block, fingerprint)
+            case ActionSequenceGrader():
+                return tools.ActionSequence(block, fingerprint)
+            case SkillInvocationGrader():
+                return tools.SkillInvocation(block, fingerprint)
+            case ToolCallsGrader():
+                return tools.ToolCalls(block, fingerprint)
+            case ToolConstraintGrader():
+                return tools.ToolConstraint(block, fingerprint)
+            case _:
+                raise AssertionError(f"no grader for {block.type}")
+    except ValueError as error:  # everything else in it was checked when the file was read
+        raise ConfigError([Problem(where, f"not a JSON Schema: {error}")]) from error
+
+
+def _of_files(block: GraderBlock, spec: Eval, fingerprint: str, where: str) -> WaitingGrader:
+    from holdfast.graders import files, programs
+
+    match block:
+        case FileGrader():
+            return files.File(block, fingerprint)
+        case DiffGrader():
+            return files.Diff(block, _snapshots(block, spec, where), fingerprint)
+        case ProgramGrader():
+            return programs.Program(block, spec.folder, fingerprint)
+        case CodeGrader():
+            code = programs.Code(block, fingerprint)
+            if code.lacks is not None:
+                raise ConfigError([Problem(where, f"needs {code.lacks}, which is not on the PATH")])
+            return code
         case _:
             raise AssertionError(f"no grader for {block.type}")
+
+
+def _needs(module: str, extra: str, where: str) -> None:
+    if find_spec(module) is None:
+        raise ConfigError([Problem(where, f"needs the package {module}")], remedy=f"pip install 'holdfast[{extra}]'")
+
+
+def _snapshots(block: DiffGrader, spec: Eval, where: str) -> dict[str, bytes]:
+    names = {file.snapshot for file in block.expected_files if file.snapshot is not None}
+    return {name: file_inside(spec.folder, name, where) for name in sorted(names)}
+
+
+def _skill(block: TriggerGrader, spec: Eval, where: str) -> str:
+    name = block.skill_path
+    if (spec.folder / name).is_dir():
+        name = f"{name}/SKILL.md"
+    return file_inside(spec.folder, name, where).decode("utf-8", "replace")
 
 
 def _schema(block: JsonSchemaGrader, spec: Eval) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Verdict
-from holdfast.spec.grader_fields import compile_regex
+from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def rendered(value: Any, fields: dict[str, Any]) -> str:
         raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
 
 
-class _Check:
+class Check:
     """A grader that needs nothing opened or closed."""
 
     def __init__(self, fingerprint: str) -> None:
@@ -44,7 +44,12 @@ class _Check:
         pass
 
 
-class Exact(_Check):
+def share(count: int, failures: list[str], details: Any = None) -> Verdict:
+    """The share of checks that hold, with those that do not in words."""
+    return Verdict((count - len(failures)) / count, "; ".join(failures), details)
+
+
+class Exact(Check):
     """The whole answer equals the expected one."""
 
     def __init__(self, block: ExactGrader, fingerprint: str) -> None:
@@ -53,7 +58,7 @@ class Exact(_Check):
 
     def check(self, case: Case) -> Verdict:
         """1 when equal, else 0."""
-        wanted, got = rendered(self.block.expected, case.sample.fields), case.output.output
+        wanted, got = rendered(self.block.expected, case.sample.fields), case.said(self.block)
         if self.block.strip:
             wanted, got = wanted.strip(), got.strip()
         if self.block.ignore_case:
@@ -61,7 +66,7 @@ class Exact(_Check):
         return Verdict(1.0) if wanted == got else Verdict(0.0, f"expected {wanted[:200]!r}")
 
 
-class Text(_Check):
+class Text(Check):
     """What the answer contains or matches; the score is the share of checks that hold."""
 
     def __init__(self, block: TextGrader, fingerprint: str) -> None:
@@ -71,8 +76,8 @@ class Text(_Check):
         self._not_match = [compile_regex(pattern) for pattern in block.regex_not_match]
 
     def check(self, case: Case) -> Verdict:
-        """All its checks on the last reply."""
-        block, fields, exact = self.block, case.sample.fields, case.output.output
+        """All its checks on what was said."""
+        block, fields, exact = self.block, case.sample.fields, case.said(self.block)
         folded = exact.casefold()
         failures: list[str] = []
         count = 0
@@ -88,7 +93,7 @@ class Text(_Check):
         count += len(self._match) + len(self._not_match)
         failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(exact)]
         failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(exact)]
-        return Verdict((count - len(failures)) / count, "; ".join(failures))
+        return share(count, failures)
 
 
 def _sought(part: str, fields: dict[str, Any]) -> str:
@@ -98,7 +103,7 @@ def _sought(part: str, fields: dict[str, Any]) -> str:
     return text
 
 
-class Choice(_Check):
+class Choice(Check):
     """The letter of a multiple-choice answer."""
 
     def __init__(self, block: ChoiceGrader, fingerprint: str) -> None:
@@ -122,7 +127,7 @@ class Choice(_Check):
     def check(self, case: Case) -> Verdict:
         """Compare the letter found with the expected one."""
         wanted = self._expected(case.sample.fields)
-        found = self._find(case.output.output)
+        found = self._find(case.said(self.block))
         if found is None:
             return Verdict(0.0, "no choice found in the answer", {"found": None})
         return Verdict(
@@ -153,7 +158,7 @@ class Choice(_Check):
         return letter
 
 
-class Number(_Check):
+class Number(Check):
     """A number in the answer."""
 
     def __init__(self, block: NumberGrader, fingerprint: str) -> None:
@@ -167,7 +172,7 @@ class Number(_Check):
         wanted = _numbers(text)
         if not wanted:
             raise AttemptError("grader", f"the expected value {text.strip()[:80]!r} is not a number", retry=False)
-        found = self._find(case.output.output)
+        found = self._find(case.said(self.block))
         if found is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
         allowed = Decimal(repr(self.block.tolerance))

@@ -41,12 +41,13 @@ class PythonCheck:
         expected = fields.get("expected", fields.get("answer"))
         if self.block.expected is not None:
             expected = rendered(self.block.expected, fields)
+        said = case.said(self.block)
         offered = {
-            "output": case.output.output,
+            "output": said,
             "sample": fields,
             "messages": [dict(message) for message in case.output.messages],
             "expected": expected,
-            "solution_str": case.output.output,
+            "solution_str": said,
             "ground_truth": expected,
             "extra_info": fields,
             **self.block.params,
@@ -70,6 +71,8 @@ def as_verdict(returned: Any) -> Verdict:
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
+        if returned.passed is not None:
+            raise _wrong("a function gives a score; whether it passes is decided by the grader's threshold")
         return Verdict(_score(returned.score), str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
         known = {"score", "passed", "feedback", "reason", "details"}

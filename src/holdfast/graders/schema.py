@@ -23,7 +23,7 @@ class JsonSchema:
     def __init__(self, block: JsonSchemaGrader, schema: dict[str, Any], fingerprint: str) -> None:
         self.block = block
         self.fingerprint = fingerprint
-        self._validator = jsonschema_rs.validator_for(schema, retriever=_stay_here)
+        self._validator = jsonschema_rs.validator_for(schema, retriever=stay_here)
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class JsonSchema:
         return Verdict(1.0) if misfit is None else Verdict(0.0, misfit.message[:500])
 
 
-def _stay_here(uri: str) -> dict[str, Any] | bool:
+def stay_here(uri: str) -> dict[str, Any] | bool:
     """A schema is checked with what it brings: nothing is fetched because a file says so."""
     raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
 

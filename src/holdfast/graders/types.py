@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.grader_fields import GraderBlock
+    from holdfast.spec.grader_fields import GraderBlock, TextBlock
     from holdfast.store.records import Output, Usage
     from holdfast.store.workspace import Blobs
 
@@ -29,6 +29,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """anything else worth keeping; JSON"""
     usage: Usage | None = None
     """what a judge used"""
+    passed: bool | None = None
+    """for kinds that pass by something else than their score, such as an order of calls; None for all others"""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -39,9 +41,26 @@ class Case(msgspec.Struct, frozen=True):
     blobs: Blobs | None = None
     """where the contents of `output.files` are"""
 
+    def said(self, block: TextBlock) -> str:
+        """The text a grader looks at: the last reply, or by `transcript: all` everything said so far."""
+        if block.transcript == "last":
+            return self.output.output
+        texts = [_text(message) for message in self.output.messages if message.get("role") == "assistant"]
+        if not texts or texts[-1] != self.output.output:
+            texts.append(self.output.output)  # an answer that is in no message, as HTTP workflows may give it
+        return "\n\n".join(filter(None, texts))
+
     def fields(self) -> dict[str, Any]:
         """The variables of a grader's templates: the row's fields, `output` and `messages`."""
         return {**self.sample.fields, "output": self.output.output, "messages": self.output.messages}
+
+
+def _text(message: dict[str, Any]) -> str:
+    """What a message says, where it says it in one text or in parts of which some are texts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 class Grader(Protocol):

@@ -56,16 +56,23 @@ def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
 def _target(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if old.get("kind") != new.get("kind"):
         return [f"target {old.get('kind')} → {new.get('kind')}"]
-    files = _files(_code(old), _code(new))
-    rest = [dict(side) for side in (old, new)]
-    for side in rest:
-        side.pop("source", None)
-        side.pop("files", None)
-    return [*([f"{files} changed"] if files else []), *_differences("target", *rest)]
+    (old_code, old_rest), (new_code, new_rest) = _apart(old), _apart(new)
+    files = _files(old_code, new_code)
+    return [*([f"{files} changed"] if files else []), *_differences("target", old_rest, new_rest)]
 
 
-def _code(target: Mapping[str, Any]) -> dict[str, str]:
-    return {**target.get("source", {}), **target.get("files", {})}
+def _apart(part: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The files that a target and its tools are made of, and what else they are."""
+    code: dict[str, str] = {**part.get("source", {}), **part.get("files", {})}
+    rest = {key: value for key, value in part.items() if key not in ("source", "files")}
+    for key in ("tools", "mcp"):
+        inside = part.get(key, [])
+        split = [_apart(one) for one in (inside if isinstance(inside, list) else [inside])]
+        if split:
+            rest[key] = [other for _, other in split]
+        for more, _ in split:
+            code |= more
+    return code, rest
 
 
 def _files(old: Mapping[str, str], new: Mapping[str, str]) -> str:

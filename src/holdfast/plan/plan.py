@@ -10,6 +10,7 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import changed_under_us
 from holdfast.plan.changes import counted
 from holdfast.plan.keys import generation_key, grade_key
+from holdfast.store.records import status_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.plan.reuse import Borrowed
     from holdfast.store.index import Index, OutputRef, VerdictRef
+    from holdfast.store.records import GradeStatus
 
 
 class Slot(NamedTuple):
@@ -26,7 +28,12 @@ class Slot(NamedTuple):
     turn: int | None
     stops: bool
     """its failure ends the conversation"""
-    threshold: float
+    threshold: float | None
+    """None: the grader itself says whether an output passes"""
+
+    def fails(self, status: GradeStatus, score: float | None) -> bool:
+        """Whether a verdict is a failure by the present threshold."""
+        return status_by(self.threshold, status, score) == "failed"
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Work:
                 continue
             verdict = known.get(wanted)
             yield number, verdict
-            if slot.stops and verdict is not None and verdict.score is not None and verdict.score < slot.threshold:
+            if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
 
     def missing(self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef]) -> tuple[int, ...]:

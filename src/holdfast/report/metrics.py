@@ -19,13 +19,14 @@ from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
 from holdfast.store.files import replacing
 from holdfast.store.index import TextReader
-from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.records import SCHEMA_VERSION, status_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from holdfast.data.dataset import Sample
     from holdfast.engine.setup import Identified
+    from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index, OutputRef
     from holdfast.store.records import GradeStatus
@@ -52,11 +53,31 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
     return metrics
 
 
-def grading_rules(spec: Eval) -> dict[str, dict[str, float]]:
+def grading_rules(spec: Eval) -> dict[str, dict[str, float | None]]:
     """What turns stored scores into the report: not part of any key, and so kept with the numbers."""
     return {
         place.name: {"threshold": threshold(place.block), "weight": place.block.weight} for place in grader_places(spec)
     }
+
+
+def together(places: Sequence[GraderPlace], verdicts: Sequence[VerdictNow | None]) -> VerdictNow:
+    """A trial as a whole: passed when every grader passes, its score the weighted mean of those at the end.
+
+    A checkpoint that fails makes it fail, whatever the end says; one that ended the conversation leaves it no score
+    but 0. None is a verdict that is still to come.
+    """
+    if any(verdict is None or verdict[0] == "error" for verdict in verdicts):
+        return "error", None
+    judged = [(place, *verdict) for place, verdict in zip(places, verdicts, strict=True) if verdict is not None]
+    passed = all(status != "failed" for _, status, _ in judged)
+    if not passed and any(place.turn is None and status == "not_reached" for place, status, _ in judged):
+        return "failed", 0.0
+    final = [(place.block.weight, score) for place, _, score in judged if place.turn is None and score is not None]
+    if not final and all(score is None for _, _, score in judged):
+        return "skipped", None
+    total = sum(weight for weight, _ in final)
+    score = sum(weight * score for weight, score in final) / total if total else None
+    return "passed" if passed else "failed", score
 
 
 class _Report:
@@ -113,7 +134,7 @@ class _Report:
         for number, (known, verdict) in enumerate(zip(by_grader, verdicts, strict=True)):
             if verdict is not None and number not in absent:
                 known.append(verdict)
-        status, score = self._together(verdicts)
+        status, score = together(self._places, verdicts)
         if status != "error":
             self._graded += 1
             overall.append((status, score))
@@ -133,33 +154,9 @@ class _Report:
                 continue
             if verdict.usage is not None:
                 self._judges.add(verdict.usage)
-            status = verdict.status
-            if verdict.score is not None and status in ("passed", "failed"):
-                limit = self._found.work.slots[number].threshold
-                status = "passed" if verdict.score >= limit else "failed"
-            found[number] = (status, verdict.score)
+            limit = self._found.work.slots[number].threshold
+            found[number] = (status_by(limit, verdict.status, verdict.score), verdict.score)
         return found
-
-    def _together(self, verdicts: list[VerdictNow | None]) -> VerdictNow:
-        """A trial as a whole: passed when every grader passes, its score the weighted mean of those at the end.
-
-        A checkpoint that fails makes it fail, whatever the end says; one that ended the conversation leaves it no score
-        but 0.
-        """
-        if any(verdict is None or verdict[0] == "error" for verdict in verdicts):
-            return "error", None
-        judged = [
-            (place, *verdict) for place, verdict in zip(self._places, verdicts, strict=True) if verdict is not None
-        ]
-        passed = all(status != "failed" for _, status, _ in judged)
-        if not passed and any(place.turn is None and status == "not_reached" for place, status, _ in judged):
-            return "failed", 0.0
-        final = [(place.block.weight, score) for place, _, score in judged if place.turn is None and score is not None]
-        if not final and all(score is None for _, _, score in judged):
-            return "skipped", None
-        total = sum(weight for weight, _ in final)
-        score = sum(weight * score for weight, score in final) / total if total else None
-        return "passed" if passed else "failed", score
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, after all entries were taken."""

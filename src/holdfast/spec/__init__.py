@@ -2,7 +2,10 @@
 
 `document`       YAML with positions
 `fields`         what users may write, one model per block
-`grader_fields`  the same for graders, one model per kind
+`grader_fields`  the same for graders, one model per kind: those of what was said, and what all have
+`tool_fields`    graders of tool calls
+`file_fields`    graders of files, and programs on them
+`regex`          regular expressions as users write them
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line
 `earlier`        versions of the file, and how files from before there were any spelt things
@@ -10,6 +13,7 @@
 `migrate`        a file brought up to date, in place and with a backup
 `load`           all of it, with every problem named by file and line
 `template`       sandboxed Jinja2
-`source`         fingerprints of Python code, from reading it
+`source`         fingerprints of code, from reading it
+`selection`      rows asked for by id and tag
 `secrets`        what may be shown and kept of an eval
 """

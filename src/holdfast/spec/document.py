@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 Location = tuple[str | int, ...]
@@ -29,9 +29,16 @@ class Document:
     data: dict[str, Any]
     path: Path | None = None
     lines: dict[Location, int] | None = None
+    elsewhere: Mapping[Location, tuple[Document, Location]] = field(default_factory=dict)
+    """parts that were taken from other files, or stand elsewhere in this one: where they came from"""
+    notices: tuple[str, ...] = ()
+    """what whoever runs it should know"""
 
     def where(self, location: Location) -> str:
         """`file:line: key`, with the nearest line that is known."""
+        for end in range(len(location), 0, -1):
+            if (origin := self.elsewhere.get(location[:end])) is not None:
+                return origin[0].where((*origin[1], *location[end:]))
         name = dotted(location)
         if self.path is None:
             return name

@@ -34,6 +34,19 @@ GRADERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 """kinds of graders: what they are today, and their parameters"""
 
 
+WAZA: Final = frozenset({"skill", "tasks", "tasks_from"})
+"""keys that only waza's eval files have"""
+OURS: Final = frozenset({"dataset", "samples", "prompt"})
+"""keys that waza's never have"""
+
+
+def is_waza(data: dict[str, Any]) -> bool:
+    """Whether an eval file is one of waza's, which are read as they are and have versions of their own."""
+    config = data.get("config")
+    theirs = not WAZA.isdisjoint(data) or (isinstance(config, dict) and "executor" in config)
+    return theirs and OURS.isdisjoint(data)
+
+
 def eval_version(document: Document) -> str | None:
     """What to say of a version newer than ours; ConfigError where it is refused. None given is today's."""
     written = document.data.get("schemaVersion", SCHEMA_VERSION)

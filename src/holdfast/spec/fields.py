@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from holdfast.spec.regex import compile_regex
 
 SCHEMA_VERSION = "1.1"
 """Version of the eval file, MAJOR.MINOR. Part of no key. docs/versions.md has what changed in which."""
@@ -31,8 +34,36 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _inside(path: str) -> str:
+    """A path in its plainest form, or a ValueError where it would lead out of its folder."""
+    plain = posixpath.normpath(path)
+    if not path.strip() or plain.startswith(("/", "~")) or plain.split("/")[0] in ("..", "."):
+        raise ValueError(f"{path!r} does not name a file inside the folder it is relative to")
+    return plain
+
+
+def _compiles(pattern: str) -> str:
+    compile_regex(pattern)
+    return pattern
+
+
+def _compiles_loosely(pattern: str) -> str:
+    compile_regex(pattern, re.IGNORECASE)
+    return pattern
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+"""texts of which none is empty; one may stand alone"""
+EvalPath = Annotated[str, AfterValidator(_inside)]
+"""a file in the eval's folder"""
+WorkspacePath = EvalPath
+"""a file in a trial's workspace"""
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+"""a regular expression"""
+LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loosely)]
+"""a regular expression that ignores case"""
 
 
 class Block(BaseModel):
@@ -59,6 +90,10 @@ class DatasetBlock(Block):
     """a seed; the order then depends on it and on the rows alone"""
     where: str | None = None
     """an expression over the row's fields: rows for which it is false are left out"""
+    ids: Strings = []
+    """globs: only rows whose id, or `name`, matches one"""
+    tags: Strings = []
+    """globs: only rows of whose field `tags` one matches one"""
     split: str = "test"
     """Hugging Face only"""
     subset: str | None = None
@@ -206,13 +241,21 @@ class CommandTarget(Block):
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin")
 
 
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget
+class MockTarget(Block):
+    """A target that says again what it was asked: for trying out an eval without a model."""
+
+    mock: Literal["waza"]
+    """in whose words: those of waza's mock executor"""
+
+
+TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | MockTarget
 
 TARGETS: dict[str, type[Block]] = {
     "model": ModelTarget,
     "python": PythonTarget,
     "http": HttpTarget,
     "command": CommandTarget,
+    "mock": MockTarget,
 }
 
 
@@ -254,8 +297,8 @@ class ResponderBlock(Block):
     """a function given what its parameters name: messages, sample, turn; returns a text, or None to stop"""
     instructions: str | None = None
     """who the user is and what it wants; a template over the row"""
-    max_followups: int = Field(ge=1)
-    """how many replies it may give"""
+    max_followups: Annotated[int, Field(ge=1)] | str
+    """how many replies it may give; or an expression over the row that says so, 0 where a row has no such user"""
     stop_when: str | None = None
     """an expression over `output`, `turn` and the row's fields: once true the conversation is over"""
     base_url: str | None = None
@@ -293,6 +336,43 @@ class WorkspaceBlock(Block):
     """an expression over the row that gives more of its files: a map of paths to contents"""
 
 
+class HookBlock(Block):
+    """A program that runs before or after."""
+
+    command: str | Annotated[list[str], Field(min_length=1)]
+    """a text is split at blanks; there is no shell"""
+    working_directory: str = "."
+    """relative to the eval file"""
+    exit_codes: list[int] = [0]
+    """which of them mean success"""
+    error_on_fail: bool = False
+    """a failure stops the run, or is an error of the trial; otherwise it is said and passed over"""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The program and its arguments."""
+        return self.command.split() if isinstance(self.command, str) else list(self.command)
+
+    @model_validator(mode="after")
+    def _some_program(self) -> HookBlock:
+        if not self.arguments:
+            raise ValueError("a hook's command is empty")
+        return self
+
+
+class HooksBlock(Block):
+    """Programs around a run and around its trials. Never part of a key."""
+
+    before_run: list[HookBlock] = []
+    """when a process begins to work"""
+    after_run: list[HookBlock] = []
+    """when it has no more to do"""
+    before_task: list[HookBlock] = []
+    """before each trial that is run"""
+    after_task: list[HookBlock] = []
+    """after it, also when it failed"""
+
+
 class NatOutput(Block):
     """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
 
@@ -306,6 +386,72 @@ class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
     nat: NatOutput | None = None
+    export: list[str | dict[str, Any]] = []
+    """where a finished run goes: `junit`, or `{to: wandb, project: x}`; each is read by the model of its kind"""
+
+
+class ExportBlock(Block):
+    """Where a finished run goes."""
+
+    to: str
+
+
+class FileExport(ExportBlock):
+    """Files on this machine."""
+
+    dir: str | None = Field(default=None, min_length=1)
+    """the folder, relative to the eval file; default: `export/<format>` in the run directory"""
+
+
+class TrackerExport(ExportBlock):
+    """A service that keeps runs."""
+
+    description: str | None = None
+    extra_metadata: dict[str, Any] = {}
+    """kept beside the configuration"""
+
+
+class WandbExport(TrackerExport):
+    """Weights & Biases."""
+
+    project: str | None = None
+    """default: $WANDB_PROJECT, else `holdfast`"""
+    entity: str | None = None
+    """default: $WANDB_ENTITY, else the login's own"""
+    name: str | None = None
+    """how the run is shown; default: the eval's name and the target's"""
+    group: str | None = None
+    job_type: str = "evaluation"
+    tags: Strings = []
+    mode: Literal["online", "offline"] | None = None
+    """default: $WANDB_MODE, else online where there is a login and a network"""
+
+
+class MlflowExport(TrackerExport):
+    """MLflow."""
+
+    tracking_uri: str | None = None
+    """default: $MLFLOW_TRACKING_URI"""
+    experiment_name: str | None = None
+    """default: $MLFLOW_EXPERIMENT_NAME, else the eval's name"""
+    run_name: str | None = None
+    """default: the eval's name and the target's"""
+    tags: dict[str, str | int | float | bool] = {}
+
+    @model_validator(mode="after")
+    def _no_password(self) -> MlflowExport:
+        if re.search(r"//[^/@]+@", self.tracking_uri or ""):
+            raise ValueError(
+                "passwords are not written into files: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return self
+
+
+EXPORTS: dict[str, type[ExportBlock]] = {
+    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval", "waza"), FileExport),
+    "wandb": WandbExport,
+    "mlflow": MlflowExport,
+}
 
 
 class EvalFields(Block):
@@ -313,6 +459,8 @@ class EvalFields(Block):
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
     name: str = Field(min_length=1, max_length=120)
+    metadata: dict[str, Any] = {}
+    """whatever should be kept with the run; in no key"""
     dataset: DatasetBlock | None = None
     samples: list[dict[str, Any]] | None = None
     target: dict[str, Any]
@@ -328,6 +476,7 @@ class EvalFields(Block):
     graders: list[dict[str, Any]] = []
     limits: Limits = Limits()
     gate: dict[str, float] = {}
+    hooks: HooksBlock = HooksBlock()
     output: OutputBlock = OutputBlock()
     baseline: dict[str, Any] | None = None
     """a second target, evaluated beside the first"""

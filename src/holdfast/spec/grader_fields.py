@@ -1,13 +1,16 @@
-"""What users may write in a grader, one model per kind. Unknown keys are errors."""
+"""What users may write in a grader that looks at what was said. Unknown keys are errors.
+
+What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holdfast.spec.fields import Block, Strings
+from holdfast.spec.fields import Block, EvalPath, Seconds, Strings
+from holdfast.spec.regex import compile_regex
 
 
 class GraderBlock(Block):
@@ -25,21 +28,40 @@ class GraderBlock(Block):
     checks: ClassVar[tuple[str, ...]] = ()
     """of these fields at least one must be set, or the grader would check nothing"""
     templates: ClassVar[tuple[str, ...]] = ("expected",)
+    later: ClassVar[tuple[str, ...]] = ("where", "transcript")
+    """fields that are in the key only where they are set, so that grades from before they came stay good"""
+    decides: ClassVar[bool] = False
+    """it says itself whether it passes; a threshold, where one is given, goes before"""
+    needs_workspace: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _checks_something(self) -> GraderBlock:
-        if self.checks and not any(getattr(self, field) for field in self.checks):
+        if self.checks and not any(self._is_set(field) for field in self.checks):
             written = (type(self).model_fields[field].alias or field for field in self.checks)
             raise ValueError(f"checks nothing: give at least one of {', '.join(written)}")
         return self
 
+    def _is_set(self, field: str) -> bool:
+        value = getattr(self, field)
+        return value not in (None, "", [], (), {}) and value != type(self).model_fields[field].default
+
     def identity(self) -> dict[str, Any]:
-        """What is in the grade's key: all but the name, the weight and the threshold."""
-        identity = self.model_dump(exclude={"name", "weight", "threshold", "where"})
-        return identity if self.where is None else {**identity, "where": self.where}
+        """What is in the grade's key: all but the name, the weight, the threshold and how long it may take."""
+        identity = self.model_dump(exclude={"name", "weight", "threshold", "timeout"})
+        for field in self.later:
+            if field in identity and not self._is_set(field):
+                del identity[field]
+        return identity
 
 
-class ExactGrader(GraderBlock):
+class TextBlock(GraderBlock):
+    """A grader that looks at text."""
+
+    transcript: Literal["last", "all"] = "last"
+    """the last reply, or all that the target has said so far, joined by blank lines"""
+
+
+class ExactGrader(TextBlock):
     """The whole answer equals the expected one."""
 
     type: Literal["exact"]
@@ -48,7 +70,7 @@ class ExactGrader(GraderBlock):
     strip: bool = True
 
 
-class TextGrader(GraderBlock):
+class TextGrader(TextBlock):
     """The answer contains, or matches, what it should. Ignores case unless the key ends in `_cs`."""
 
     type: Literal["text"]
@@ -82,7 +104,7 @@ class TextGrader(GraderBlock):
         return self
 
 
-class ChoiceGrader(GraderBlock):
+class ChoiceGrader(TextBlock):
     """The letter of a multiple-choice answer."""
 
     type: Literal["choice"]
@@ -92,7 +114,7 @@ class ChoiceGrader(GraderBlock):
     """the letters that count"""
 
 
-class NumberGrader(GraderBlock):
+class NumberGrader(TextBlock):
     """A number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
@@ -123,7 +145,7 @@ class JsonSchemaGrader(GraderBlock):
     templates: ClassVar[tuple[str, ...]] = ()
 
 
-class PythonGrader(GraderBlock):
+class PythonGrader(TextBlock):
     """A Python function, `file.py:function`, given what its parameters name."""
 
     type: Literal["python"]
@@ -135,12 +157,47 @@ class PythonGrader(GraderBlock):
     version: str | None = None
 
 
+class SimilarityGrader(TextBlock):
+    """How alike the answer and the expected one are, letter by letter."""
+
+    type: Literal["similarity"]
+    expected: str | int | float = "{{ expected }}"
+    method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
+    ignore_case: bool = False
+
+
+class MathGrader(TextBlock):
+    """The answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
+
+    type: Literal["math"]
+    expected: str | int | float = "{{ expected }}"
+    timeout: Seconds = 10
+    """for one comparison"""
+
+
+class TriggerGrader(GraderBlock):
+    """Whether the prompt is one that a skill is meant for, by the words of its SKILL.md."""
+
+    type: Literal["trigger"]
+    skill_path: EvalPath
+    """the SKILL.md, or the folder it lies in"""
+    mode: Literal["positive", "negative"]
+    """`negative`: the prompt should not be one"""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+
+
+RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")
+
+
 class PromptGrader(GraderBlock):
-    """A judge model with a rubric."""
+    """A judge model with a rubric, or with a prompt of the user's and two tools to say passed and failed with."""
 
     type: Literal["prompt"]
-    rubric: str = Field(min_length=1)
-    """what to judge by; a template over the row, with `output` and `messages`"""
+    rubric: str | None = Field(default=None, min_length=1)
+    """what to judge by; a template over the row, with `output` and `messages`, or a file in the eval's folder"""
+    prompt: str | None = Field(default=None, min_length=1)
+    """the judge's task in the user's words; it answers by calling set_waza_grade_pass and set_waza_grade_fail"""
     model: str | None = None
     """the judge; default: the target's model and endpoint"""
     base_url: str | None = None
@@ -148,28 +205,42 @@ class PromptGrader(GraderBlock):
     params: dict[str, Any] = {"temperature": 0}
     transcript: Literal["last", "all"] = "last"
     """what the judge sees: the last reply, or the whole conversation"""
+    continue_session: bool = False
+    mode: Literal["independent", "pairwise"] = "independent"
 
-    templates: ClassVar[tuple[str, ...]] = ("rubric",)
+    checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
+    templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
+    later: ClassVar[tuple[str, ...]] = ("where", "prompt", "continue_session", "mode")
+
+    @model_validator(mode="after")
+    def _judges_alone(self) -> PromptGrader:
+        if self.continue_session:
+            raise ValueError(
+                "continue_session: a judge never goes on in the target's own session; `transcript: all` shows it "
+                "the whole conversation"
+            )
+        if self.mode == "pairwise":
+            raise ValueError(
+                "mode: pairwise judges two runs at once, which a grader cannot; grade both with the same rubric and "
+                "use `holdfast compare`"
+            )
+        return self
 
 
-GRADERS: dict[str, type[GraderBlock]] = {
+SAID: dict[str, type[GraderBlock]] = {
     "exact": ExactGrader,
     "text": TextGrader,
     "choice": ChoiceGrader,
     "number": NumberGrader,
+    "similarity": SimilarityGrader,
+    "math": MathGrader,
     "json_schema": JsonSchemaGrader,
     "python": PythonGrader,
     "prompt": PromptGrader,
+    "trigger": TriggerGrader,
 }
+"""the graders of this module"""
 
 
 TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "target"})
 """words of reports, gates and errors, which a grader of that name could not be told from"""
-
-
-def compile_regex(pattern: str) -> re.Pattern[str]:
-    """A pattern as graders use it, or a ValueError that names it."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error

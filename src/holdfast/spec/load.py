@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.earlier import check_spellings, eval_version
 from holdfast.spec.fields import (
+    EXPORTS,
     TARGETS,
     CommandTarget,
     DatasetBlock,
     EvalFields,
+    ExportBlock,
+    HooksBlock,
     Limits,
+    MockTarget,
     ModelTarget,
     OutputBlock,
     Price,
@@ -25,14 +29,21 @@ from holdfast.spec.fields import (
     WorkspaceBlock,
     is_embedded,
 )
-from holdfast.spec.grader_fields import GRADERS, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.file_fields import ON_FILES
+from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, PromptGrader
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.secrets import bare_url
+from holdfast.spec.selection import Selection
+from holdfast.spec.source import file_inside
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.tool_fields import CALLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+GRADERS: dict[str, type[GraderBlock]] = {**SAID, **CALLED, **ON_FILES}
+"""every kind of grader"""
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,11 @@ class Eval:
     graders: tuple[GraderBlock, ...]
     limits: Limits
     gate: dict[str, float]
+    hooks: HooksBlock
     prices: dict[str, Price]
     output: OutputBlock
+    exports: tuple[ExportBlock, ...]
+    """where a finished run goes"""
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
     notices: tuple[str, ...] = ()
@@ -100,6 +114,8 @@ class Eval:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
             yield ("responder", "stop_when"), self.responder.stop_when
+        if self.responder is not None and isinstance(self.responder.max_followups, str):
+            yield ("responder", "max_followups"), self.responder.max_followups
         if self.workspace is not None and self.workspace.files is not None:
             yield ("workspace", "files"), self.workspace.files
         for location, grader in self.placed_graders():
@@ -128,17 +144,41 @@ class Eval:
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
     """Read and check an eval file, with values from the command line laid over it."""
-    document = read_document(path)
-    notices = check_spellings(document)
+    return laid_over(checked(read_document(path)), overrides, path.resolve().parent)
+
+
+def checked(document: Document) -> Document:
+    """A file of ours, with what is to be said of how it spells things; ConfigError where nobody does so today."""
+    return replace(document, notices=check_spellings(document))
+
+
+def laid_over(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
+    """The eval of a document with values from the command line laid over it."""
     data = copy.deepcopy(document.data)
     for key, value in overrides:
-        if key == ("dataset", "limit") and isinstance(data.get("samples"), list) and "dataset" not in data:
-            if type(value) is not int or value < 1:
-                raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
-            data["samples"] = data["samples"][:value]
+        if key in _ROWS_CHOSEN and isinstance(data.get("samples"), list) and "dataset" not in data:
+            data["samples"] = _chosen(data["samples"], key[1], value)
         else:
             apply_override(data, key, value)
-    return build_eval(Document(data, document.path, document.lines), path.resolve().parent, notices=notices)
+    return build_eval(replace(document, data=data), folder, notices=document.notices)
+
+
+_ROWS_CHOSEN: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
+
+
+def _chosen(samples: list[Any], key: str, value: Any) -> list[Any]:
+    """Of the rows that stand in the file those that the command line asks for."""
+    if key == "limit":
+        return samples[: limit_of(value)]
+    wanted = Selection.of(**{key: value})
+    return [row for row in samples if not isinstance(row, dict) or wanted.takes(row, row.get("id"))]
+
+
+def limit_of(value: Any) -> int:
+    """A number of rows as it is given on the command line."""
+    if type(value) is not int or value < 1:
+        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+    return value
 
 
 def baseline_of(spec: Eval) -> Eval | None:
@@ -163,7 +203,10 @@ def baseline_of(spec: Eval) -> Eval | None:
             raw.update({key: value for key, value in inherited.items() if value is not None})
     if spec.output.nat is not None:
         changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
-    built = build_eval(Document(changed, spec.document.path, spec.document.lines), spec.folder, spec.functions)
+    for export in (changed.get("output") or {}).get("export") or []:
+        if isinstance(export, dict) and "dir" in export:
+            export["dir"] = f"{export['dir']}/baseline"
+    built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # said of the first already
 
 
@@ -199,8 +242,9 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     problems: list[Problem] = []
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
-    graders = _graders(document.data.get("graders") or [], ("graders",), document, problems)
-    checkpoints = _checkpoints(top, document, problems)
+    graders = _graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
+    checkpoints = _checkpoints(top, document, folder, problems)
+    exports = _exports(top, document, problems)
     if top is None:
         raise ConfigError(problems)
     if (top.dataset is None) == (top.samples is None):
@@ -237,10 +281,19 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         graders=tuple(graders),
         limits=top.limits,
         gate=top.gate,
+        hooks=top.hooks,
         prices=top.prices,
         output=top.output,
+        exports=exports,
         functions=functions,
         notices=notices,
+    )
+    problems.extend(
+        Problem(
+            document.where(place), f"{grader.type} looks at files, and the eval has no workspace: add `workspace: {{}}`"
+        )
+        for place, grader in built.placed_graders()
+        if grader.needs_workspace and built.workspace is None
     )
     for location, source, _ in built.templates():
         try:
@@ -269,17 +322,22 @@ def _target(data: Any, document: Document, problems: list[Problem], key: str = "
     return cast("TargetBlock | None", validate_block(TARGETS[kinds[0]], data, (key,), document, problems))
 
 
-def _checkpoints(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[Checkpoint, ...]:
+def _checkpoints(
+    top: EvalFields | None, document: Document, folder: Path, problems: list[Problem]
+) -> tuple[Checkpoint, ...]:
     """Checkpoints in the order of their turns; refuses those that cannot be reached and two after one turn."""
     if top is None:
         return ()
-    if top.responder is not None and top.follow_ups:
+    of_the_row = top.responder is not None and isinstance(top.responder.max_followups, str)
+    if top.responder is not None and top.follow_ups and not (of_the_row and isinstance(top.follow_ups, str)):
         problems.append(Problem(document.where(("responder",)), "give either follow_ups or a responder, not both"))
     last = None
     if isinstance(top.follow_ups, list):
-        last = 1 + (top.responder.max_followups if top.responder is not None else len(top.follow_ups))
+        most = len(top.follow_ups) if top.responder is None else top.responder.max_followups
+        last = None if isinstance(most, str) else 1 + most
     found: list[Checkpoint] = []
     everywhere: set[int] = set()
+    named: set[tuple[int, str]] = set()
     for number, block in enumerate(top.checkpoints):
         where = document.where(("checkpoints", number, "after_turn"))
         if block.where is None and block.after_turn in everywhere:
@@ -292,18 +350,48 @@ def _checkpoints(top: EvalFields | None, document: Document, problems: list[Prob
             )
         if block.where is None:
             everywhere.add(block.after_turn)
-        graders = _graders(block.graders, ("checkpoints", number, "graders"), document, problems)
+        graders = _graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
+        for grader in graders:
+            if (block.after_turn, grader.name) in named:
+                said = f"a second grader called {grader.name!r} after turn {block.after_turn}"
+                problems.append(Problem(document.where(("checkpoints", number)), f"{said}; give each its own name"))
+        named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
         found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.after_turn))
 
 
+def _exports(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[ExportBlock, ...]:
+    found: dict[str, ExportBlock] = {}
+    for number, raw in enumerate(top.output.export if top is not None else []):
+        location = ("output", "export", number)
+        block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
+        if block is not None and block.to in found:
+            problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
+        elif block is not None:
+            found[block.to] = block
+    return tuple(found.values())
+
+
+def read_export(
+    data: dict[str, Any], location: Location, document: Document, problems: list[Problem]
+) -> ExportBlock | None:
+    """Where a run goes, read by the model of its kind."""
+    kind = data.get("to")
+    if isinstance(kind, str) and kind in EXPORTS:
+        return cast("ExportBlock | None", validate_block(EXPORTS[kind], data, location, document, problems))
+    known = f"one of {', '.join(EXPORTS)}"
+    said = f"no export to {kind!r}{suggest(str(kind), EXPORTS)}; {known}" if kind else f"needs `to`: {known}"
+    problems.append(Problem(document.where(location), said))
+    return None
+
+
 def _both(one: str, other: str | None) -> str:
     return one if other is None else f"({one}) and ({other})"
 
 
-def _graders(data: Any, base: Location, document: Document, problems: list[Problem]) -> list[GraderBlock]:
+def _graders(data: Any, base: Location, document: Document, folder: Path, problems: list[Problem]) -> list[GraderBlock]:
     graders: list[GraderBlock] = []
     seen: dict[str, int] = {}
     for number, raw in enumerate(data if isinstance(data, list) else []):
@@ -336,10 +424,35 @@ def _graders(data: Any, base: Location, document: Document, problems: list[Probl
             problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
         seen[fields["name"]] = number
         if isinstance(grader, PromptGrader):
-            grader = _with_judge(grader, document, location, problems)
+            grader = _with_judge(
+                _with_rubric(grader, document, location, folder, problems), document, location, problems
+            )
         if grader is not None:
             graders.append(grader)
     return graders
+
+
+def _with_rubric(
+    grader: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+) -> PromptGrader:
+    """A rubric that names a file is what the file says, without the heading of names and versions it may have."""
+    rubric = grader.rubric
+    if rubric is None or "\n" in rubric or not rubric.endswith(RUBRIC_FILES) or " " in rubric:
+        return grader
+    where = document.where((*location, "rubric"))
+    try:
+        text = file_inside(folder, rubric, where).decode("utf-8")
+    except UnicodeDecodeError as error:
+        problems.append(Problem(where, f"{rubric} is not a text: {error}"))
+        return grader
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return grader
+    if text.startswith("---\n") and "\n---" in text[4:]:
+        text = text[4:].split("\n---", 1)[1]
+    if not text.strip():
+        problems.append(Problem(where, f"checks nothing: {rubric} is empty"))
+    return grader.model_copy(update={"rubric": text.strip()})
 
 
 def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
@@ -387,6 +500,8 @@ def target_name(target: TargetBlock) -> str:
     match target:
         case ModelTarget(model=model):
             return model
+        case MockTarget():
+            return "mock"
         case _:
             kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
             value = getattr(target, kind)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import parse_document, read_text
-from holdfast.spec.earlier import earlier_spellings, is_before_versions
+from holdfast.spec.earlier import earlier_spellings, is_before_versions, is_waza
 from holdfast.spec.fields import SCHEMA_VERSION
 from holdfast.spec.rewriting import Add, Assign, rewrite
 from holdfast.store.files import keep_backup, overwrite
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from holdfast.spec.document import Document
     from holdfast.spec.rewriting import Change
-
-_WAZA: Final = frozenset({"skill", "tasks", "tasks_from"})
-"""keys that only waza's eval files have"""
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,6 @@ def migrated(path: Path) -> Rewritten:
         if change.said
     )
     return Rewritten(path, "eval", None if version is None else str(version), text, after, words)
-
-
-def is_waza(data: dict[str, Any]) -> bool:
-    """Whether an eval file is one of waza's, which are read as they are and have versions of their own."""
-    config = data.get("config")
-    return not _WAZA.isdisjoint(data) or (isinstance(config, dict) and "executor" in config)
 
 
 def is_eval(data: dict[str, Any]) -> bool:

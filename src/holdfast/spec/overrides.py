@@ -7,8 +7,11 @@ from typing import Any
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_value
 
+Override = tuple[tuple[str, ...], Any]
+"""a path of keys, and the value to be laid there"""
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+
+def parse_override(text: str) -> Override:
     """`limits.retries=2` as a path and a value; the value is read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not path or not all(path.split(".")):

@@ -41,6 +41,8 @@ def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None
     """The block in which a key stands, to suggest the keys it has."""
     current: type[Block] | None = model
     for part in location:
+        if isinstance(part, int):
+            continue  # an item of the list whose model is already found
         field = current.model_fields.get(part) if current is not None else None
         options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)

@@ -40,11 +40,17 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(data: dict[str, Any]) -> dict[str, Any]:
-    """The resolved eval as it may be shown and kept. API keys are only ever named by their environment variable."""
-    return {
-        key: _target(value) if key in ("target", "baseline") and isinstance(value, dict) else _tree(value)
-        for key, value in data.items()
-    }
+    """The resolved eval as it may be shown and kept. API keys are only ever named by their environment variable.
+
+    Rows stay as they are: a changed one would be another row when the run is taken up from its manifest.
+    """
+    return {key: _shown(key, value) for key, value in data.items()}
+
+
+def _shown(key: str, value: Any) -> Any:
+    if key == "samples":
+        return value
+    return _target(value) if key in ("target", "baseline") and isinstance(value, dict) else _tree(value)
 
 
 def _target(block: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +69,9 @@ def _tree(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: shown_url(inner) if key in ("base_url", "http", "url") and isinstance(inner, str) else _tree(inner)
+        key: shown_url(inner)
+        if key in ("base_url", "http", "url", "tracking_uri") and isinstance(inner, str)
+        else _tree(inner)
         for key, inner in value.items()
     }
 

@@ -1,4 +1,4 @@
-"""Fingerprints of Python code, taken by reading files and never by importing them.
+"""Fingerprints of code, taken by reading files and never by importing them.
 
 A function's fingerprint covers its file and every local module that file imports, directly or not. Comments and
 layout do not count: what is digested is the file's tokens, so that a new comment reruns nothing, while a changed
@@ -45,6 +45,46 @@ def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
         found[name] = digest_bytes(_tokens(text))
         waiting.extend(_imported(ast.parse(text), path, roots))
     return dict(sorted(found.items()))
+
+
+def files_behind(folder: Path, argument: str) -> dict[str, str]:
+    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
+    path = named_file(folder, argument)
+    try:
+        if path is None:
+            return {}
+        if path.suffix == ".py":
+            return source_fingerprint(path, folder)
+        return {argument: digest_bytes(path.read_bytes())}
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+
+
+def named_file(folder: Path, argument: str) -> Path | None:
+    """The file of the eval's folder that an argument names, if it does."""
+    path = folder / argument
+    if "{{" in argument or not is_file(path) or not path.resolve().is_relative_to(folder.resolve()):
+        return None
+    return path
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path names a file; what cannot be a path does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def file_inside(folder: Path, name: str, where: str) -> bytes:
+    """What is in a file of the eval's folder; `where` is the place in the eval file, for messages."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError([Problem(where, f"{name} leads out of the eval file's folder")])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem(where, f"{path} cannot be read: {error.strerror or error}")]) from error
 
 
 def _read(path: Path) -> str:
@@ -168,24 +208,3 @@ def _modules(parts: list[str], roots: list[Path]) -> Iterator[Path]:
         if files:
             yield from (file.resolve() for file in files)
             return
-
-
-def files_behind(folder: Path, argument: str) -> dict[str, str]:
-    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
-    path = folder / argument
-    try:
-        if "{{" in argument or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            return {}
-        if path.suffix == ".py":
-            return source_fingerprint(path, folder)
-        return {argument: digest_bytes(path.read_bytes())}
-    except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path names a file; what cannot be a path does not."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

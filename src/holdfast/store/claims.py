@@ -118,7 +118,8 @@ class Claims:
         self._count = count
         self._worker = worker
         self._rundir = rundir
-        self._mine: set[str] = set()
+        # Of an earlier process of the same id. Asked for once, at the start: later such a name is a chunk in hand.
+        self._leftovers = [chunk for chunk, state in self._states().items() if state == f"by.{worker}"]
         self._watched: dict[str, RunLease] = {}
 
     def take(self) -> tuple[int, bool] | None:
@@ -127,14 +128,11 @@ class Claims:
         Looks first for what an earlier process of the same id has left, then for what nobody has, then for the
         claims of the dead.
         """
+        if self._leftovers:
+            return int(self._leftovers.pop(0)), True
         states = self._states()
         for chunk, state in states.items():
-            if state == f"by.{self._worker}" and chunk not in self._mine:
-                self._mine.add(chunk)
-                return int(chunk), True
-        for chunk, state in states.items():
             if state in ("free", "left") and self._move(chunk, state, f"by.{self._worker}"):
-                self._mine.add(chunk)
                 return int(chunk), state == "left"
         owners = {state[3:] for state in states.values() if state.startswith("by.")} - {self._worker}
         for owner in sorted(owners):
@@ -165,7 +163,6 @@ class Claims:
 
     def _give(self, number: int, state: str) -> None:
         chunk = f"{number:05}"
-        self._mine.discard(chunk)
         if not self._move(chunk, f"by.{self._worker}", state):
             raise Fault(
                 "lease_lost",

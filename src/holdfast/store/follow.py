@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.store.index import KINDS, Found, Index, keep_output, keep_step
+from holdfast.store.index import KINDS, Found, Index
 from holdfast.store.lines import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.store.records import Usage
     from holdfast.store.rundir import RunDir
 
 News = list[tuple[str, Found]]
@@ -24,13 +25,13 @@ News = list[tuple[str, Found]]
 class Follower:
     """What is new in the journals of a run since the last look, for an index that is there already."""
 
-    def __init__(self, rundir: RunDir, index: Index, *, own: str | None, stepwise: bool) -> None:
+    def __init__(self, rundir: RunDir, index: Index, *, own: str | None = None) -> None:
         self._rundir = rundir
         self._index = index
         self._own = own
-        self._stepwise = stepwise
         self._read_to: dict[Path, int] = {}
-        self._first = True
+        self._counted: dict[str, list[Usage]] = {}
+        """what was counted of conversations that have no output yet, call by call"""
 
     def read(self) -> News:
         """The new lines. Touches nothing but files, so that a thread may do it."""
@@ -54,14 +55,12 @@ class Follower:
         """Add them to the index, and what they cost to what is spent."""
         takers = {kind.name: kind.take for kind in KINDS}
         for name, found in news:
-            if self._first or not self._stepwise or name not in ("outputs", "steps"):
-                takers[name](self._index, found)
-            elif name == "outputs":  # its calls were counted one by one
-                keep_output(self._index, found)
-            else:
-                keep_step(self._index, found)
-                self._index.spent.add(found.head.usage)
-        self._first = False
+            if name == "outputs":  # which says what its calls used together
+                for usage in self._counted.pop(found.head.key, ()):
+                    self._index.spent.take_back(usage)
+            elif name == "steps" and found.head.key not in self._index.outputs and found.head.source is None:
+                self._counted.setdefault(found.head.key, []).append(found.head.usage)
+            takers[name](self._index, found)
 
     def refresh(self) -> None:
         """Read and add."""

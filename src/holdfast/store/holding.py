@@ -7,6 +7,8 @@ the two the second sees the first, whatever the order; where each sees the other
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -85,14 +87,20 @@ def await_workers(rundir: RunDir) -> None:
 def live_workers(rundir: RunDir, notice: Callable[[str], None] = lambda _: None) -> Iterator[str]:
     """The workers at work, in words. What the dead have left of a lease is removed, so that they notice if they wake.
 
-    One that is silent is watched for a whole lease.
+    One that is silent is watched for a whole lease. A lease is looked for by taking it: what network file systems say
+    of names may be half a minute old, unless one makes a name there oneself.
     """
-    for path in sorted(rundir.workers.glob("*/lease")):
-        lease = RunLease(path)
+    if not rundir.workers.is_dir():
+        return
+    probe = rundir.workers / f".{os.getpid()}-{secrets.token_hex(4)}"
+    probe.mkdir()
+    probe.rmdir()
+    for folder in sorted(path for path in rundir.workers.iterdir() if path.is_dir() and path.name[0] != "."):
+        lease = RunLease(folder / "lease")
         try:
             lease.acquire(0, notice)
         except RunHeld:
-            yield f"{path.parent.name} ({lease.describe()})"
+            yield f"{folder.name} ({lease.describe()})"
         else:
             lease.release()
 

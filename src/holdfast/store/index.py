@@ -88,16 +88,20 @@ class Spent:
     _starts: array[float] = field(default_factory=lambda: array("d"))
     _ends: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, usage: Usage) -> None:
+    def add(self, usage: Usage, times: int = 1) -> None:
         """Count what one trial or grade used."""
         if usage.input_tokens is None or usage.output_tokens is None:
-            self.unmetered += 1
-        self.tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        self.requests += usage.requests
+            self.unmetered += times
+        self.tokens += times * ((usage.input_tokens or 0) + (usage.output_tokens or 0))
+        self.requests += times * usage.requests
         if usage.cost is None:
-            self.unpriced += 1
+            self.unpriced += times
         else:
-            self.cost += usage.cost
+            self.cost += times * usage.cost
+
+    def take_back(self, usage: Usage) -> None:
+        """It is counted elsewhere."""
+        self.add(usage, -1)
 
     def add_time(self, started: float, ended: float) -> None:
         """Note a stretch of work; stretches may overlap and come in any order."""
@@ -162,7 +166,6 @@ class GradeHead(msgspec.Struct):
 
 class _StepHead(msgspec.Struct):
     key: str
-    kind: str
     usage: Usage
     time: float
     seconds: float
@@ -216,14 +219,16 @@ def read_line(ref: OutputRef) -> bytes:
 
 
 def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
-    """The recorded calls of one conversation, in the order in which they were made."""
-    steps = []
+    """The recorded calls of one conversation that count, in the order in which they were made."""
+    steps: list[Step] = []
     for path, offset, length in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             steps.append(_step.decode(os.pread(fd, length, offset)))
         finally:
             os.close(fd)
+        if steps[-1].kind == "restart":
+            steps.clear()
     return steps
 
 
@@ -328,10 +333,7 @@ def keep_step(index: Index, found: Found) -> None:
     """A call counts while its conversation has no output, or one that a checkpoint cut short."""
     output = index.outputs.get(found.head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        if found.head.kind == "restart":
-            index.steps.pop(found.head.key, None)
-        else:
-            index.steps.setdefault(found.head.key, []).append(found[:3])
+        index.steps.setdefault(found.head.key, []).append(found[:3])
 
 
 def _take_grade(index: Index, found: Found) -> None:

@@ -15,6 +15,13 @@ SCHEMA_VERSION = "1.1"
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
 
 
+def status_by(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
+    """A verdict's status by the present threshold; without one it is what its grader decided."""
+    if threshold is None or score is None or status not in ("passed", "failed"):
+        return status
+    return "passed" if score >= threshold else "failed"
+
+
 class Usage(Struct, frozen=True):
     """What a trial or a grade used. `None` means unknown, which is not zero."""
 

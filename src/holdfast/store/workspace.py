@@ -7,15 +7,16 @@ turn; the contents are in the run directory's `files/`, one file for each, howev
 from __future__ import annotations
 
 import os
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from holdfast.canonical import digest_bytes
-from holdfast.store.files import make_directory, replacing
+from holdfast.store.files import make_directory, replacing, sync_directory
 
 Files = dict[str, str]
-"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed"""
+"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. An empty folder
+is a path that ends in `/`, with no digest: some programs miss it, git for one"""
 
 MOST_BYTES: Final = 256 * 1024 * 1024
 """more than this is not a workspace but a data set"""
@@ -48,6 +49,7 @@ class Blobs:
 
     def take_from(self, other: Path) -> None:
         """Have all that another run's folder has, by links where the file system has them."""
+        linked = set()
         for path in other.glob("*/*"):
             own = self._folder / path.parent.name / path.name
             if own.exists() or path.name.startswith("."):
@@ -55,8 +57,11 @@ class Blobs:
             make_directory(own.parent)
             try:
                 own.hardlink_to(path)
+                linked.add(own.parent)
             except OSError:
                 self.keep(path.read_bytes())
+        for folder in linked:
+            sync_directory(folder)
 
     def read(self, digest: str) -> bytes:
         """The contents behind a digest."""
@@ -65,10 +70,14 @@ class Blobs:
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:
     """Keep every regular file below a folder. Links are left out: they may lead anywhere."""
+    if folder.is_symlink():
+        raise ValueError("it has been replaced by a link")
     files: Files = {}
     total = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
+        if not folders and not names and Path(place) != folder:
+            files[_name(Path(place), folder) + "/"] = ""
         for name in sorted(names):
             path = Path(place, name)
             if path.is_symlink() or not path.is_file():
@@ -76,28 +85,57 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
             total += path.stat().st_size
             if total > MOST_BYTES:
                 raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
-            digest = blobs.keep(path.read_bytes())
-            runs = "+x" if path.stat().st_mode & 0o100 else ""
-            files[path.relative_to(folder).as_posix()] = digest + runs
+            files[_name(path, folder)] = blobs.keep(path.read_bytes()) + _mode(path)
     return files
 
 
 def restore(files: Files, blobs: Blobs, folder: Path) -> None:
-    """Make a folder hold exactly these files."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    """Make a folder hold exactly these files. What is right already is not touched: a server may have it open."""
+    if folder.is_symlink():
+        folder.unlink()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place, folders, names in os.walk(folder, topdown=False):
+        for path in [Path(place, name) for name in names + folders]:
+            known = path.relative_to(folder).as_posix()
+            if path.is_dir() and not path.is_symlink():
+                if known + "/" not in files:
+                    with suppress(OSError):  # something in it stays
+                        path.rmdir()
+            elif (
+                path.is_symlink()
+                or not path.is_file()
+                or files.get(known) != digest_bytes(path.read_bytes()) + _mode(path)
+            ):
+                path.unlink()
     for name, digest in files.items():
         path = inside(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(blobs.read(digest))
-        if digest.endswith("+x"):
-            path.chmod(0o755)
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        elif not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(blobs.read(digest))
+            if digest.endswith("+x"):
+                path.chmod(0o755)
+
+
+def _name(path: Path, folder: Path) -> str:
+    name = path.relative_to(folder).as_posix()
+    if not name.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in name):
+        raise ValueError(f"the name of {name!r} is not UTF-8")
+    return name
+
+
+def _kept_as(path: Path) -> str:
+    return digest_bytes(path.read_bytes()) + _mode(path)
+
+
+def _mode(path: Path) -> str:
+    return "+x" if path.stat().st_mode & 0o100 else ""
 
 
 def inside(folder: Path, name: str) -> Path:
     """A path below a folder; ValueError for one that would leave it."""
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{name!r} leads out of the workspace")
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"{name!r} leads out of the workspace, or is no file in it")
     return path

@@ -7,6 +7,7 @@
 `python`    a Python function
 `http`      a workflow behind HTTP
 `command`   a program
+`mock`      waza's mock executor, which says again what it was asked
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
 `tools`     Python functions a model may call, and `mcp`, the tools of MCP servers
 `prices`    dollars per token

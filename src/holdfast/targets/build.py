@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.functions import split_reference
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, PythonTarget
+from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
 from holdfast.spec.source import files_behind, source_fingerprint
 from holdfast.targets.prices import Prices
@@ -38,6 +38,10 @@ def build_target(spec: Eval) -> Target:
             from holdfast.targets.command import Command
 
             return Command(block, spec)
+        case MockTarget():
+            from holdfast.targets.mock import Mock
+
+            return Mock()
 
 
 def target_identity(spec: Eval) -> dict[str, Any]:
@@ -70,3 +74,5 @@ def target_identity(spec: Eval) -> dict[str, Any]:
                 behind |= files_behind(spec.folder, argument)
             identity = block.model_dump(include={"command", "stdin", "version"})
             return {"kind": "command", **identity, "files": behind}
+        case MockTarget() as block:
+            return {"kind": "mock", **block.model_dump()}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SHOWN = 400
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """On Linux the kernel ends the program when we are killed; elsewhere it runs on to its own end."""
     if not sys.platform.startswith("linux"):
         return None
@@ -44,7 +44,7 @@ class Command:
     def __init__(self, block: CommandTarget, spec: Eval) -> None:
         self._block = block
         self._folder = spec.folder
-        self._in_child = _die_with_parent()
+        self._in_child = die_with_parent()
         self._proxy = Proxy(block, spec.prices) if block.proxy else None
 
     async def __aenter__(self) -> Self:

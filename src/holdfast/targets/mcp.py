@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from holdfast.spec.source import is_file
 from holdfast.targets.tools import Tool
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -111,21 +112,17 @@ class McpServer:
     async def _connect(self, workspace: Path | None) -> Connection:
         connection = Connection(self.shown)
         await connection.open(self._client(workspace, connection))
-        missing = set(self._block.only) - {tool.name for tool in connection.offered}
-        if missing:
+        there = {tool.name for tool in connection.offered}
+        if missing := set(self._block.only) - there:
             await connection.close()
-            raise Fault("rejected", f"{self.shown} has no tool called {', '.join(sorted(missing))}")
+            said = f"MCP server {self.shown} has no tool called {', '.join(sorted(missing))}"
+            raise Fault("rejected", said, remedy=f"Pick with `only` among {', '.join(sorted(there))}.")
         return connection
 
     def _client(self, workspace: Path | None, connection: Connection) -> AbstractAsyncContextManager[Any]:
         mcp = mcp_client()
         if self._url is not None:
-            if not self._headers:
-                return mcp.Client(self._url)  # type: ignore[no-any-return]
-            import httpx2
-
-            http = httpx2.AsyncClient(headers=self._headers, timeout=httpx2.Timeout(30, read=300))
-            return mcp.Client(mcp.client.streamable_http.streamable_http_client(self._url, http_client=http))  # type: ignore[no-any-return]
+            return _with_headers(self._url, self._headers) if self._headers else mcp.Client(self._url)
         command = [str(self._folder / word) if is_file(self._folder / word) else word for word in self._mcp.command]
         environment = dict(self._env)
         if workspace is not None:
@@ -134,6 +131,20 @@ class McpServer:
             command=command[0], args=command[1:], env=environment, cwd=workspace or self._folder
         )
         return mcp.Client(mcp.client.stdio.stdio_client(started, errlog=connection.said))  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def _with_headers(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    """A client that sends headers of the user's."""
+    import httpx2
+
+    mcp = mcp_client()
+    transport = mcp.client.streamable_http.streamable_http_client
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=300)) as http,
+        mcp.Client(transport(url, http_client=http)) as client,
+    ):
+        yield client
 
 
 class Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -18,7 +19,6 @@ from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
     from holdfast.spec.fields import ResponderBlock
     from holdfast.spec.grader_fields import PromptGrader
@@ -38,7 +38,7 @@ class Model:
         self._prices = prices
         self._tools = tools
         self._client: Client | None = None
-        self._server: AbstractAsyncContextManager[str] | None = None
+        self._opened = AsyncExitStack()
         if not is_embedded(block.model):
             self._check_key(self.base_url)
 
@@ -68,25 +68,24 @@ class Model:
             )
 
     async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:  # what was opened before something failed is let go
+            await self._open(opening)
+            self._opened = opening.pop_all()
+        return self
+
+    async def _open(self, opening: AsyncExitStack) -> None:
         base_url = self.base_url
         if is_embedded(self._block.model):
-            self._server = serve(self._block.model)
-            base_url = await self._server.__aenter__()
+            base_url = await opening.enter_async_context(serve(self._block.model))
         path = "/chat/completions" if self._block.api == "chat" else "/completions"
         name = self._block.api_key_env
         hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
-        self._client = await Client(base_url + path, bearer(name), key_hint=hint).__aenter__()
+        self._client = await opening.enter_async_context(Client(base_url + path, bearer(name), key_hint=hint))
         if self._tools is not None:
-            await self._tools.__aenter__()
-        return self
+            await opening.enter_async_context(self._tools)
 
     async def __aexit__(self, *details: Any) -> None:
-        if self._tools is not None:
-            await self._tools.__aexit__(*details)
-        if self._client is not None:
-            await self._client.__aexit__()
-        if self._server is not None:
-            await self._server.__aexit__(*details)
+        await self._opened.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
@@ -138,6 +137,8 @@ class Model:
             usage = self._usage(data.get("usage"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
+        if not isinstance(message.get("tool_calls") or [], list):
+            raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
         if content is None:
             content = ""  # all its tokens went into thinking, or it only calls tools: that is its answer
         if not isinstance(content, str):
@@ -187,7 +188,10 @@ class Model:
 
 def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
     """Add a piece of a tool call, as streams have them, to what came of it before."""
-    call = calls.setdefault(piece.get("index") or 0, {"type": "function", "function": {"name": "", "arguments": ""}})
+    number = piece.get("index")
+    if number is None:  # some servers leave it out: a new name is a new call
+        number = len(calls) - 1 if calls and not (piece.get("function") or {}).get("name") else len(calls)
+    call = calls.setdefault(number, {"type": "function", "function": {"name": "", "arguments": ""}})
     if piece.get("id"):
         call["id"] = piece["id"]
     function = piece.get("function") or {}

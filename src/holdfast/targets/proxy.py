@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import AttemptError, Fault
+from holdfast.store.records import Usage
 from holdfast.targets.client import Client, bearer
 from holdfast.targets.model import DEFAULT_BASE_URL
 from holdfast.targets.prices import Prices
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.spec.fields import CommandTarget, Price, PythonTarget
-    from holdfast.store.records import Usage
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
@@ -95,7 +95,9 @@ class Proxy:
                 if request.transport is not None:
                     request.transport.abort()
                 return answer.response
-            return _refusal(getattr(error, "status", None) or 502, error.message, error.kind)
+            wait = getattr(error, "retry_after", None)
+            headers = {} if wait is None else {"Retry-After": f"{wait:g}"}
+            return _refusal(getattr(error, "status", None) or 502, error.message, error.kind, headers)
         return await answer.give(kept)
 
     async def client(self, path: str, request: web.Request) -> Client:
@@ -111,12 +113,12 @@ class Proxy:
 
     def _usage(self, kept: Any) -> Usage:
         """What an answer used, from the record of it."""
-        counts = kept.get("counts") or {}
+        if kept.get("free"):
+            return Usage(0, 0, 1, 0.0)
+        counts = kept["counts"] if isinstance(kept.get("counts"), dict) else {}
         prices = Prices(str(kept.get("model") or ""), self._prices)
         given = counts.get("prompt_tokens", counts.get("input_tokens"))
         made = counts.get("completion_tokens", counts.get("output_tokens"))
-        if kept.get("free"):
-            return prices.usage(0, 0, 1)
         return prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
 
 
@@ -152,27 +154,29 @@ class _Answer:
         chat = "messages" in body or "prompt" in body
         if chat and not wants_usage:  # without it nobody could say what the call used
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        events, counts = [], None
+        events: list[Any] = []
+        counts, finished = None, not chat
         async for event in client.stream(body):
-            found = event.get("usage") if isinstance(event, dict) else None
-            found = found or ((event.get("response") or {}).get("usage") if isinstance(event, dict) else None)
+            try:
+                found = event.get("usage") or (event.get("response") or {}).get("usage")
+                choices = event.get("choices") or []
+                ends = (
+                    any(choice.get("finish_reason") for choice in choices) or event.get("type") == "response.completed"
+                )
+            except (AttributeError, TypeError) as error:
+                raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}") from error
             counts = found or counts
-            if chat and not wants_usage and found and not event.get("choices"):
+            finished |= ends
+            if chat and not wants_usage and found and not choices:
                 continue  # the agent did not ask for it
             events.append(event)
-            await self._hand_on(event)
-        if chat and not any(choice.get("finish_reason") for event in events for choice in event.get("choices") or []):
+            if ends or self._held:
+                self._held.append(event)
+            else:
+                await self._send([event])
+        if not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
         return {"model": model, "events": events, "counts": counts}
-
-    async def _hand_on(self, event: Any) -> None:
-        self._held.append(event)
-        if any(choice.get("finish_reason") for held in self._held for choice in held.get("choices") or []):
-            return
-        if event.get("type") == "response.completed":
-            return
-        await self._send(self._held)
-        self._held = []
 
     async def _send(self, events: list[Any]) -> None:
         if self.response is None:
@@ -180,7 +184,7 @@ class _Answer:
             self.response = web.StreamResponse(headers=headers)
             await self.response.prepare(self._request)
         for event in events:
-            kind = event.get("type") if isinstance(event, dict) and "choices" not in event else None
+            kind = None if "choices" in event else event.get("type")
             head = f"event: {kind}\n".encode() if kind else b""
             with suppress(
                 ConnectionError, aiohttp.ClientError
@@ -199,6 +203,8 @@ class _Answer:
         return self.response
 
 
-def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
+def _refusal(
+    status: int, message: str, kind: str = "invalid_request_error", headers: Mapping[str, str] | None = None
+) -> web.Response:
     body = {"error": {"message": message, "type": kind, "code": kind}}
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
+    return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -112,23 +114,23 @@ class PythonFunction:
         self._models: dict[str, Model] = {}
         self._opening = asyncio.Lock()
         self._proxy: Proxy | None = None
+        self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._function.takes("context"):
-            from holdfast.targets.proxy import Proxy
+        async with AsyncExitStack() as opening:
+            if self._function.takes("context"):
+                from holdfast.targets.proxy import Proxy
 
-            self._proxy = await Proxy(self._block, self._prices).__aenter__()
-        if self._tools is not None:
-            await self._tools.__aenter__()
+                self._proxy = await opening.enter_async_context(Proxy(self._block, self._prices))
+            if self._tools is not None:
+                await opening.enter_async_context(self._tools)
+            self._opened = opening.pop_all()
         return self
 
     async def __aexit__(self, *details: Any) -> None:
         for model in self._models.values():
             await model.__aexit__(*details)
-        if self._tools is not None:
-            await self._tools.__aexit__(*details)
-        if self._proxy is not None:
-            await self._proxy.__aexit__(*details)
+        await self._opened.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
         """Whatever the function returns, as a reply."""
@@ -166,7 +168,7 @@ class PythonFunction:
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
         """A model's answer, for `context.model`."""
         assert turn.calls is not None
-        async with self._opening:
+        async with self._opening:  # calls may come side by side, and the embedded model takes its time
             if name not in self._models:
                 block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
@@ -181,10 +183,10 @@ class PythonFunction:
                 raise UsageError(f"there is no tool called {tool!r} in target.tools")
             return await use(tools, tool, arguments, turn)
         name = getattr(tool, "__name__", type(tool).__name__)
-        called = Function(tool, tuple(arguments), f"context.tool({name})")
+        called = Function(functools.partial(tool, **arguments), (), f"context.tool({name})")
 
         async def live() -> Any:
-            return _as_json(await called(arguments))
+            return _as_json(await called({}))
 
         return await turn.calls.tool(name, arguments, live, replay)
 

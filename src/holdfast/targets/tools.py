@@ -84,8 +84,12 @@ class Toolbox:
                 raise ConfigError([Problem(spec.document.where(("target", "tools")), f"two tools called {name!r}")])
 
     async def __aenter__(self) -> Self:
-        for server in self._servers:
-            await server.open()
+        try:
+            for server in self._servers:
+                await server.open()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,7 +123,7 @@ async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> 
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the tool's own: the model is told, and may do better
-            return f"Error: {said_with_place(error)}"
+            return as_text(f"Error: {said_with_place(error)}")
 
     result = await turn.calls.tool(name, arguments, live, "record" if tool is None else tool.replay)
     return str(result)
@@ -155,8 +159,9 @@ def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> T
         if parameter.name == "context" or parameter.kind is parameter.VAR_KEYWORD:
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        about = Field(default, description=documented.get(parameter.name))
-        fields[parameter.name] = (hints.get(parameter.name, Any), about)
+        about = Field(default, alias=parameter.name, description=documented.get(parameter.name))
+        # Under names of ours: one called `schema` or `_x` is no business of pydantic's.
+        fields[f"p{len(fields)}"] = (hints.get(parameter.name, Any), about)
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         schema = model.model_json_schema()
@@ -164,7 +169,7 @@ def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> T
         said_so = f"{name!r} has a parameter that JSON cannot say: {error}"
         raise ConfigError([Problem(where, said_so)]) from error
     schema = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
-    called = Function(function, (*fields, "context"), where)
+    called = Function(function, (*(about.alias for _, about in fields.values()), "context"), where)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> str:
         try:
@@ -179,19 +184,19 @@ def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> T
 
 def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
     checked = model.model_validate(arguments)
-    return {name: getattr(checked, name) for name in checked.model_fields_set}
+    return {str(model.model_fields[name].alias): getattr(checked, name) for name in checked.model_fields_set}
 
 
 def as_text(result: Any) -> str:
     """What a tool returned, as a model reads it."""
     if isinstance(result, str):
-        return result
+        return result.encode("utf-8", "replace").decode()  # names of files may hold halves of letters
     if result is None:
         return ""
     try:
         return msgspec.json.encode(result).decode()
     except (TypeError, ValueError):
-        return str(result)
+        return as_text(str(result))
 
 
 def _described(doc: str) -> tuple[str, dict[str, str]]:

@@ -1,0 +1,106 @@
+"""Programs of the user's around a run and around its trials. What they do is in no key.
+
+Only what comes before can fail something: a trial whose `before_task` fails is an error and stays pending; a failing
+`before_run` stops the run. What comes after finds the results on disk, and its failure is said and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.targets.command import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holdfast.plan.plan import Job
+    from holdfast.spec.fields import HookBlock
+    from holdfast.spec.load import Eval
+
+_SHOWN: Final = 400
+
+
+class Hooks:
+    """The hooks of an eval."""
+
+    def __init__(self, spec: Eval, notice: Callable[[str], None]) -> None:
+        self._block = spec.hooks
+        self._folder = spec.folder
+        self._seconds = spec.limits.trial_timeout
+        self._notice = notice
+        self._in_child = die_with_parent()
+
+    async def before_run(self) -> None:
+        """Raises Fault where one fails that must not."""
+        for hook in self._block.before_run:
+            if (failure := await self._failure(hook, {})) is not None:
+                if hook.error_on_fail:
+                    raise Fault(
+                        "refused",
+                        f"hooks.before_run: {failure}",
+                        remedy="Nothing was started. Mend the hook, then run the same command again.",
+                    )
+                self._notice(f"hooks.before_run: {failure}")
+
+    async def after_run(self) -> None:
+        """Whatever became of the run."""
+        for hook in self._block.after_run:
+            if (failure := await self._failure(hook, {})) is not None:
+                self._notice(f"hooks.after_run: {failure}")
+
+    async def before_task(self, job: Job) -> None:
+        """Raises AttemptError where one fails that must not."""
+        for hook in self._block.before_task:
+            if (failure := await self._failure(hook, _told(job))) is not None:
+                if hook.error_on_fail:
+                    raise AttemptError("agent", f"hooks.before_task: {failure}", retry=False)
+                self._notice(f"hooks.before_task of {job.sample.id}: {failure}")
+
+    async def after_task(self, job: Job) -> None:
+        """Whatever became of the trial."""
+        for hook in self._block.after_task:
+            if (failure := await self._failure(hook, _told(job))) is not None:
+                self._notice(f"hooks.after_task of {job.sample.id}: {failure}")
+
+    async def _failure(self, hook: HookBlock, told: dict[str, str]) -> str | None:
+        """Run a hook to its end; what went wrong, in words."""
+        name, place = hook.arguments[0], self._folder / hook.working_directory
+        try:
+            async with asyncio.timeout(self._seconds):
+                code, said = await self._run(hook.arguments, place, told)
+        except TimeoutError:
+            return f"{name} did not end within {self._seconds:g} s"
+        except OSError as error:
+            return f"{name} cannot be run in {place}: {error.strerror or error}"
+        if code in hook.exit_codes:
+            return None
+        return f"{name} ended with {code}: {said}" if said else f"{name} ended with {code}"
+
+    async def _run(self, arguments: list[str], place: Path, told: dict[str, str]) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            cwd=place,
+            env={**os.environ, **told},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=self._in_child,
+        )
+        try:
+            out, _ = await process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
+        assert process.returncode is not None
+        return process.returncode, out[-_SHOWN:].decode("utf-8", "replace").strip()
+
+
+def _told(job: Job) -> dict[str, str]:
+    return {"HOLDFAST_SAMPLE": job.sample.id, "HOLDFAST_TRIAL": str(job.trial)}

@@ -1,0 +1,196 @@
+"""A run as one page: the numbers with their intervals, and every trial with its transcript, grades and checkpoints.
+
+The page needs nothing but itself: no request leaves it, and it can be read without scripts. What models say is text in
+it and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections import Counter
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from holdfast.display.format import dollars, duration, share
+from holdfast.export.reading import Trial
+from holdfast.store.files import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.export.reading import Pending, RunReader
+    from holdfast.store.records import Grade, Output
+
+_PAGE: Final = 24_000_000
+"""characters of trials on a page; beyond, those that passed are left out first"""
+_TEXT: Final = 20_000
+"""characters shown of one text"""
+_PREVIEW: Final = 160
+
+
+def write_html(reader: RunReader, folder: Path) -> list[Path]:
+    """`report.html`."""
+    path = folder / "report.html"
+    environment = _environment()
+    card = environment.get_template("trial.html")
+    counts: Counter[str] = Counter()
+    cards: dict[int, Markup] = {}
+    passed: list[int] = []
+    left = _PAGE
+    for number, trial in enumerate(reader.everything()):
+        shown = _shown(trial)
+        counts[shown["status"]] += 1
+        if left <= 0 and (shown["status"] == "passed" or not passed):
+            continue
+        text = card.render(shown, several=reader.manifest.trials > 1)
+        cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
+        left -= len(text)
+        if shown["status"] == "passed":
+            passed.append(number)
+        while left < 0 and passed:  # what did not pass is what people look for
+            left += len(cards.pop(passed.pop()))
+    metrics = reader.metrics()
+    rows = list(metrics["metrics"].items()) if metrics else []
+    if metrics and len(rows) > 1:
+        rows.append(("overall", metrics["overall"]))
+    passes = list(dict.fromkeys(key for _, values in rows for key in values if key.startswith("pass@")))
+    passes = [key for key in passes if key in (passes[0], passes[-1])] if len(passes) > 1 else []
+    style, script = (files("holdfast.export").joinpath("page", name).read_text() for name in ("page.css", "page.js"))
+    page = environment.get_template("page.html").generate(
+        manifest=reader.manifest,
+        configuration=_pretty(reader.manifest.eval),
+        metrics=metrics,
+        rows=rows,
+        passes=passes,
+        extra=[key for key in ("skipped", "errors", "not_reached") if any(values.get(key) for _, values in rows)],
+        graders=reader.graders,
+        counts=counts,
+        total=counts.total(),
+        cards=list(cards.values()),
+        missing=reader.missing_rows,
+        outputs=os.path.relpath(reader.rundir.path / "outputs.jsonl", folder),
+        style=Markup(style),  # noqa: S704 - our own files
+        script=Markup(script),  # noqa: S704
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    with replacing(path) as file:
+        for piece in page:
+            file.write(piece.encode("utf-8", "backslashreplace"))
+    return [path]
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(str(files("holdfast.export").joinpath("page"))),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": share, "dollars": dollars, "duration": duration, "cut": _cut, "pretty": _pretty}
+    return environment
+
+
+def _shown(trial: Trial | Pending) -> dict[str, Any]:
+    """What the template of a trial is filled with."""
+    if not isinstance(trial, Trial):
+        error = trial.error or "not run yet"
+        nothing: dict[str, Any] = {"score": None, "grades": [], "blocks": [], "fields": {}, "facts": [], "blame": ""}
+        return nothing | {
+            "sample": trial.sample,
+            "trial": trial.trial,
+            "status": "error",
+            "preview": error,
+            "error": error,
+        }
+    output = trial.output
+    return {
+        "sample": output.sample,
+        "trial": output.trial,
+        "status": trial.status,
+        "score": trial.score,
+        "preview": " ".join(output.output[: 4 * _PREVIEW].split())[:_PREVIEW],
+        "error": None if trial.grades or trial.status != "error" else "not graded yet",
+        "blame": "\n".join(grade.grader for grade in trial.grades if grade.status in ("failed", "error")),
+        "grades": [grade for grade in trial.grades if grade.turn is None],
+        "blocks": list(_blocks(output, trial.grades)),
+        "fields": trial.fields,
+        "facts": list(_facts(output)),
+    }
+
+
+def _blocks(output: Output, grades: list[Grade]) -> Iterator[dict[str, Any]]:
+    """The conversation turn by turn, each with the checkpoints after it."""
+    ends = [mark.end for mark in output.marks] if output.marks else [len(output.messages)]
+    start = 0
+    for turn, end in enumerate(ends, 1):
+        checks = [grade for grade in grades if grade.turn == turn]
+        yield {
+            "turn": turn if len(ends) > 1 else None,
+            "messages": [_message(message) for message in output.messages[start:end]],
+            "checks": checks,
+        }
+        start = end
+    if start < len(output.messages):
+        yield {"turn": None, "messages": [_message(message) for message in output.messages[start:]], "checks": []}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):  # parts, as the chat API has them; what is not text is named
+        parts = [part for part in content if isinstance(part, dict)]
+        content = "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
+    elif content is not None and not isinstance(content, str):
+        content = _pretty(content)
+    calls = message.get("tool_calls")
+    name = message.get("name") or message.get("tool_call_id")
+    return {
+        "role": str(message.get("role") or "?"),
+        "name": str(name) if name else None,
+        "content": content or "",
+        "calls": [_call(call) for call in calls] if isinstance(calls, list) else [],
+    }
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return _pretty(call)
+    arguments = function.get("arguments")
+    return f"{function.get('name')}({arguments if isinstance(arguments, str) else _pretty(arguments)})"
+
+
+def _facts(output: Output) -> Iterator[str]:
+    usage = output.usage
+    yield f"stop: {output.stop}"
+    yield duration(output.timing.seconds)
+    if usage.input_tokens is not None and usage.output_tokens is not None:
+        yield f"{usage.input_tokens:,} + {usage.output_tokens:,} tokens"
+    if usage.cost is not None:
+        yield dollars(usage.cost)
+    if output.attempt > 1:
+        yield f"attempt {output.attempt}"
+
+
+def _cut(text: Any) -> str:
+    """A text as long as is shown; what is left out is said."""
+    whole = text if isinstance(text, str) else _pretty(text)
+    left = len(whole) - _TEXT
+    return whole if left <= 0 else f"{whole[:_TEXT]}\n… {left:,} characters more in outputs.jsonl"
+
+
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names what may run."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

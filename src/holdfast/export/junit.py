@@ -1,0 +1,114 @@
+"""A run as a JUnit report, which CI systems read: a test suite per run, a test case per trial.
+
+A failed trial is a failure with the graders' feedback, one without a verdict an error, one that no grader looked at
+is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape, quoteattr
+
+from holdfast.export.reading import Trial
+from holdfast.store.files import replacing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.export.reading import Pending, RunReader
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""characters that XML cannot hold, not even as references"""
+
+_COUNTED = {"failed": "failures", "error": "errors", "skipped": "skipped"}
+
+
+def write_junit(reader: RunReader, folder: Path) -> list[Path]:
+    """`junit.xml`."""
+    path = folder / "junit.xml"
+    manifest = reader.manifest
+    classname = f"{manifest.name}.{manifest.target}"
+    counts: Counter[str] = Counter()
+    seconds = 0.0
+    with tempfile.TemporaryFile() as cases, replacing(path) as file:
+        for trial in reader.everything():
+            status, text, took = _case(trial, classname, several=manifest.trials > 1)
+            cases.write(text.encode())
+            counts[_COUNTED.get(status, "passed")] += 1
+            seconds += took
+        numbers: dict[str, Any] = {"tests": counts.total(), "failures": counts["failures"], "errors": counts["errors"]}
+        numbers |= {"skipped": counts["skipped"], "time": f"{seconds:.3f}"}
+        suite = {"name": f"{manifest.name} · {manifest.target}", **numbers, "timestamp": manifest.created.rstrip("Z")}
+        file.write(
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<testsuites{_attributes({'name': 'holdfast', **numbers})}>\n"
+            f"<testsuite{_attributes(suite)}>\n{_properties(reader)}".encode()
+        )
+        cases.seek(0)
+        shutil.copyfileobj(cases, file)
+        file.write(b"</testsuite>\n</testsuites>\n")
+    return [path]
+
+
+def _case(trial: Trial | Pending, classname: str, *, several: bool) -> tuple[str, str, float]:
+    """A trial's status, its test case, and how long it took."""
+    if not isinstance(trial, Trial):
+        case = {"classname": classname, "name": _name(trial.sample, trial.trial, several=several)}
+        message = trial.error or "not run yet"
+        return "error", f"<testcase{_attributes(case)}>{_element('error', message, '')}</testcase>\n", 0.0
+    output = trial.output
+    inside = ""
+    if trial.status in ("failed", "error"):
+        to_blame = [grade for grade in trial.grades if grade.status == trial.status]
+        told = [f"{grade.grader}: {grade.feedback or grade.status}" for grade in to_blame]
+        kind = "failure" if trial.status == "failed" else "error"
+        inside = _element(kind, told[0] if told else "not graded yet", "\n".join(told))
+    elif trial.status == "skipped":
+        inside = _element("skipped", "no grader gave it a score", "")
+    inside += f"<system-out>{_text(output.output)}</system-out>"
+    case = {
+        "classname": classname,
+        "name": _name(output.sample, output.trial, several=several),
+        "time": f"{output.timing.seconds:.3f}",
+    }
+    return trial.status, f"<testcase{_attributes(case)}>{inside}</testcase>\n", output.timing.seconds
+
+
+def _name(sample: str, trial: int, *, several: bool) -> str:
+    return f"{sample} [trial {trial}]" if several else sample
+
+
+def _properties(reader: RunReader) -> str:
+    metrics = reader.metrics()
+    found: dict[str, Any] = {"run": reader.manifest.id, "finished": str(metrics is not None).lower()}
+    if metrics is not None:
+        found |= {"coverage": metrics["coverage"], "score": metrics["score"]}
+        for name, values in metrics["metrics"].items():
+            found |= {f"{name}.{key}": values[key] for key in ("score", "low", "high")}
+    lines = (
+        f"<property{_attributes({'name': name, 'value': value})}/>\n"
+        for name, value in found.items()
+        if value is not None
+    )
+    return f"<properties>\n{''.join(lines)}</properties>\n"
+
+
+def _element(name: str, message: str, text: str) -> str:
+    return f"<{name}{_attributes({'message': message})}>{_text(text)}</{name}>"
+
+
+def _attributes(values: dict[str, Any]) -> str:
+    return "".join(f" {name}={quoteattr(_allowed(str(value)))}" for name, value in values.items())
+
+
+def _text(value: str) -> str:
+    return escape(_allowed(value), {"\r": "&#13;"})  # a bare one would be read as a newline
+
+
+def _allowed(value: str) -> str:
+    """What XML cannot hold is spelt out, so that it can be seen."""
+    return _NO_XML.sub(lambda found: f"\\x{ord(found[0]):02x}", value)

@@ -1,0 +1,153 @@
+"""MLflow: parameters, numbers with their intervals, tags, and the run's files with a table of its trials.
+
+The MLflow run is found again by its tag `holdfast.run`, so a second export updates it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.errors import UsageError
+from holdfast.export.exporting import Exported
+from holdfast.export.tables import rows
+from holdfast.export.tracking import about, environment, flat, numbers, shown_name
+from holdfast.spec.secrets import bare_url
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from mlflow import MlflowClient
+
+    from holdfast.export.reading import RunReader
+    from holdfast.spec.fields import MlflowExport
+
+_TAG: Final = "holdfast.run"
+_LONGEST_PARAM: Final = 500
+_LONGEST_TAG: Final = 5000
+"""what servers of all versions take"""
+_BATCH: Final = 100
+_NOT_PARAMETERS: Final = ("schemaVersion", "samples", "output", "limits")
+"""rows, and what changes no result"""
+
+
+def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
+    """Send a run to a tracking server."""
+    uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise UsageError(
+            "no MLflow server is named", remedy="Set MLFLOW_TRACKING_URI, or give tracking_uri=http://HOST:PORT."
+        )
+    try:
+        import mlflow
+    except ImportError:
+        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install 'holdfast[mlflow]'") from None
+    # By default a server that is not there is asked for minutes.
+    with environment(
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
+        MLFLOW_HTTP_REQUEST_TIMEOUT="60",
+        MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
+        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
+        GIT_PYTHON_REFRESH="quiet",
+    ):
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        experiment = _experiment(client, block, reader)
+        run, notes = _run(client, experiment, block, reader)
+        _send(client, run, reader)
+    return Exported([f"{bare_url(uri).rstrip('/')}/#/experiments/{experiment}/runs/{run}"], notes)
+
+
+def _experiment(client: MlflowClient, block: MlflowExport, reader: RunReader) -> str:
+    name = block.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or reader.manifest.name
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        return str(client.create_experiment(name))
+    if known.lifecycle_stage != "active":
+        raise UsageError(
+            f"MLflow's experiment {name!r} has been deleted",
+            remedy="Restore it there, or give another with experiment_name=NAME.",
+        )
+    return str(known.experiment_id)
+
+
+def _run(client: MlflowClient, experiment: str, block: MlflowExport, reader: RunReader) -> tuple[str, list[str]]:
+    """The MLflow run of ours, made if there is none, with its parameters and tags."""
+    from mlflow.entities import Param, RunTag
+
+    manifest = reader.manifest
+    name = block.run_name or shown_name(manifest)
+    found = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{manifest.id}'", max_results=1)
+    run = found[0] if found else client.create_run(experiment, run_name=name, tags={_TAG: manifest.id})
+    identifier = str(run.info.run_id)
+    tags = {f"holdfast.{key}": value for key, value in flat(about(reader))} | dict(flat(block.extra_metadata))
+    tags |= {key: str(value) for key, value in block.tags.items()} | {"mlflow.runName": name}
+    tags["mlflow.loggedArtifacts"] = '[{"path": "trials.json", "type": "table"}]'
+    if block.description is not None:
+        tags["mlflow.note.content"] = block.description
+    eval_of = {key: value for key, value in manifest.eval.items() if key not in _NOT_PARAMETERS}
+    params = {_name(key): _short(value, _LONGEST_PARAM) for key, value in flat(eval_of)}
+    kept = [key for key, value in params.items() if run.data.params.get(key, value) != value]
+    new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+    marks = [RunTag(_name(key), _short(value, _LONGEST_TAG)) for key, value in tags.items()]
+    for start in range(0, len(new), _BATCH):
+        client.log_batch(identifier, params=new[start : start + _BATCH])
+    for start in range(0, len(marks), _BATCH):
+        client.log_batch(identifier, tags=marks[start : start + _BATCH])
+    notes = [f"MLflow keeps the first value of {', '.join(kept)}; manifest.json there has today's"] if kept else []
+    return identifier, notes
+
+
+def _send(client: MlflowClient, run: str, reader: RunReader) -> None:
+    from mlflow.entities import Metric
+
+    metrics, now = reader.metrics(), int(time.time() * 1000)
+    values: dict[str, float] = {}
+    for name, value in (numbers(metrics) if metrics else {}).items():
+        told = _name(name)
+        while told in values:
+            told += "_"
+        values[told] = float(value)
+    for start in range(0, len(values), _BATCH):
+        some = list(values.items())[start : start + _BATCH]
+        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in some])
+    rundir = reader.rundir
+    for path in (rundir.manifest, rundir.results, rundir.metrics):
+        if path.exists():
+            client.log_artifact(run, str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "trials.json"
+        with table.open("wb") as file:
+            _write_table(reader, file)
+        client.log_artifact(run, str(table))
+    if metrics:
+        client.set_terminated(run, "FINISHED")
+    else:
+        client.update_run(run, status="RUNNING")
+
+
+def _write_table(reader: RunReader, file: BinaryIO) -> None:
+    """The trials as MLflow's own tables are: columns, then rows."""
+    encode = msgspec.json.Encoder().encode
+    separator = b""
+    for row in rows(reader):
+        if not separator:
+            file.write(b'{"columns":' + encode(list(row)) + b',"data":[')
+        file.write(separator + encode(list(row.values())))
+        separator = b",\n"
+    file.write(b"]}" if separator else b'{"columns":[],"data":[]}')
+
+
+def _name(name: str) -> str:
+    """A name as MLflow takes it: a path of letters, digits and a few signs."""
+    plain = re.sub(r"[^\w.\- :/]", "_", name.replace("@", "_at_"))[:250]
+    return "/".join(part for part in plain.split("/") if part not in ("", ".", "..")) or "_"
+
+
+def _short(value: str, longest: int) -> str:
+    return value if len(value) <= longest else value[: longest - 1] + "…"

@@ -1,0 +1,423 @@
+"""waza's `results.json`, schema 1.1: of any run, whatever its eval was written for.
+
+A trial that a checkpoint stopped has the status `error`, as there. A trial without an output, or whose graders could
+not judge, has it too, and then no score: it lowers the success rate and no average. A checkpoint that was never reached
+is there as `skipped`, where waza leaves it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UnsetType
+
+from holdfast.export.reading import Trial
+from holdfast.graders.build import applies, grader_places
+from holdfast.spec.fields import TARGETS
+from holdfast.store.files import replacing
+from holdfast.waza.triggers import SHOULD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.export.reading import Pending, RunReader
+    from holdfast.graders.build import GraderPlace
+    from holdfast.store.records import Grade, Output, Usage
+
+SCHEMA_VERSION: Final = "1.1"
+
+_CONFIDENCE: Final = {"medium": 0.5}
+"""what a trigger prompt counts; 1 where it is not said"""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_waza(reader: RunReader, folder: Path) -> list[Path]:
+    """`results.json`, one task after the other, so that a large run need not be held in memory."""
+    path = folder / "results.json"
+    whole = _Whole(reader)
+    with replacing(path) as file:
+        file.write(_encode(whole.head())[:-1] + b',"tasks":[')
+        separator = b"\n"
+        for task in whole.tasks():
+            file.write(separator + _encode(task))
+            separator = b",\n"
+        file.write(b"\n]," + _encode(whole.tail())[1:] + b"\n")
+    return [path]
+
+
+class _Whole:
+    """One pass over a run, counting on the way."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self._spec = reader.spec
+        self._places = grader_places(self._spec)
+        self._about = _block(_block(reader.manifest.eval, "metadata"), "waza")
+        self._stats: list[dict[str, Any]] = []
+        self._statuses: list[str] = []
+        self._groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._usages: list[dict[str, Any] | None] = []
+        self._triggers: list[tuple[float, bool]] = []
+
+    def head(self) -> dict[str, Any]:
+        """What is known before anything is read."""
+        manifest, spec = self._reader.manifest, self._spec
+        kind = next(kind for kind, block in TARGETS.items() if isinstance(spec.target, block))
+        judge = self._about.get("judge_model")
+        return {
+            "schemaVersion": SCHEMA_VERSION,
+            "eval_id": f"run-{manifest.id}",
+            "skill": self._about.get("skill", ""),
+            "eval_name": manifest.name,
+            "timestamp": manifest.created,
+            "config": {
+                "runs_per_test": manifest.trials,
+                "model_id": manifest.target,
+                "engine_type": kind,
+                "timeout_sec": int(spec.limits.turn_timeout),
+                **({"judge_model": judge} if judge else {}),
+            },
+        }
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        """Every sample, in the dataset's order."""
+        for sample, trials in groupby(self._reader.everything(), key=_sample):
+            found = list(trials)
+            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in found):
+                self._note_triggers(found)
+            else:
+                yield self._task(sample, found)
+
+    def tail(self) -> dict[str, Any]:
+        """What is known when everything was read."""
+        metrics = self._reader.metrics()
+        return {
+            "summary": self._summary(),
+            "metrics": self._measures(),
+            "metadata": {
+                "holdfast": {
+                    "run": self._reader.manifest.id,
+                    "finished": metrics is not None,
+                    "coverage": None if metrics is None else metrics["coverage"],
+                }
+            },
+        }
+
+    def _task(self, sample: str, trials: list[Trial | Pending]) -> dict[str, Any]:
+        runs = [self._run(trial) if isinstance(trial, Trial) else _pending(trial) for trial in trials]
+        row = next((trial.fields for trial in trials if isinstance(trial, Trial)), {})
+        stats, status = _stats(runs), _overall([run["status"] for run in runs])
+        self._stats.append(stats)
+        self._statuses.append(status)
+        self._usages += [run.get("usage") for run in runs if "usage" in run or run["final_output"]]
+        group = row.get("group")
+        if group is not None:
+            self._groups[str(group)].append((status, stats["avg_score"]))
+        return {
+            "test_id": sample,
+            "display_name": str(row.get("name") or sample),
+            **({"group": str(group)} if group is not None else {}),
+            **({"golden": True} if row.get("golden") is True else {}),
+            "status": status,
+            "stats": stats,
+            "runs": [{key: value for key, value in run.items() if not key.startswith("_")} for run in runs],
+        }
+
+    def _run(self, trial: Trial) -> dict[str, Any]:
+        output = trial.output
+        stopped = not isinstance(output.stopped_by, UnsetType)
+        checkpoints = list(self._checkpoints(trial))
+        final = [grade for grade in trial.grades if grade.turn is None]
+        unjudged = [grade.grader for grade in trial.grades if grade.status == "error"]
+        error = ""
+        if stopped:
+            failed = [name for point in checkpoints if "stopped" in point for name in _failed(point["validations"])]
+            error = f"checkpoint after_turn={output.turns} failed (on_failure: stop): {', '.join(failed)}"
+        elif trial.status == "error":
+            error = f"not judged by {', '.join(unjudged)}" if unjudged else "not judged by all its graders yet"
+        calls, usage = list(_calls(output)), _usage(output.usage, output.turns)
+        return {
+            "run_number": output.trial,
+            "attempts": output.attempt,
+            "status": "error" if error else trial.status,
+            "duration_ms": _milliseconds(output.timing.seconds),
+            "validations": _validations(final, output.sample),
+            "session_digest": {
+                "tool_call_count": len(calls),
+                "tools_used": sorted({call["tool_name"] for call in calls}),
+                "tool_calls": [{"name": call["tool_name"], "arguments": call["args"]} for call in calls],
+                "errors": [],
+                **({"usage": usage} if usage else {}),
+                "session_id": output.key,
+            },
+            "transcript": list(_transcript(output)),
+            "final_output": output.output,
+            **({"error_msg": error} if error else {}),
+            **({"usage": usage} if usage else {}),
+            **({"checkpoints": checkpoints} if checkpoints else {}),
+            **({"tool_events": calls} if calls else {}),
+            "_score": trial.score,
+            "_plain": _mean([grade.score for grade in final if grade.score is not None]),
+        }
+
+    def _checkpoints(self, trial: Trial) -> Iterator[dict[str, Any]]:
+        """The checkpoints that stand on a trial's way, also those it never came to."""
+        by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
+        for place in self._places:
+            if place.turn is not None and (not trial.fields or applies(place.block, trial.fields)):
+                by_turn[place.turn].append(place)
+        for turn, places in sorted(by_turn.items()):
+            grades = [grade for grade in trial.grades if grade.turn == turn]
+            validations = _validations(grades, trial.output.sample)
+            if trial.output.turns < turn:
+                status = "skipped"
+            elif len(grades) < len(places) or any(grade.status == "error" for grade in grades):
+                status = "error"
+                said = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
+                validations["_checkpoint_error"] = _synthetic("_checkpoint_error", said or "not judged yet")
+            else:
+                status = "failed" if any(grade.status == "failed" for grade in grades) else "passed"
+            stopped = trial.output.stop == f"checkpoint@{turn}"
+            yield {
+                "after_turn": turn,
+                "status": status,
+                "validations": validations,
+                **({"stopped": True} if stopped else {}),
+            }
+
+    def _note_triggers(self, trials: list[Trial | Pending]) -> None:
+        for trial in trials:
+            if isinstance(trial, Trial) and trial.status in ("passed", "failed"):
+                weight = _CONFIDENCE.get(str(trial.fields.get("confidence")), 1.0)
+                self._triggers.append((weight, trial.status == "passed"))
+
+    def _measures(self) -> dict[str, Any]:
+        total = sum(weight for weight, _ in self._triggers)
+        if not total:
+            return {}
+        value = sum(weight for weight, right in self._triggers if right) / total
+        least = self._spec.gate.get(SHOULD, 0.0)
+        measure = {"identifier": "trigger_accuracy", "value": value, "threshold": least, "passed": value >= least}
+        return {"trigger_accuracy": {**measure, "weight": 1.0}}
+
+    def _summary(self) -> dict[str, Any]:
+        count = {status: self._statuses.count(status) for status in ("passed", "failed", "skipped")}
+        total = len(self._statuses)
+        scores = [stats["avg_score"] for stats in self._stats]
+        groups = [
+            {
+                "name": name,
+                "passed": sum(status == "passed" for status, _ in found),
+                "total": len(found),
+                "avg_score": _mean([score for _, score in found]) or 0.0,
+            }
+            for name, found in sorted(self._groups.items())
+        ]
+        usage = _added(self._usages)
+        return {
+            "total_tests": total,
+            "succeeded": count["passed"],
+            "failed": count["failed"],
+            "errors": 0,
+            "skipped": count["skipped"],
+            "success_rate": count["passed"] / total if total else 0.0,
+            "aggregate_score": _mean(scores) or 0.0,
+            "weighted_score": _mean([stats["avg_weighted_score"] for stats in self._stats]) or 0.0,
+            "min_score": min(scores, default=0.0),
+            "max_score": max(scores, default=0.0),
+            "std_dev": _deviation(scores),
+            "duration_ms": sum(stats["avg_duration_ms"] * stats["total_runs"] for stats in self._stats),
+            **({"groups": groups} if groups else {}),
+            **({"usage": usage} if usage else {}),
+        }
+
+
+def _sample(trial: Trial | Pending) -> str:
+    return trial.output.sample if isinstance(trial, Trial) else trial.sample
+
+
+def _pending(trial: Pending) -> dict[str, Any]:
+    """A trial that has no output: an error, and never a score."""
+    return {
+        "run_number": trial.trial,
+        "attempts": 1 if trial.error else 0,
+        "status": "error",
+        "duration_ms": 0,
+        "validations": {},
+        "session_digest": {"tool_call_count": 0, "tools_used": [], "errors": [trial.error] if trial.error else []},
+        "transcript": [],
+        "final_output": "",
+        "error_msg": trial.error or "not run yet",
+        "_score": None,
+        "_plain": None,
+    }
+
+
+def _overall(statuses: Sequence[str]) -> str:
+    """A task's status by those of its runs, as waza has it."""
+    if all(status == "skipped" for status in statuses):
+        return "skipped"
+    return "passed" if all(status == "passed" for status in statuses) else "failed"
+
+
+def _stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    total = len(runs)
+    counts = {status: sum(run["status"] == status for run in runs) for status in ("passed", "failed", "error")}
+    plain = [run["_plain"] for run in runs if run["_score"] is not None and run["_plain"] is not None]
+    weighted = [run["_score"] for run in runs if run["_score"] is not None]
+    scores = plain if len(plain) == len(weighted) else weighted
+    mean, spread = _mean(scores) or 0.0, _deviation(scores)
+    rate = counts["passed"] / total
+    margin = 1.96 * spread / math.sqrt(len(scores)) if scores else 0.0
+    return {
+        "pass_rate": rate,
+        "flakiness_percent": 100 * (1 - abs(2 * rate - 1)),
+        "passed_runs": counts["passed"],
+        "failed_runs": counts["failed"],
+        "error_runs": counts["error"],
+        "total_runs": total,
+        "avg_score": mean,
+        "avg_weighted_score": _mean(weighted) or 0.0,
+        "min_score": min(scores, default=0.0),
+        "max_score": max(scores, default=0.0),
+        "std_dev_score": spread,
+        "score_variance": spread**2,
+        "ci95_lo": max(0.0, mean - margin),
+        "ci95_hi": min(1.0, mean + margin),
+        "flaky": 0 < counts["passed"] < total,
+        "avg_duration_ms": round(sum(run["duration_ms"] for run in runs) / total),
+    }
+
+
+def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
+    """Verdicts by name. Names are waza's again, unless two would become one; errors are no verdicts."""
+    found: dict[str, Any] = {}
+    for grade in grades:
+        if grade.score is None or grade.status not in ("passed", "failed"):
+            continue
+        full = grade.grader.partition("/")[2] if grade.turn is not None else grade.grader
+        name = full.removeprefix(f"{sample}/").removeprefix("eval/")
+        name = full if name in found else name
+        found[name] = {
+            "identifier": name,
+            "type": grade.type,
+            "score": grade.score,
+            "weight": grade.weight,
+            "passed": grade.status == "passed",
+            "feedback": grade.feedback,
+            **({} if grade.details is None else {"details": _mapping(grade.details)}),
+            "duration_ms": _milliseconds(grade.seconds),
+        }
+    return found
+
+
+def _synthetic(name: str, said: str) -> dict[str, Any]:
+    return {"identifier": name, "type": "", "score": 0.0, "weight": 1.0, "passed": False, "feedback": said}
+
+
+def _failed(validations: dict[str, Any]) -> list[str]:
+    return [name for name, verdict in validations.items() if not verdict["passed"]]
+
+
+def _calls(output: Output) -> Iterator[dict[str, Any]]:
+    """The tool calls of a conversation, with their turns and results."""
+    results = {message.get("tool_call_id"): message.get("content") for message in output.messages if _is_tool(message)}
+    turn = sequence = 0
+    for message in output.messages:
+        turn += message.get("role") == "user"
+        for call in message.get("tool_calls") or ():
+            body = call.get("function") or call
+            sequence += 1
+            done = call.get("id") in results
+            yield {
+                "turn": turn,
+                "sequence": sequence,
+                "tool_call_id": str(call.get("id") or ""),
+                "tool_name": str(body.get("name") or ""),
+                "args": _arguments(body.get("arguments")),
+                "result": results.get(call.get("id")),
+                "success": done,
+            }
+
+
+def _transcript(output: Output) -> Iterator[dict[str, Any]]:
+    for message in output.messages:
+        if _is_tool(message):
+            yield {
+                "type": "tool.execution_complete",
+                "tool_call_id": message.get("tool_call_id"),
+                "tool_result": message.get("content"),
+                "success": True,
+            }
+            continue
+        yield {"type": f"{message.get('role')}.message", "content": message.get("content") or ""}
+        for call in message.get("tool_calls") or ():
+            body = call.get("function") or call
+            yield {
+                "type": "tool.execution_start",
+                "tool_call_id": call.get("id"),
+                "tool_name": body.get("name"),
+                "arguments": _arguments(body.get("arguments")),
+            }
+
+
+def _is_tool(message: dict[str, Any]) -> bool:
+    return message.get("role") == "tool"
+
+
+def _arguments(written: Any) -> Any:
+    if not isinstance(written, str):
+        return written
+    try:
+        return msgspec.json.decode(written or "{}")
+    except msgspec.DecodeError:
+        return written
+
+
+def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
+    """None where it is not known what was used: unknown is not zero."""
+    if usage.input_tokens is None or usage.output_tokens is None:
+        return None
+    return {
+        "turns": turns,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": 0,
+        "cache_write_tokens": 0,
+        "premium_requests": 0,
+    }
+
+
+def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    known = [usage for usage in usages if usage is not None]
+    if not known or len(known) < len(usages):
+        return None
+    return {key: sum(usage[key] for usage in known) for key in known[0]}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return 0.0 if mean is None else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _mapping(details: Any) -> dict[str, Any]:
+    return details if isinstance(details, dict) else {"value": details}
+
+
+def _block(data: dict[str, Any], key: str) -> dict[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}

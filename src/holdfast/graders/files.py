@@ -1,0 +1,107 @@
+"""Graders that look at the files a trial left in its workspace. They read what was kept and restore nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from msgspec import UnsetType
+
+from holdfast.errors import AttemptError
+from holdfast.graders.checks import Check, share
+from holdfast.spec.regex import compile_regex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.graders.types import Case, Verdict
+    from holdfast.spec.file_fields import DiffGrader, FileGrader
+    from holdfast.store.workspace import Blobs
+
+
+class _Files:
+    """The files of one trial."""
+
+    def __init__(self, case: Case) -> None:
+        files, blobs = case.output.files, case.blobs
+        if isinstance(files, UnsetType) or blobs is None:
+            raise AttemptError("grader", "this trial has no workspace to look at", retry=False)
+        self._files: Mapping[str, str] = files
+        self._blobs: Blobs = blobs
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file, or a folder with files in it."""
+        return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
+
+    def read(self, path: str) -> bytes | None:
+        """What is in a file; None where there is none."""
+        if path not in self._files:
+            return None
+        try:
+            return self._blobs.read(self._files[path])
+        except OSError as error:
+            raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
+
+
+class File(Check):
+    """Which files are there, and what is in them."""
+
+    def __init__(self, block: FileGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+
+    async def judge(self, case: Case) -> Verdict:
+        """One check per file and per pattern."""
+        return await asyncio.to_thread(self._judge, _Files(case))
+
+    def _judge(self, files: _Files) -> Verdict:
+        block = self.block
+        failures = [f"{path} is missing" for path in block.must_exist if not files.has(path)]
+        failures += [f"{path} is there" for path in block.must_not_exist if files.has(path)]
+        count = len(block.must_exist) + len(block.must_not_exist)
+        for expected in block.content_patterns:
+            path, wanted, unwanted = expected.path, expected.must_match, expected.must_not_match
+            count += 1 + len(wanted) + len(unwanted)
+            data = files.read(path)
+            if data is None:
+                failures.append(f"{path} is missing")
+                failures += [f"{path} has no {pattern!r}: it is missing" for pattern in (*wanted, *unwanted)]
+                continue
+            text = data.decode("utf-8", "replace")
+            failures += [f"{path} has no {p!r}" for p in wanted if not compile_regex(p).search(text)]
+            failures += [f"{path} has {p!r}" for p in unwanted if compile_regex(p).search(text)]
+        return share(count, failures)
+
+
+class Diff(Check):
+    """Files compared with what they should be."""
+
+    def __init__(self, block: DiffGrader, snapshots: Mapping[str, bytes], fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        self._snapshots = snapshots
+
+    async def judge(self, case: Case) -> Verdict:
+        """One check per file, per snapshot and per text."""
+        return await asyncio.to_thread(self._judge, _Files(case))
+
+    def _judge(self, files: _Files) -> Verdict:
+        count, failures = 0, []
+        for expected in self.block.expected_files:
+            path, snapshot, fragments = expected.path, expected.snapshot, expected.fragments()
+            checks = 1 + (snapshot is not None) + len(fragments)
+            count += checks
+            data = files.read(path)
+            if data is None:
+                failures += [f"{path} is missing"] * checks
+                continue
+            if snapshot is not None and data != self._snapshots[snapshot]:
+                failures.append(f"{path} is not as {snapshot}")
+            text = data.decode("utf-8", "replace")
+            failures += [
+                f"{path} {'lacks' if wanted else 'has'} {fragment!r}"
+                for wanted, fragment in fragments
+                if (fragment in text) != wanted
+            ]
+        verdict = share(count, failures)
+        return type(verdict)(verdict.score, "; ".join(dict.fromkeys(failures)))

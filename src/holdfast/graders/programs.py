@@ -1,0 +1,122 @@
+"""Graders that run something, shut in: a program of the user's, or assertions."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import AttemptError
+from holdfast.graders.calls import calls_of
+from holdfast.graders.checks import rendered, share
+from holdfast.graders.sandbox import Confined, room, run_in
+from holdfast.graders.types import Verdict
+from holdfast.spec.source import named_file
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.file_fields import CodeGrader, ProgramGrader
+
+_JAVASCRIPT: Final = """
+const asked = JSON.parse(require('fs').readFileSync(0, 'utf8'));
+const write = process.stdout.write.bind(process.stdout);
+process.stdout.write = process.stderr.write.bind(process.stderr);
+const results = asked.assertions.map((assertion) => {
+  const names = JSON.parse(JSON.stringify(asked.names));
+  names.workspace = process.cwd();
+  try {
+    return [Boolean(new Function(...Object.keys(names), `return (${assertion}\\n);`)(...Object.values(names))), ''];
+  } catch (error) {
+    return [false, String(error)];
+  }
+});
+write(JSON.stringify(results));
+"""
+
+
+class Program(Confined):
+    """1 when the program ends with 0, else 0."""
+
+    def __init__(self, block: ProgramGrader, folder: Path, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        self._folder = folder
+
+    async def judge(self, case: Case) -> Verdict:
+        """Run it with the output to read; what it prints is the feedback."""
+        block = self.block
+        written = [block.command, *(rendered(argument, case.sample.fields) for argument in block.args)]
+        if any("\0" in argument for argument in written):
+            raise AttemptError("grader", "an argument holds a NUL character", retry=False)
+        async with room(case) as place:
+            arguments = [self._found(argument, place.workspace) for argument in written]
+            ran = await run_in(place, arguments, case.said(block), block.timeout, network=block.network)
+        feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
+        details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
+        return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
+
+    def _found(self, argument: str, workspace: Path) -> str:
+        """A file of the workspace goes before one of the eval's folder, which is named in full."""
+        if (workspace / argument).exists():
+            return argument
+        path = named_file(self._folder, argument)
+        return argument if path is None else str(path.resolve())
+
+
+class Code(Confined):
+    """The share of assertions that are true."""
+
+    def __init__(self, block: CodeGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        if block.language == "python":
+            self._command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("assertions.py"))]
+        else:
+            self._command = ["node", "-e", _JAVASCRIPT]
+
+    @property
+    def lacks(self) -> str | None:
+        """The program that it needs and that is not there."""
+        return None if shutil.which(self._command[0]) else self._command[0]
+
+    async def judge(self, case: Case) -> Verdict:
+        """Evaluate each of them."""
+        asked = {"assertions": self.block.assertions, "names": _names(case, case.said(self.block))}
+        async with room(case) as place:
+            ran = await run_in(place, self._command, msgspec.json.encode(asked).decode(), self.block.timeout)
+        try:
+            results = msgspec.json.decode(ran.out, type=list[tuple[bool, str]])
+        except msgspec.MsgspecError:
+            results = []
+        if ran.code != 0 or len(results) != len(self.block.assertions):
+            raise AttemptError(
+                "grader", f"the assertions could not be evaluated: {ran.err[-400:].strip()}", retry=False
+            )
+        failures = [
+            f"{assertion.strip()} ({said})" if said else f"not true: {assertion.strip()}"
+            for assertion, (holds, said) in zip(self.block.assertions, results, strict=True)
+            if not holds
+        ]
+        return share(len(results), failures, {"isolation": ran.isolation})
+
+
+def _names(case: Case, said: str) -> dict[str, Any]:
+    """What assertions can speak of."""
+    output = case.output
+    calls = calls_of(output.messages)
+    return {
+        "output": said,
+        "sample": dict(case.sample.fields),
+        "messages": output.messages,
+        "transcript": output.messages,
+        "tool_calls": [
+            {"name": call.name, "arguments": call.arguments if call.raw is None else call.raw, "result": call.result}
+            for call in calls
+        ],
+        "errors": [],
+        "outcome": {},
+        "duration_ms": output.timing.seconds * 1000,
+    }

@@ -1,0 +1,193 @@
+"""Programs of graders, shut in as far as this machine allows.
+
+Each runs in a process group of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a
+time limit, limits on processor time, memory and file size, and an environment in which nothing of ours is but PATH
+and LANG. On Linux, where the kernel has Landlock (5.13 or later), it cannot change anything outside that copy; it has
+no network but its own, or, where namespaces are forbidden, can make no TCP connection. It can read what the user can
+read. It is no virtual machine: it protects from accidents and from careless code, not from an attack on the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UnsetType
+from msgspec.structs import replace
+
+from holdfast.errors import AttemptError
+from holdfast.store.workspace import MOST_BYTES, restore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from holdfast.graders.types import Case
+
+_CONFINE: Final = [sys.executable, "-I", "-S", str(Path(__file__).with_name("confine.py"))]
+_MEMORY: Final = 4 << 30
+_SHOWN: Final = 64 * 1024
+"""so much of what a program says is read"""
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """What programs are kept from on this machine."""
+
+    writes: bool = False
+    """they cannot change files outside their workspace"""
+    network: str = "open"
+    """`namespace`: none but their own; `tcp`: no TCP connections; `open`: as the user's"""
+
+    @property
+    def caveat(self) -> str | None:
+        """What people have to know where it is not whole."""
+        if self.writes:
+            return None
+        return (
+            "programs of graders can change files outside their workspace here: this system has no Landlock "
+            "(docs/graders.md)"
+        )
+
+
+@lru_cache(maxsize=1)
+def isolation() -> Isolation:
+    """What works here, tried once."""
+    try:
+        tried = subprocess.run([*_CONFINE, "probe"], capture_output=True, timeout=30, check=True)
+        return msgspec.json.decode(tried.stdout, type=Isolation)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
+        return Isolation()
+
+
+class Room(NamedTuple):
+    """A folder for one grading."""
+
+    folder: Path
+    workspace: Path
+    """in it: the trial's files"""
+
+
+@asynccontextmanager
+async def room(case: Case) -> AsyncIterator[Room]:
+    """The trial's workspace, restored into a new folder; without one, an empty folder."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-grade-")).resolve()
+    try:
+        await _in_thread(lambda: _furnish(case, folder / "workspace"))
+        yield Room(folder, folder / "workspace")
+    finally:
+        await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _furnish(case: Case, workspace: Path) -> None:
+    files = case.output.files
+    if isinstance(files, UnsetType):
+        workspace.mkdir()
+        return
+    if case.blobs is None:
+        raise AttemptError("grader", "the files of this trial are not at hand", retry=False)
+    try:
+        restore(files, case.blobs, workspace)
+    except (OSError, ValueError) as error:
+        raise AttemptError("grader", f"the trial's workspace cannot be restored: {error}", retry=False) from error
+
+
+async def _in_thread(call: Callable[[], None]) -> None:
+    """Off the event loop; what has begun is waited for even when we are told to stop, so that nothing is left over."""
+    task = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+class Ran(NamedTuple):
+    """How a program ended."""
+
+    code: int
+    out: str
+    err: str
+    isolation: Isolation
+    """what it was kept from"""
+
+
+async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: float, *, network: bool = False) -> Ran:
+    """Run a program to its end, with `given` to read. AttemptError where it could not be run, or not to its end."""
+    able, mark = isolation(), f"holdfast-{secrets.token_hex(8)}: "
+    if network:
+        able = replace(able, network="open")
+    spec = {
+        "mark": mark,
+        "workspace": str(place.workspace),
+        "writes": able.writes,
+        "network": able.network,
+        "seconds": seconds,
+        "file_bytes": MOST_BYTES,
+        "memory_bytes": _MEMORY,
+    }
+    paths = [place.folder / name for name in ("in", "out", "err")]
+    paths[0].write_text(given, encoding="utf-8", errors="surrogatepass")
+    with paths[0].open("rb") as stdin, paths[1].open("wb") as stdout, paths[2].open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *_CONFINE,
+            msgspec.json.encode(spec).decode(),
+            *arguments,
+            cwd=place.workspace,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=_environment(place.workspace),
+            start_new_session=True,
+        )
+        try:
+            code = await asyncio.wait_for(process.wait(), seconds)
+        except TimeoutError:
+            raise AttemptError("timeout", f"{arguments[0]} did not end within {seconds:g} s", retry=False) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
+            await process.wait()
+    out, err = (_beginning(path) for path in paths[1:])
+    if code == 125 and err.startswith(mark):
+        said = err.removeprefix(mark).strip()
+        raise AttemptError("grader", f"{arguments[0]} cannot be run: {said}", retry=False)
+    if code < 0:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(code)
+        raise AttemptError("grader", f"{arguments[0]} was ended by {name}: {err[-400:].strip()}", retry=False)
+    return Ran(code, out, err, able)
+
+
+def _environment(workspace: Path) -> dict[str, str]:
+    kept = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
+    return kept | dict.fromkeys(("HOME", "TMPDIR", "HOLDFAST_WORKSPACE", "WAZA_WORKSPACE_DIR"), str(workspace))
+
+
+def _beginning(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_SHOWN).decode("utf-8", "replace")
+
+
+class Confined:
+    """A grader that runs programs: finds out what can be shut before the first one."""
+
+    caveat: str | None = None
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    async def __aenter__(self) -> Any:
+        self.caveat = (await asyncio.to_thread(isolation)).caveat
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,88 @@
+"""Whether a prompt is one that a skill is meant for, by the words of its SKILL.md. Asks nobody."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import AttemptError
+from holdfast.graders.checks import Check
+from holdfast.graders.types import Verdict
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.grader_fields import TriggerGrader
+
+_WORD: Final = re.compile(r"[^\W_]{3,}")
+_COMMON: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "the and for with this that from into your you are was were what where how why not can should using about have "
+        "has had but all any too out get let",
+    )
+)
+_HEADING: Final = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
+_NOT_FOR: Final = re.compile(r"do not use for:", re.IGNORECASE)
+_FOR: Final = re.compile(r"(?<!not )use for:", re.IGNORECASE)
+
+
+class Trigger(Check):
+    """The score is the overlap of the first prompt with the skill's words; by `negative`, what is left to 1."""
+
+    def __init__(self, block: TriggerGrader, skill: str, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        self._keywords, self._phrases = skill_words(skill)
+
+    def check(self, case: Case) -> Verdict:
+        """Compare words and phrases."""
+        prompts = (message.get("content") for message in case.output.messages if message.get("role") == "user")
+        prompt = next(prompts, None)
+        if not isinstance(prompt, str):
+            raise AttemptError("grader", "the conversation has no user message that is a text", retry=False)
+        found = overlap(prompt, self._keywords, self._phrases)
+        score = found if self.block.mode == "positive" else 1 - found
+        matched = sorted(set(_words(prompt)) & self._keywords)
+        return Verdict(score, f"overlap {found:.2f}", {"overlap": found, "matched": matched})
+
+
+def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
+    """The words of a SKILL.md, and the phrases after `USE FOR:` in its description; ValueError where it has none."""
+    from holdfast.spec.document import read_value
+
+    heading, body = {}, text
+    if match := _HEADING.match(text):
+        body = text[match.end() :]
+        try:
+            heading = read_value(match[1])
+        except Exception as error:  # whatever YAML has to say
+            raise ValueError(f"its heading is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(heading, dict):
+            heading = {}
+    said = str(heading.get("description") or "")
+    wanted = _NOT_FOR.split(said)[0]
+    keywords = frozenset(_words(f"{heading.get('name') or ''} {wanted} {body}"))
+    if not keywords:
+        raise ValueError("it has no words to compare a prompt with")
+    listed = _FOR.split(wanted)[1:]
+    phrases = [phrase.strip(" \t\"'.") for part in listed for phrase in re.split(r"[,;\n]", part)]
+    return keywords, [phrase.casefold() for phrase in phrases if phrase]
+
+
+def overlap(prompt: str, keywords: frozenset[str], phrases: list[str]) -> float:
+    """The share of the prompt's words that are the skill's, or of a phrase's words that are in the prompt."""
+    words = set(_words(prompt))
+    if not words:
+        return 0.0
+    best = len(words & keywords) / len(words)
+    for phrase in phrases:
+        if phrase in prompt.casefold():
+            return 1.0
+        parts = _words(phrase)
+        if parts:
+            best = max(best, sum(part in words for part in parts) / len(parts))
+    return best
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(text.casefold()) if word not in _COMMON]

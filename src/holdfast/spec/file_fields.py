@@ -1,0 +1,117 @@
+"""What users may write in a grader that looks at a trial's files or runs a program on them. Unknown keys are errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from holdfast.spec.fields import Block, EvalPath, Names, Pattern, Seconds, WorkspacePath
+from holdfast.spec.grader_fields import GraderBlock, TextBlock
+
+
+class ContentPattern(Block):
+    """What is in a file."""
+
+    path: WorkspacePath
+    must_match: tuple[Pattern, ...] = ()
+    must_not_match: tuple[Pattern, ...] = ()
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> ContentPattern:
+        if not self.must_match and not self.must_not_match:
+            raise ValueError("checks nothing: give must_match or must_not_match (must_exist is for files as such)")
+        return self
+
+
+class FileGrader(GraderBlock):
+    """Which files are there, and what is in them."""
+
+    type: Literal["file"]
+    must_exist: tuple[WorkspacePath, ...] = ()
+    must_not_exist: tuple[WorkspacePath, ...] = ()
+    content_patterns: tuple[ContentPattern, ...] = ()
+
+    checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
+    templates: ClassVar[tuple[str, ...]] = ()
+    needs_workspace: ClassVar[bool] = True
+
+
+class ExpectedFile(Block):
+    """A file and what it should be."""
+
+    path: WorkspacePath
+    snapshot: EvalPath | None = None
+    """a file in the eval's folder with the same content, byte for byte"""
+    contains: Names = ()
+    """texts in it; with `-` in front, texts that are not; a `+` in front is only for show"""
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> ExpectedFile:
+        if self.snapshot is None and not self.contains:
+            raise ValueError("checks nothing: give snapshot or contains")
+        if not all(text for _, text in self.fragments()):
+            raise ValueError("checks nothing: an empty text is in every file")
+        return self
+
+    def fragments(self) -> list[tuple[bool, str]]:
+        """The texts, each with whether it is wanted."""
+        return [
+            (not written.startswith("-"), (written[1:] if written[0] in "+-" else written).strip())
+            for written in self.contains
+        ]
+
+
+class DiffGrader(GraderBlock):
+    """Files compared with what they should be."""
+
+    type: Literal["diff"]
+    expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
+
+    templates: ClassVar[tuple[str, ...]] = ()
+    needs_workspace: ClassVar[bool] = True
+
+
+class ProgramGrader(TextBlock):
+    """A program that says by its exit code whether the output is good."""
+
+    type: Literal["program"]
+    command: str = Field(min_length=1)
+    """a file in the eval's folder, or a program on the PATH"""
+    args: tuple[str, ...] = ()
+    """templates over the row; one that names a file in the eval's folder is that file"""
+    timeout: Seconds = 30
+    network: bool = False
+    """whether it may talk to others"""
+
+    templates: ClassVar[tuple[str, ...]] = ("args",)
+
+
+class CodeGrader(TextBlock):
+    """Expressions that have to be true."""
+
+    type: Literal["code"]
+    assertions: Names = Field(min_length=1)
+    language: Literal["python", "javascript"] = "python"
+    timeout: Seconds = 30
+
+    templates: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _are_expressions(self) -> CodeGrader:
+        if self.language == "python":
+            for assertion in self.assertions:
+                try:
+                    compile(assertion.strip(), "assertion", "eval")
+                except (SyntaxError, ValueError) as error:
+                    raise ValueError(f"not a Python expression: {assertion!r} ({error})") from error
+        return self
+
+
+ON_FILES: dict[str, type[GraderBlock]] = {
+    "file": FileGrader,
+    "diff": DiffGrader,
+    "program": ProgramGrader,
+    "code": CodeGrader,
+}
+"""the graders of this module"""

@@ -1,0 +1,159 @@
+"""What users may write in a grader that looks at tool calls. Unknown keys are errors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from holdfast.spec.fields import Block, LoosePattern, Names, Pattern
+from holdfast.spec.grader_fields import GraderBlock
+
+
+class Range(Block):
+    """Bounds of a number."""
+
+    gte: float | None = None
+    lte: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Range:
+        if all(bound is None for bound in (self.gte, self.lte, self.gt, self.lt)):
+            raise ValueError("checks nothing: give at least one of gte, lte, gt, lt")
+        return self
+
+
+class Matcher(Block):
+    """What an argument of a call has to be. Exactly one way to say it."""
+
+    equals: Any = None
+    """this JSON value; null counts"""
+    regex: Pattern | None = None
+    """a pattern found in it; what is no text is taken as JSON"""
+    contains: str | None = Field(default=None, min_length=1)
+    range: Range | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Matcher:
+        given = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"is exactly one of {', '.join(type(self).model_fields)}")
+        return self
+
+
+class CallSpec(Block):
+    """A call that is looked for: the tool's name, and what its arguments have to be."""
+
+    tool: LoosePattern
+    args: dict[str, Matcher] = Field(default={})
+
+
+class ConstraintSpec(CallSpec):
+    """The same, with patterns for the arguments that most tools have."""
+
+    command_pattern: LoosePattern | None = None
+    path_pattern: LoosePattern | None = None
+    skill_pattern: LoosePattern | None = None
+
+
+class ToolBlock(GraderBlock):
+    """A grader of tool calls. Nothing in it is a template."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+
+
+class BehaviorGrader(ToolBlock):
+    """How much the target did, and with which tools."""
+
+    type: Literal["behavior"]
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    """0: none at all"""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """input and output together; where the target does not say, the grade is an error"""
+    max_duration_ms: float | None = Field(default=None, gt=0)
+    required_tools: Names = ()
+    forbidden_tools: Names = ()
+
+    checks: ClassVar[tuple[str, ...]] = (
+        "max_tool_calls",
+        "max_tokens",
+        "max_duration_ms",
+        "required_tools",
+        "forbidden_tools",
+    )
+
+
+class ActionSequenceGrader(ToolBlock):
+    """Which tools were called, in which order."""
+
+    type: Literal["action_sequence"]
+    expected_actions: Names = Field(min_length=1)
+    matching_mode: Literal["exact_match", "in_order_match", "any_order_match"]
+
+    decides: ClassVar[bool] = True
+
+
+class SkillInvocationGrader(ToolBlock):
+    """Which skills were used, in which order."""
+
+    type: Literal["skill_invocation"]
+    required_skills: Names = ()
+    forbidden_skills: Names = ()
+    mode: Literal["exact_match", "in_order", "any_order"] | None = None
+    """needed with required_skills"""
+    allow_extra: bool = True
+
+    checks: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
+    decides: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _knows_how(self) -> SkillInvocationGrader:
+        if self.required_skills and self.mode is None:
+            raise ValueError("required_skills need a mode: exact_match, in_order or any_order")
+        if not self.required_skills and "allow_extra" in self.model_fields_set and not self.allow_extra:
+            raise ValueError("allow_extra: false says what may stand beside required_skills, and there are none")
+        return self
+
+
+class ToolCallsGrader(ToolBlock):
+    """Which tools were called, how often, and with what."""
+
+    type: Literal["tool_calls"]
+    required_tools: Names = ()
+    forbidden_tools: Names = ()
+    min_calls: int = Field(default=0, ge=0)
+    max_calls: int | None = Field(default=None, ge=0)
+    expect: tuple[CallSpec, ...] = ()
+    """each needs one call of that name whose arguments all fit"""
+
+    checks: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools", "min_calls", "max_calls", "expect")
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> ToolCallsGrader:
+        if self.max_calls is not None and self.min_calls > self.max_calls:
+            raise ValueError(f"no number of calls is at least {self.min_calls} and at most {self.max_calls}")
+        return self
+
+
+class ToolConstraintGrader(ToolBlock):
+    """Calls that have to be there, calls that must not, and the only tools that may be called."""
+
+    type: Literal["tool_constraint"]
+    expect_tools: tuple[ConstraintSpec, ...] = ()
+    reject_tools: tuple[ConstraintSpec, ...] = ()
+    allow_only: tuple[LoosePattern, ...] = ()
+
+    checks: ClassVar[tuple[str, ...]] = ("expect_tools", "reject_tools", "allow_only")
+
+
+CALLED: dict[str, type[GraderBlock]] = {
+    "behavior": BehaviorGrader,
+    "action_sequence": ActionSequenceGrader,
+    "skill_invocation": SkillInvocationGrader,
+    "tool_calls": ToolCallsGrader,
+    "tool_constraint": ToolConstraintGrader,
+}
+"""the graders of this module"""

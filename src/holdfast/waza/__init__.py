@@ -1,0 +1,11 @@
+"""waza's eval files, read as they are and turned into documents of ours.
+
+`read`       an eval.yaml as a whole
+`config`     its `config` block, and the defaults of `.waza.yaml`
+`tasks`      task files and CSV rows as samples
+`files`      fixtures, skills and instructions that are read along
+`graders`    graders and checkpoints, the older kinds too
+`triggers`   `trigger_tests.yaml`
+`gotext`     Go's templates, as far as evals use them
+`findings`   what is wrong, what is passed over, and where
+"""

@@ -1,0 +1,128 @@
+"""waza's `config` block, with the defaults of `.waza.yaml` where it says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.spec.document import read_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.document import Document
+    from holdfast.waza.findings import Findings
+
+_KNOWN: Final = (
+    "trials_per_task",
+    "timeout_seconds",
+    "parallel",
+    "workers",
+    "executor",
+    "model",
+    "judge_model",
+    "group_by",
+    "skill_directories",
+    "required_skills",
+    "disabled_skills",
+    "instruction_files",
+    "inject_skill_body",
+)
+_IGNORED: Final = {
+    "first_event_timeout_seconds": "is of waza's executor; timeout_seconds holds for each turn",
+    "fail_fast": "every task is run: one failed task says nothing about the others",
+    "reasoning_effort": "is of waza's executor; for a model write target.params.reasoning_effort=…",
+    "judge_reasoning_effort": "is of waza's executor; write `params: {reasoning_effort: …}` into the prompt grader",
+    "trigger_skill_routing": "is of waza's executor",
+    "mcp_servers": "is of waza's executor; no server is started, give the target its tools (see docs/eval-file.md)",
+    "cache": "every finished trial is kept, and an error never is",
+}
+_DEFAULTS: Final = {
+    "timeout": "timeout_seconds",
+    "workers": "workers",
+    "parallel": "parallel",
+    "judgeModel": "judge_model",
+    "model": "model",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What of it has a meaning here."""
+
+    trials: int
+    turn_timeout: float | None
+    concurrency: int | None
+    executor: str
+    model: str | None
+    judge: str | None
+    group_by: str | None
+    skills: tuple[str, ...]
+    """folders that hold skills"""
+    required_skills: tuple[str, ...]
+    injects: bool
+    """the skill's text is put before the conversation"""
+
+
+def project_folder(folder: Path) -> Path:
+    """The nearest folder above an eval that is a project's; else the eval's own."""
+    for place in (folder, *folder.parents):
+        if (place / ".waza.yaml").is_file() or (place / ".git").exists():
+            return place
+    return folder
+
+
+def read_config(findings: Findings, document: Document) -> Config:
+    """The block, checked key by key."""
+    given = findings.block(document, (), "config")
+    findings.keys(document, ("config",), (*_KNOWN, "max_attempts"), ignored=_IGNORED)
+    if isinstance(given.get("max_attempts"), int) and given["max_attempts"] > 1:
+        said = "a wrong answer is never asked again until it is right; errors are, by limits.retries"
+        findings.notice(document, ("config", "max_attempts"), said)
+    defaults, skills = _defaults(findings)
+    values = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+
+    def number(key: str, least: int) -> int | None:
+        value = values.get(key)
+        if value is None or (type(value) is int and value >= least):
+            return value
+        findings.wrong(document, ("config", key), f"is a number from {least}, not {value!r}")
+        return None
+
+    workers = number("workers", 0) or None
+    parallel = values.get("parallel")
+    disabled = findings.texts(document, ("config", "disabled_skills"))
+    return Config(
+        trials=number("trials_per_task", 1) or 1,
+        turn_timeout=number("timeout_seconds", 1),
+        concurrency=1 if parallel is False else workers,
+        executor=str(values.get("executor") or "copilot-sdk"),
+        model=_text(values.get("model")),
+        judge=_text(values.get("judge_model")),
+        group_by=_text(values.get("group_by")),
+        skills=(*findings.texts(document, ("config", "skill_directories")), *skills),
+        required_skills=tuple(findings.texts(document, ("config", "required_skills"))),
+        injects=values.get("inject_skill_body") is not False
+        and "*" not in disabled
+        and document.data.get("skill") not in disabled,
+    )
+
+
+def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Of `.waza.yaml` what stands for keys of `config`, and where skills are."""
+    path = findings.root / ".waza.yaml"
+    if not path.is_file():
+        return {}, ()
+    project = read_document(path)
+    given = findings.block(project, (), "defaults")
+    taken = {key: given[name] for name, key in _DEFAULTS.items() if given.get(name) is not None}
+    if taken:
+        findings.notice(project, ("defaults",), f"taken where the eval says nothing: {', '.join(taken)}")
+    if findings.block(project, (), "graders"):
+        findings.notice(project, ("graders",), "is not read; a program grader has its own timeout")
+    skills = findings.block(project, (), "paths").get("skills")
+    return taken, (str(findings.root / skills),) if isinstance(skills, str) else ()
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value else None

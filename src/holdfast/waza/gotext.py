@@ -1,0 +1,49 @@
+"""Go's `text/template`, as far as evals use it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ACTION: Final = re.compile(r"(?:\s*\{\{-\s|\{\{)(.*?)(?:\s-\}\}\s*|\}\})", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\.Vars\.(\w+)|index\s+\.Vars\s+\"([^\"]*)\"")
+_OPEN: Final = re.compile(r"\{(?=[{%#])")
+
+PER_TRIAL: Final = ("JobID", "Iteration", "Attempt", "Timestamp")
+"""what differs from trial to trial there: a text with one of them has no content to be known by"""
+
+
+def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str) -> str:
+    """A text with its variables filled in; ValueError for what is missing, or beyond plain variables."""
+    known = {".TaskID": task_id, ".TaskName": task_name}
+
+    def value(match: re.Match[str]) -> str:
+        action = match[1].strip()
+        if variable := _VARIABLE.fullmatch(action):
+            name = variable[1] or variable[2]
+            if name in variables:
+                return variables[name]
+            given = f"; inputs have: {', '.join(sorted(variables))}" if variables else "; the eval has no inputs"
+            raise ValueError(f"there is no variable {name!r}{given}")
+        if action in known:
+            return known[action]
+        if literal := re.fullmatch(r'"((?:[^"\\])*)"|`([^`]*)`', action):
+            return literal[1] or literal[2] or ""
+        if action.startswith("/*"):
+            return ""
+        if action.removeprefix(".") in PER_TRIAL:
+            raise ValueError(f"{{{{{action}}}}} differs from trial to trial and cannot be part of a prompt")
+        raise ValueError(
+            f"{{{{{action}}}}} is more of Go's templates than is read here: {{{{.Vars.name}}}}, {{{{.TaskID}}}}, "
+            '{{.TaskName}}; two braces as such are written {{"{{"}}'
+        )
+
+    return _ACTION.sub(value, text)
+
+
+def literal(text: str) -> str:
+    """A text that a template of ours says as it stands: what waza does not read as a template is none here."""
+    return _OPEN.sub("{{ '{' }}", text)

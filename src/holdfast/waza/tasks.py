@@ -1,0 +1,316 @@
+"""waza's tasks, from task files or from the rows of a CSV file, as samples."""
+
+from __future__ import annotations
+
+import csv
+import glob
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.spec.document import Document, read_document
+from holdfast.waza.files import instructions, task_files
+from holdfast.waza.findings import at
+from holdfast.waza.gotext import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from holdfast.spec.document import Location
+    from holdfast.waza.config import Config
+    from holdfast.waza.findings import Findings
+    from holdfast.waza.graders import Graders, Made
+
+_KNOWN: Final = (
+    "id",
+    "name",
+    "description",
+    "tags",
+    "enabled",
+    "golden",
+    "context_dir",
+    "timeout_seconds",
+    "skill_directories",
+    "instruction_files",
+    "inputs",
+    "expected",
+    "graders",
+    "checkpoints",
+)
+_REFUSED: Final = {"command_mocks": "waza's mocked commands exist in its own executor only"}
+_IGNORED: Final = {
+    "first_event_timeout_seconds": "is of waza's executor; timeout_seconds holds for each turn",
+    "requirements": "is for waza's own reports",
+}
+_INPUTS: Final = ("prompt", "prompt_file", "context", "files", "follow_up_prompts", "responder")
+_INPUTS_REFUSED: Final = {
+    "repos": "worktrees of repositories; put the files into fixtures, or let hooks.before_run check them out",
+    "workdir": "a folder of the workspace to start in; the target starts in the workspace itself",
+}
+_INPUTS_IGNORED: Final = {"environment": "is of waza's executor; the target has the environment of `holdfast eval`"}
+_EXPECTED: Final = ("output_contains", "output_not_contains", "output_contains_any")
+_EXPECTED_IGNORED: Final = dict.fromkeys(
+    ("outcomes", "tool_calls", "should_trigger"), "is not graded: waza reads it and checks nothing"
+) | {"behavior": "is not graded: in waza too it is no check; use a `behavior` grader"}
+
+
+@dataclass
+class Checkpoint:
+    """Graders after a turn of one task."""
+
+    location: Location
+    after_turn: int
+    on_failure: str
+    graders: list[Made]
+
+
+@dataclass
+class Task:
+    """One task with all that belongs to it."""
+
+    document: Document
+    id: str
+    row: dict[str, Any]
+    graders: list[Made] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    turns: int = 1
+    """how many at most"""
+    timeout: float | None = None
+    instructions: list[str] = field(default_factory=list)
+    responder_model: str | None = None
+
+
+class Tasks:
+    """Reads the tasks of an eval."""
+
+    def __init__(self, findings: Findings, document: Document, folder: Path, config: Config, graders: Graders) -> None:
+        self._findings = findings
+        self._document = document
+        self._folder = folder
+        self._config = config
+        self._graders = graders
+        inputs = findings.block(document, (), "inputs")
+        self._variables = {key: _shown(value) for key, value in inputs.items()}
+
+    def read(self) -> list[Task]:
+        """All of them, in waza's order: that of the patterns, then by name."""
+        wrong, data = self._findings.wrong, self._document.data
+        if data.get("tasks") and data.get("tasks_from"):
+            wrong(self._document, ("tasks_from",), "give either `tasks` or `tasks_from`, not both")
+        made = list(self._from_csv() if data.get("tasks_from") else self._from_files())
+        if not made and not self._findings.problems:
+            wrong(self._document, ("tasks",), "there is no task to run")
+        seen: dict[str, Document] = {}
+        for task in made:
+            if task.id in seen:
+                said = f"task id {task.id!r} is already used in {seen[task.id].path}; ids name results"
+                wrong(task.document, ("id",), said)
+            seen[task.id] = task.document
+        return made
+
+    def _from_files(self) -> Iterator[Task]:
+        seen: set[Path] = set()
+        off: list[str] = []
+        for number, pattern in enumerate(self._findings.texts(self._document, ("tasks",))):
+            for path in self._matching(number, pattern):
+                if path in seen:
+                    said = f"{path} is matched a second time; it is run once"
+                    self._findings.notice(self._document, ("tasks", number), said)
+                    continue
+                seen.add(path)
+                document = read_document(path)
+                if document.data.get("enabled") is False:
+                    off.append(path.name)
+                elif (task := self._task(document, self._variables)) is not None:
+                    yield task
+        if off:
+            self._findings.notice(self._document, ("tasks",), f"not run, since `enabled: false`: {', '.join(off)}")
+
+    def _matching(self, number: int, pattern: str) -> list[Path]:
+        place = ("tasks", number)
+        near = self._document.path.parent if self._document.path else self._folder
+        names = sorted(glob.glob(pattern.replace("**", "*"), root_dir=near, include_hidden=True))
+        paths = [self._findings.inside(self._document, place, near, name) for name in names]
+        if not names and glob.escape(pattern) == pattern:
+            self._findings.wrong(self._document, place, f"no such file: {pattern}, relative to the eval file")
+        elif not names:
+            self._findings.notice(self._document, place, f"no file matches {pattern}")
+        return [path for path in paths if path is not None and path.is_file()]
+
+    def _from_csv(self) -> Iterator[Task]:
+        name = str(self._document.data["tasks_from"])
+        near = self._document.path.parent if self._document.path else self._folder
+        path = self._findings.inside(self._document, ("tasks_from",), near, name)
+        if path is None:
+            return
+        first, last = self._range()
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = csv.DictReader(file)
+                for number, row in enumerate(rows, 1):
+                    if first <= number <= last:
+                        values = {str(key): value or "" for key, value in row.items() if key is not None}
+                        document = Document(_from_row(values, number), Path(f"{path}:{rows.line_num}"))
+                        task = self._task(document, {**self._variables, **values})
+                        if task is not None:
+                            yield task
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            self._findings.wrong(self._document, ("tasks_from",), f"{name} cannot be read: {error}")
+
+    def _range(self) -> tuple[int, float]:
+        given = self._document.data.get("range")
+        if given is None:
+            return 1, float("inf")
+        if isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given):
+            return given[0], given[1]
+        self._findings.wrong(self._document, ("range",), "is [first, last], counted from 1, both included")
+        return 1, float("inf")
+
+    def _task(self, document: Document, variables: Mapping[str, str]) -> Task | None:
+        findings = self._findings
+        findings.keys(document, (), _KNOWN, refused=_REFUSED, ignored=_IGNORED)
+        inputs = findings.block(document, (), "inputs")
+        findings.keys(document, ("inputs",), _INPUTS, refused=_INPUTS_REFUSED, ignored=_INPUTS_IGNORED)
+        findings.block(document, (), "expected")
+        findings.keys(document, ("expected",), _EXPECTED, ignored=_EXPECTED_IGNORED)
+        task_id = document.data.get("id")
+        if task_id in (None, ""):
+            findings.wrong(document, ("id",), "a task needs an id, which names its results")
+            return None
+        name = _shown(document.data.get("name") or task_id)
+        task = Task(document, _shown(task_id), {"id": _shown(task_id), "name": name})
+        prompt = self._prompt(task, variables)
+        follow_ups = self._follow_ups(task, variables)
+        if prompt is None:
+            return None
+        context = findings.block(document, ("inputs",), "context")
+        task.row |= {
+            **({"description": str(document.data["description"])} if document.data.get("description") else {}),
+            "prompt": prompt,
+            "follow_ups": follow_ups,
+            "files": task_files(findings, document, self._fixtures(document)),
+            **({"tags": tags} if (tags := findings.texts(document, ("tags",))) else {}),
+            **({"golden": True} if document.data.get("golden") is True else {}),
+            **({"context": context} if context else {}),
+            **({"group": group} if (group := self._group(context, tags)) else {}),
+        }
+        task.turns = 1 + len(follow_ups)
+        if inputs.get("responder") is not None:
+            self._responder(task, variables)
+        timeout = document.data.get("timeout_seconds")
+        if type(timeout) is int and timeout >= 1:
+            task.timeout = timeout
+        elif timeout is not None:
+            findings.wrong(document, ("timeout_seconds",), f"is a number from 1, not {timeout!r}")
+        task.instructions = instructions(findings, document, ("instruction_files",), self._folder)
+        task.graders = [*self._graders.expected(document), *self._graders.all_of(document, ("graders",))]
+        task.checkpoints = list(self._checkpoints(task))
+        return task
+
+    def _prompt(self, task: Task, variables: Mapping[str, str]) -> str | None:
+        findings, document, inputs = self._findings, task.document, at(task.document, ("inputs",))
+        prompt, file = inputs.get("prompt"), inputs.get("prompt_file")
+        if prompt and file:
+            findings.wrong(document, ("inputs", "prompt_file"), "give either prompt or prompt_file, not both")
+        place: Location = ("inputs", "prompt")
+        if file and not prompt:
+            place = ("inputs", "prompt_file")
+            near = document.path.parent if document.path else self._folder
+            if Path(str(file)).is_absolute() or ".." in Path(str(file)).parts:
+                findings.wrong(document, place, "is a path below the task file's folder")
+                return None
+            try:
+                prompt = (near / str(file)).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                findings.wrong(document, place, f"{file} cannot be read: {error}")
+                return None
+        if not isinstance(prompt, str) or not prompt:
+            findings.wrong(document, place, "a task needs inputs.prompt, a text, or inputs.prompt_file")
+            return None
+        return self._rendered(task, place, prompt, variables)
+
+    def _rendered(self, task: Task, place: Location, text: str, variables: Mapping[str, str]) -> str:
+        try:
+            return render(text, variables, task.id, str(task.row["name"]))
+        except ValueError as error:
+            self._findings.wrong(task.document, place, str(error))
+            return text
+
+    def _follow_ups(self, task: Task, variables: Mapping[str, str]) -> list[str]:
+        place = ("inputs", "follow_up_prompts")
+        texts = self._findings.texts(task.document, place)
+        return [self._rendered(task, (*place, number), text, variables) for number, text in enumerate(texts)]
+
+    def _responder(self, task: Task, variables: Mapping[str, str]) -> None:
+        place: Location = ("inputs", "responder")
+        findings, document, block = self._findings, task.document, at(task.document, ("inputs", "responder"))
+        findings.keys(document, place, ("model", "instructions", "max_followups"))
+        most, said = block.get("max_followups"), block.get("instructions")
+        if task.row["follow_ups"]:
+            findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
+        if type(most) is not int or most < 1:
+            findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {most!r}")
+            return
+        if not isinstance(said, str) or not said:
+            findings.wrong(document, (*place, "instructions"), "says who the user is and what it wants")
+            return
+        said = self._rendered(task, (*place, "instructions"), said, variables)
+        task.row |= {"instructions": said, "max_followups": most}
+        task.turns = 1 + most
+        task.responder_model = block.get("model")
+
+    def _checkpoints(self, task: Task) -> Iterator[Checkpoint]:
+        listed = task.document.data.get("checkpoints") or []
+        wrong = self._findings.wrong
+        if not isinstance(listed, list):
+            wrong(task.document, ("checkpoints",), "is a list of checkpoints")
+            return
+        turns: set[int] = set()
+        for number in range(len(listed)):
+            place: Location = ("checkpoints", number)
+            block = at(task.document, place)
+            self._findings.keys(task.document, place, ("after_turn", "graders", "on_failure"))
+            turn, then = block.get("after_turn"), block.get("on_failure") or "continue"
+            graders = self._graders.all_of(task.document, (*place, "graders"))
+            if type(turn) is not int or turn < 1:
+                wrong(task.document, (*place, "after_turn"), f"is a number from 1, not {turn!r}")
+                continue
+            if then not in ("continue", "stop"):
+                wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {then!r}")
+            if turn in turns:
+                wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
+            if turn > task.turns:
+                said = f"{turn} is never reached: the task has at most {task.turns} turns"
+                wrong(task.document, (*place, "after_turn"), said)
+            if not block.get("graders"):
+                wrong(task.document, (*place, "graders"), "a checkpoint needs graders")
+            turns.add(turn)
+            yield Checkpoint(place, turn, then, graders)
+
+    def _fixtures(self, document: Document) -> Path:
+        """The folder that paths of fixtures are relative to."""
+        name = document.data.get("context_dir")
+        path = self._findings.inside(document, ("context_dir",), self._folder, str(name or "fixtures"))
+        return path or self._folder
+
+    def _group(self, context: dict[str, Any], tags: list[str]) -> str | None:
+        """What `group_by` says of a task: of its context, or of a tag such as `language:go`."""
+        key = self._config.group_by
+        if key is None:
+            return None
+        if context.get(key) is not None:
+            return _shown(context[key])
+        return next((tag[len(key) + 1 :] for tag in tags if tag.startswith((f"{key}:", f"{key}="))), None)
+
+
+def _from_row(values: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A row of a CSV file as a task file would say it."""
+    return {
+        "id": values.get("id") or values.get("name") or f"row-{number}",
+        "name": values.get("name") or values.get("id") or f"row-{number}",
+        "inputs": {"prompt": values.get("prompt", "")},
+    }
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

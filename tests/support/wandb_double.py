@@ -1,0 +1,120 @@
+"""A stand-in for W&B's server, which cannot run here: it notes what the real client sends, and says yes.
+
+That the client's requests are the right ones for the real server is for the client to know; that they are made, with
+which ids and contents, is seen here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Double:
+    """What was asked so far."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.queries: list[tuple[str, dict[str, Any]]] = []
+        """GraphQL operations with their variables"""
+        self.streams: list[tuple[str, dict[str, Any]]] = []
+        """paths and bodies of the file stream, which carries summary and history"""
+        self.files: dict[str, bytes] = {}
+        """what was uploaded"""
+
+    def asked(self, operation: str) -> list[dict[str, Any]]:
+        """The variables of every query of a name."""
+        return [variables for name, variables in self.queries if name == operation]
+
+    def summary(self) -> dict[str, Any]:
+        """The run's summary as it was streamed last."""
+        found = [body["files"]["wandb-summary.json"]["content"] for _, body in self.streams if "files" in body]
+        return json.loads(found[-1][-1])
+
+    def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """As much of an answer as the client needs to go on."""
+        project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "somebody"}}
+        match operation:
+            case "Viewer":
+                flags = {"id": "u", "entity": "somebody", "username": "somebody", "flags": "{}", "teams": {"edges": []}}
+                return {"viewer": flags, "serverInfo": {"cliVersionInfo": {"max_cli_version": "99.0.0"}}}
+            case "ServerFeatures" | "ServerFeaturesQuery":
+                return {"serverInfo": {"features": []}}
+            case "RunResumeStatus":
+                return {"model": None}
+            case "UpsertBucket":
+                bucket = {"id": "r", "name": variables["name"], "displayName": variables["name"], "config": "{}"}
+                return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": True}}
+            case "CreateRunFiles":
+                files = [{"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]]
+                return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
+            case "ArtifactType":
+                return {"project": None}
+            case "CreateArtifact":
+                sequence = {"id": "s", "latestArtifact": None}
+                return {"createArtifact": {"artifact": {"id": "a", "state": "COMMITTED", "artifactSequence": sequence}}}
+            case "CommitArtifact":
+                return {"commitArtifact": {"artifact": {"id": "a"}}}
+            case _:
+                return {}
+
+
+@contextmanager
+def wandb_double() -> Iterator[Double]:
+    """One on a port of its own."""
+    double = Double()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _body(self) -> bytes:
+            data = self.rfile.read(int(self.headers.get("content-length") or 0))
+            return gzip.decompress(data) if self.headers.get("content-encoding") == "gzip" else data
+
+        def _reply(self, answer: dict[str, Any]) -> None:
+            data = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            self._reply({})
+
+        def do_PUT(self) -> None:
+            double.files[self.path.removeprefix("/upload/")] = self._body()
+            self._reply({})
+
+        def do_POST(self) -> None:
+            body = self._body()
+            if self.path == "/graphql":
+                asked = json.loads(body)
+                words = asked["query"].replace("(", " ").replace("{", " ").split()
+                operation = asked.get("operationName") or words[1]
+                variables = asked.get("variables") or {}
+                double.queries.append((operation, variables))
+                self._reply({"data": double.answer(operation, variables)})
+                return
+            if self.path.endswith("/file_stream"):
+                double.streams.append((self.path, json.loads(body)))
+            self._reply({"exitcode": None, "limits": {}})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    double.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,235 @@
+"""Reports to read: JUnit for CI, a page for people. Whatever models say, they stay well-formed and count rightly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.export import html
+from holdfast.export.html import write_html
+from holdfast.export.junit import write_junit
+from holdfast.export.reading import Pending, RunReader, Trial
+from holdfast.store.records import Grade, Output, Timing, Usage
+from holdfast.store.rundir import RunDir
+from tests.support.lab import Lab, rows
+from tests.support.running import Server, holdfast, metrics, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOSTILE = "<script>alert(1)</script> ]]> &amp; \x00\x1b[31m \ud7ff\ufffe \r\n <!-- \"' {{ 7 * 7 }}"
+VOID = {"meta", "input", "line", "circle", "link", "br"}
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
+    """Two turns with a checkpoint that stops, a grader that looks at some rows only, and a hostile answer."""
+    folder = tmp_path_factory.mktemp("reports")
+    lab = Lab(folder, provider, rows=rows(6))
+    lab.rows[2]["question"] = HOSTILE
+    lab.rows[3]["question"] = "question 3 stop"
+    lab.spec |= {"follow_ups": ["{{ question }} again"], "trials": 2}
+    lab.spec["checkpoints"] = [
+        {"after_turn": 1, "on_failure": "stop", "graders": [{"type": "text", "name": "go", "not_contains": ["stop"]}]}
+    ]
+    some = {"type": "text", "name": "some", "contains": "again", "where": "id in ('s0', 's4')"}
+    lab.spec["graders"] = [{"type": "text", "name": "even", "contains_any": ["0 again", "4 again"]}, some]
+    return lab.eval().run
+
+
+def results(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())["trials"]
+    return found
+
+
+class Page(HTMLParser):
+    """A page taken apart: fails where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.statuses: list[str] = []
+        self.addresses: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        assert not any(name.startswith("on") for name in found)
+        self.addresses += [str(found[name]) for name in ("href", "src", "action") if name in found]
+        self.scripts += tag == "script"
+        if tag == "li" and found.get("class") == "trial":
+            self.statuses.append(str(found["data-status"]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def test_trials_are_judged_as_in_the_results(run: Path) -> None:
+    """Checkpoints, and graders that look at some rows only, as well."""
+    read = [
+        (trial.output.sample, trial.output.trial, trial.status, trial.score, {g.grader: g.status for g in trial.grades})
+        for trial in RunReader(RunDir(run)).trials()
+    ]
+    known = [
+        (
+            entry["sample"],
+            entry["trial"],
+            entry["status"],
+            entry["score"],
+            {name: grade["status"] for name, grade in entry["grades"].items() if grade["status"] != "not_reached"},
+        )
+        for entry in results(run)
+    ]
+    assert read == known
+    assert {entry["status"] for entry in results(run)} == {"passed", "failed"}
+    assert "some" not in results(run)[2]["grades"]
+
+
+class TestJunit:
+    def test_every_trial_is_a_case_with_its_verdict(self, run: Path) -> None:
+        holdfast("export", run, "--to", "junit", cwd=run)
+        suite = ElementTree.parse(run / "export" / "junit" / "junit.xml").getroot().find("testsuite")
+        assert suite is not None
+        cases = suite.findall("testcase")
+        known = results(run)
+        assert [case.get("name") for case in cases] == [f"{e['sample']} [trial {e['trial']}]" for e in known]
+        for case, entry in zip(cases, known, strict=True):
+            failure = case.find("failure")
+            assert (failure is not None) == (entry["status"] == "failed")
+            if failure is not None:
+                blamed = {line.partition(": ")[0] for line in str(failure.text).splitlines()}
+                wrong = {name for name, grade in entry["grades"].items() if grade["status"] == "failed"}
+                assert wrong <= blamed
+        counts = Counter(entry["status"] for entry in known)
+        assert (suite.get("tests"), suite.get("failures")) == (str(len(known)), str(counts["failed"]))
+        assert (suite.get("errors"), suite.get("skipped")) == ("0", "0")
+        values = {found.get("name"): found.get("value") for found in suite.iter("property")}
+        assert float(str(values["even.low"])) == metrics(run)["metrics"]["even"]["low"]
+
+    def test_what_is_pending_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider, spec={"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}})
+        (tmp_path / "agent.py").write_text(
+            "def reply(prompt):\n    if '3' in prompt: raise ValueError('no idea')\n    return prompt\n"
+        )
+        lab.write()
+        holdfast("eval", "e.yaml", cwd=tmp_path, check=3)
+        (run,) = (path.parent for path in (tmp_path / "runs").rglob("manifest.json"))
+        holdfast("export", run, "--to", "junit", cwd=tmp_path)
+        suite = ElementTree.parse(run / "export" / "junit" / "junit.xml").getroot()[0]
+        assert (suite.get("tests"), suite.get("errors")) == ("6", "1")
+        (case,) = [case for case in suite.findall("testcase") if case.find("error") is not None]
+        error = case.find("error")
+        assert case.get("name") == "s3" and error is not None and "no idea" in str(error.get("message"))
+
+
+class TestPage:
+    def test_numbers_trials_and_checkpoints_are_on_it(self, run: Path) -> None:
+        holdfast("export", run, "--to", "html", cwd=run)
+        text = (run / "export" / "html" / "report.html").read_text()
+        page = Page(text)
+        assert Counter(page.statuses) == Counter(entry["status"] for entry in results(run))
+        for name, values in metrics(run)["metrics"].items():
+            assert name in page.text and f"{values['low']:.3f} – {values['high']:.3f}" in page.text
+        for wanted in ("Turn 1", "Turn 2", "checkpoint@1/go", "question 0 again"):
+            assert wanted in page.text
+        assert page.addresses == ["../../outputs.jsonl"] and (run / "export" / "html" / page.addresses[0]).exists()
+
+    def test_it_is_one_file_that_asks_for_nothing(self, run: Path) -> None:
+        holdfast("export", run, "--to", "html", "-o", "page", cwd=run)
+        text = (run / "page" / "report.html").read_text()
+        assert [path.name for path in (run / "page").iterdir()] == ["report.html"]
+        assert "default-src 'none'" in text and "@import" not in text and "url(" not in text
+        assert re.findall(r"https?://(?!127\.0\.0\.1)", text) == [], "but for the model's own address"
+        assert Page(text).scripts == 1
+
+    def test_a_large_run_is_cut_with_what_failed_first(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(html, "_PAGE", 6_000)
+        write_html(RunReader(RunDir(run)), tmp_path)
+        page = Page((tmp_path / "report.html").read_text())
+        assert 0 < len(page.statuses) < len(results(run)) and set(page.statuses) == {"failed"}
+        assert f"{len(page.statuses)} of {len(results(run))} trials are shown" in page.text
+
+    def test_a_run_that_is_not_finished_says_so(self, run: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "run"
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("metrics.json", "results.json", "export"))
+        holdfast("export", copy, "--to", "html", cwd=tmp_path)
+        page = Page((copy / "export" / "html" / "report.html").read_text())
+        assert "This run is not finished" in page.text and len(page.statuses) == len(results(run))
+
+
+class Told(RunReader):
+    """A run with other trials than its own."""
+
+    def __init__(self, run: Path, trials: list[Trial | Pending]) -> None:
+        super().__init__(RunDir(run))
+        self._told = trials
+
+    def everything(self) -> Iterator[Trial | Pending]:
+        yield from self._told
+
+
+anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from([HOSTILE, "</pre></li>"])
+
+
+@st.composite
+def trial(draw: st.DrawFn) -> Trial | Pending:
+    name, said, feedback = draw(anything), draw(anything), draw(anything)
+    if draw(st.booleans()):
+        return Pending(name, 1, feedback)
+    messages = [{"role": draw(anything), "content": said, "tool_calls": [{"function": {"name": said}}, said]}]
+    output = Output("k", name, 1, 1, messages, said, 1, said, Usage(), Timing(0, 1), "d")
+    status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
+    grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
+    return Trial({said: {"deep": feedback}}, output, [grade], status, None)
+
+
+@settings(max_examples=60)
+@given(trials=st.lists(trial(), max_size=5))
+def test_whatever_is_said_both_reports_are_well_formed_and_count_it(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[Trial | Pending]
+) -> None:
+    folder = tmp_path_factory.mktemp("said")
+    reader = Told(run, trials)
+    (xml,), (page,) = write_junit(reader, folder), write_html(reader, folder)
+    suite = ElementTree.parse(xml).getroot()[0]
+    statuses = [found.status if isinstance(found, Trial) else "error" for found in trials]
+    assert len(suite.findall("testcase")) == len(trials)
+    for status, name in (("failed", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert suite.get(name) == str(statuses.count(status))
+    read = Page(page.read_text())
+    assert read.statuses == statuses and read.scripts == 1 and read.addresses == [read.addresses[0]]
+    shutil.rmtree(folder)

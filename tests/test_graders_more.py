@@ -1,0 +1,369 @@
+"""The other graders: similarity, mathematics, triggers, a judge with tools; and what all of them share."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders.build import build_graders, grader_identity, threshold
+from holdfast.graders.mathematics_worker import compared
+from holdfast.graders.prompt import FAIL, PASS
+from holdfast.spec.load import GRADERS
+from holdfast.spec.regex import compile_regex
+from tests.support.running import ROOT, lines, server
+from tests.support.specs import grade, load
+
+
+def score(folder, block, answer, /, said=None, **row):
+    verdict = grade(folder, block, answer, said=said, **row)
+    assert not isinstance(verdict, AttemptError), verdict
+    return verdict.score
+
+
+class TestSimilarity:
+    @pytest.mark.parametrize(
+        ("block", "answer", "wanted"),
+        [
+            ({}, "hello", 1),
+            ({}, "hallo", 0.8),
+            ({}, "HELLO", 0),
+            ({"ignore_case": True}, " HELLO ", 1),
+            ({"method": "partial"}, "well, hello there", 1),
+            ({"method": "token_sort", "expected": "one two"}, "two one", 1),
+            ({"method": "token_set", "expected": "one two"}, "two one three", 1),
+            ({"method": "levenshtein"}, "hallo", 0.8),
+            ({"method": "jaro_winkler"}, "hello", 1),
+            ({}, "", 0),
+        ],
+        ids=str,
+    )
+    def test_the_score_is_how_alike_they_are(self, tmp_path, block, answer, wanted):
+        assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(wanted)
+
+    def test_it_passes_from_four_fifths(self, tmp_path):
+        assert threshold(load(tmp_path, graders=[{"type": "similarity"}]).graders[0]) == 0.8
+
+    def test_nothing_to_compare_with_is_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "similarity"}, "any", expected=" ")
+        assert isinstance(error, AttemptError) and "empty for this row" in error.message
+
+
+class TestMath:
+    @pytest.mark.parametrize(
+        ("expected", "answer", "equal"),
+        [
+            ("1/2", r"The answer is $\frac{2}{4}$.", True),
+            ("1/2", "so it is 0.5", True),
+            (r"\frac{1}{2}", r"\boxed{0.5}", True),
+            ("(x+1)^2", "x^2 + 2x + 1", True),
+            ("(x+1)^2", "$x^2 + 1$", False),
+            ("12,000", "It costs 12000 dollars.", True),
+            ("72", "71", False),
+            ("2", "I am at 2", True),
+            ("xy", "yx", True),
+            (r"\sqrt{2}", r"$2^{1/2}$", True),
+        ],
+    )
+    def test_equal_as_mathematics(self, expected, answer, equal):
+        assert compared(expected, answer)["equal"] is equal
+
+    @pytest.mark.parametrize("expected", ["Paris", "", "pairs of shoes"])
+    def test_words_are_no_mathematics_and_so_an_error(self, expected):
+        assert "is not mathematics" in compared(expected, "$1$")["error"]
+
+    def test_an_answer_without_any_is_wrong(self):
+        assert compared("5", "I do not know") == {"equal": False, "found": None}
+
+    def test_a_comparison_without_end_is_given_up_and_the_next_one_works(self, tmp_path):
+        run = holdfast.evaluate(
+            name="maths",
+            samples=[{"id": "endless", "say": "$10^{10^{10^{10}}}$"}, {"id": "easy", "say": "$\\frac{10}{2}$"}],
+            prompt="{{ say }}",
+            target={"command": ["echo", "{{ prompt }}"]},
+            graders=[{"type": "math", "expected": 5, "timeout": 2}],
+            runs_dir=tmp_path / "runs",
+            accept_errors=True,
+        )
+        grades = {entry["sample"]: entry for entry in lines(run.path / "grades.jsonl")}
+        assert grades["endless"]["status"] == "error" and "within 2 s" in grades["endless"]["feedback"]
+        assert grades["easy"]["score"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"), [("similarity", "rapidfuzz", "similarity"), ("math", "math_verify", "math")]
+)
+def test_a_missing_extra_is_said_before_anything_runs(tmp_path, monkeypatch, kind, module, extra):
+    monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
+    with pytest.raises(ConfigError) as caught:
+        build_graders(load(tmp_path, graders=[{"type": kind}]))
+    assert f"needs the package {module}" in str(caught.value) and "eval.yaml:" in str(caught.value)
+    assert caught.value.remedy == f"pip install 'holdfast[{extra}]'"
+
+
+SKILL = """---
+name: pdf-tools
+description: "Works on PDF files. USE FOR: merge PDFs, split a document. DO NOT USE FOR: spreadsheets."
+---
+Merge, split and rotate documents.
+"""
+
+
+class TestTrigger:
+    @pytest.mark.parametrize(
+        ("prompt", "mode", "wanted"),
+        [
+            ("Please split a document", "positive", 1),
+            ("merge documents", "positive", 1),
+            ("merge spreadsheets", "positive", 0.5),
+            ("What is the weather today?", "positive", 0),
+            ("What is the weather today?", "negative", 1),
+            ("merge spreadsheets", "negative", 0.5),
+            ("", "positive", 0),
+        ],
+    )
+    def test_the_score_is_the_overlap_with_the_skill(self, tmp_path, prompt, mode, wanted):
+        (tmp_path / "SKILL.md").write_text(SKILL)
+        block = {"type": "trigger", "skill_path": "SKILL.md", "mode": mode}
+        assert score(tmp_path, block, "any", said={"messages": [{"role": "user", "content": prompt}]}) == wanted
+
+    @pytest.mark.parametrize(
+        ("mode", "given", "overlap", "passes"),
+        [
+            ("positive", None, 0.6, True),
+            ("positive", None, 0.59, False),
+            ("negative", None, 0.6, False),
+            ("negative", None, 0.59, True),
+            ("negative", 0.7, 0.4, False),
+            ("negative", 0.7, 0.25, True),
+        ],
+    )
+    def test_an_overlap_of_six_tenths_is_a_trigger_unless_a_threshold_says_otherwise(
+        self, tmp_path, mode, given, overlap, passes
+    ):
+        (tmp_path / "SKILL.md").write_text(SKILL)
+        block = {"type": "trigger", "skill_path": ".//SKILL.md", "mode": mode, "threshold": given}
+        found = overlap if mode == "positive" else 1 - overlap
+        assert (found >= threshold(load(tmp_path, graders=[block]).graders[0])) is passes
+
+    def test_the_skill_is_in_the_key_by_its_content(self, tmp_path):
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / "SKILL.md").write_text(SKILL)
+        spec = load(tmp_path, graders=[{"type": "trigger", "skill_path": "s", "mode": "positive"}])
+        before = grader_identity(spec.graders[0], spec)
+        (tmp_path / "s" / "SKILL.md").write_text(SKILL + "More.")
+        assert grader_identity(spec.graders[0], spec) != before
+
+    @pytest.mark.parametrize(
+        ("text", "said"), [(None, "cannot be read"), ("", "no words"), ("---\na: [\n---\nwords", "not YAML")]
+    )
+    def test_a_skill_that_says_nothing_is_refused(self, tmp_path, text, said):
+        if text is not None:
+            (tmp_path / "SKILL.md").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            build_graders(load(tmp_path, graders=[{"type": "trigger", "skill_path": "SKILL.md", "mode": "positive"}]))
+
+
+CHECK = {"type": "prompt", "name": "judge", "prompt": "Check {{ question }}.", "model": "judge-model"}
+
+
+def tool_calls(*names):
+    return [
+        {
+            "id": str(n),
+            "type": "function",
+            "function": {"name": name, "arguments": '{"description": "d", "reason": "r"}'},
+        }
+        for n, name in enumerate(names)
+    ]
+
+
+def judged(folder, base_url, *, judge=CHECK, **keys):
+    return holdfast.evaluate(
+        name="judged",
+        samples=[{"id": "a", "question": "one"}],
+        prompt="{{ question }}",
+        target={"command": ["echo", "said"]},
+        graders=[{**judge, "base_url": base_url}],
+        runs_dir=folder / "runs",
+        **keys,
+    )
+
+
+class TestJudgeWithTools:
+    @pytest.mark.parametrize(
+        ("calls", "wanted", "status"),
+        [((PASS, PASS), 1, "passed"), ((PASS, FAIL), 0.5, "failed"), ((FAIL,), 0, "failed")],
+        ids=str,
+    )
+    def test_the_score_is_the_share_of_checks_it_passed(self, tmp_path, calls, wanted, status):
+        with server(answer="done", calls=tool_calls(*calls)) as mock:
+            run = judged(tmp_path, mock.base_url)
+            (entry,) = lines(run.path / "grades.jsonl")
+            assert (entry["score"], entry["status"]) == (wanted, status)
+            assert entry["usage"]["requests"] == mock.requests == 2, "it is told that its calls were noted"
+            assert entry["details"]["failed"] == ["d: r"] * calls.count(FAIL)
+            asked = list(mock.stats()["asked"])
+            assert any("Check one." in prompt and "<answer>\nsaid\n</answer>" in prompt for prompt in asked)
+
+    def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path):
+        (tmp_path / "rubric.md").write_text("---\nname: r\n---\nBe strict about {{ question }}.\n")
+        with server(answer="done", calls=tool_calls(PASS)) as mock:
+            judged(tmp_path, mock.base_url, judge={**CHECK, "rubric": "Be strict about {{ question }}."})
+            assert any("<rubric>\nBe strict about one." in prompt for prompt in mock.stats()["asked"])
+
+    def test_a_judge_that_calls_nothing_has_not_judged(self, tmp_path):
+        with server(answer="Looks good to me") as mock:
+            run = judged(tmp_path, mock.base_url, limits={"retries": 0})
+            (entry,) = lines(run.path / "grades.jsonl")
+            assert entry["status"] == "error" and "called neither" in entry["feedback"]
+            assert lines(run.path / "errors.jsonl")[0]["usage"]["requests"] == 1, "it was paid for"
+
+
+class TestRubricFiles:
+    def test_a_rubric_may_be_a_file_and_is_in_the_key_by_its_content(self, tmp_path):
+        (tmp_path / "good.md").write_text("---\nname: good\nversion: 1.0.0\n---\nIs it good?\n")
+        block = {"type": "prompt", "rubric": "good.md", "model": "j"}
+        spec = load(tmp_path, graders=[block])
+        assert spec.graders[0].rubric == "Is it good?"
+        same = load(tmp_path, graders=[{**block, "rubric": "Is it good?"}])
+        assert grader_identity(spec.graders[0], spec) == grader_identity(same.graders[0], same)
+
+    @pytest.mark.parametrize(
+        ("rubric", "said"),
+        [("none.md", "cannot be read"), ("../out.md", "leads out of"), ("empty.yaml", "checks nothing")],
+    )
+    def test_one_that_is_not_there_or_empty_is_refused_with_its_line(self, tmp_path, rubric, said):
+        folder = tmp_path / "eval"
+        folder.mkdir()
+        (folder / "empty.yaml").write_text("\n")
+        (tmp_path / "out.md").write_text("x")
+        with pytest.raises(ConfigError) as caught:
+            load(folder, graders=[{"type": "prompt", "rubric": rubric}])
+        assert said in str(caught.value) and re.search(r"eval\.yaml:\d+: graders\[0\]", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"type": "prompt"}, "checks nothing: give at least one of rubric, prompt"),
+        ({"type": "prompt", "prompt": ""}, "at least 1 character"),
+        ({"type": "prompt", "prompt": "p", "continue_session": True}, "transcript: all"),
+        ({"type": "prompt", "prompt": "p", "mode": "pairwise"}, "holdfast compare"),
+        ({"type": "trigger", "mode": "positive"}, "skill_path: is missing"),
+        ({"type": "trigger", "mode": "positive", "skill_path": "/etc/SKILL.md"}, "does not name a file inside"),
+        ({"type": "similarity", "method": "guess"}, "'ratio'"),
+        ({"type": "text", "contains": "x", "transcript": "some"}, "'last' or 'all'"),
+        ({"type": "tool_call", "max_calls": 1}, "did you mean 'tool_calls'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path, block, said):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, graders=[block])
+    assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
+
+
+class TestTranscripts:
+    MESSAGES = (
+        {"role": "user", "content": "first 7"},
+        {"role": "assistant", "content": "I say one."},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I say two."}]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": "I say 3."},
+    )
+
+    @pytest.mark.parametrize(
+        ("block", "last", "everything"),
+        [
+            ({"type": "text", "contains": ["one", "two", "3", "7"]}, 0.25, 0.75),
+            ({"type": "exact", "expected": "I say one.\n\nI say two.\n\nI say 3."}, 0, 1),
+            ({"type": "number", "expected": 3}, 1, 1),
+            ({"type": "code", "assertions": ["'one' in output"]}, 0, 1),
+            ({"type": "program", "command": "grep", "args": ["one"]}, 0, 1),
+            ({"type": "similarity", "expected": "I say one.\n\nI say two.\n\nI say 3."}, 0.4, 1),
+        ],
+        ids=lambda value: value["type"] if isinstance(value, dict) else None,
+    )
+    def test_all_is_everything_the_target_has_said_so_far(self, tmp_path, block, last, everything):
+        said = {"messages": list(self.MESSAGES)}
+        assert score(tmp_path, block, "I say 3.", said=said) == pytest.approx(last, abs=0.1)
+        assert score(tmp_path, {**block, "transcript": "all"}, "I say 3.", said=said) == everything
+
+    def test_the_default_changes_no_key_and_all_does(self, tmp_path):
+        blocks = [{"type": "text", "contains": "x", "name": str(n)} for n in range(3)]
+        blocks[1]["transcript"], blocks[2]["transcript"] = "last", "all"
+        spec = load(tmp_path, graders=blocks)
+        one, two, three = (grader_identity(block, spec) for block in spec.graders)
+        assert one == two != three and "transcript" not in one
+
+
+def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
+    (tmp_path / "bad.py").write_text("def bad(output):\n    raise RuntimeError('no')\n")
+    run = holdfast.evaluate(
+        name="mixed",
+        samples=[{"id": "a", "expected": "hi"}],
+        prompt="hello",
+        target={"command": ["echo", "hi"]},
+        graders=[
+            {"type": "python", "function": str(tmp_path / "bad.py:bad")},
+            {"type": "program", "command": "no-such-program"},
+            {"type": "behavior", "max_tokens": 5},
+            {"type": "code", "assertions": ["output == 'hi'"]},
+            {"type": "exact"},
+        ],
+        runs_dir=tmp_path / "runs",
+    )
+    statuses = {entry["grader"]: entry["status"] for entry in lines(run.path / "grades.jsonl")}
+    assert statuses == {
+        **dict.fromkeys(("python", "program", "behavior"), "error"),
+        **dict.fromkeys(("code", "exact"), "passed"),
+    }
+    assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1
+
+
+class TestPatternsOfOtherTools:
+    @pytest.mark.parametrize(
+        ("pattern", "fits", "misses"),
+        [
+            ("a(?i)b", "aB", "AB"),
+            ("(?i)ab", "AB", "x"),
+            ("x(a(?i)b)c", "xaBc", "xaBC"),
+            ("a(?i)b|c", "C", "A"),
+            ("a(?s).b", "a\nb", "ab"),
+            (r"\((?i)b", "(B", "B"),
+            ("[(?i)](?i)b", "iB", "B"),
+            ("a(?i)b(?-i)c", "aBc", "aBC"),
+        ],
+    )
+    def test_flags_hold_from_where_they_stand(self, pattern, fits, misses):
+        assert compile_regex(pattern).search(fits)
+        assert not compile_regex(pattern).search(misses)
+
+    @pytest.mark.parametrize("pattern", ["[[:alpha:]]+", "(", "a(?U)b", "a(?i"])
+    def test_what_python_cannot_read_is_refused_and_named(self, pattern):
+        with pytest.raises(ValueError, match=re.escape(repr(pattern))):
+            compile_regex(pattern)
+
+    @given(st.text(alphabet="ab(|)[]?i:\\^", max_size=12))
+    def test_no_pattern_does_anything_else_than_compile_or_be_refused(self, pattern):
+        try:
+            compile_regex(pattern)
+        except ValueError as error:
+            assert repr(pattern) in str(error)
+
+
+def test_the_documentation_has_every_kind_and_every_parameter():
+    page = (ROOT / "docs" / "graders.md").read_text()
+    common = {"type", "name", "weight", "threshold", "where"}
+    for kind, block in GRADERS.items():
+        start = page.index(f"### `{kind}`")
+        section = page[start : page.find("\n### ", start + 1)]
+        for name, field in block.model_fields.items():
+            if name not in common:
+                assert f"`{field.alias or name}`" in section, f"{kind} does not say what {field.alias or name} is"

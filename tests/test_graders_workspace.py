@@ -1,0 +1,314 @@
+"""Graders of files, and programs on them: what they see, what they may do, and what is an error and no score."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec import UNSET
+
+from holdfast.engine.grading import Grading
+from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders.build import build_graders, grader_identity
+from holdfast.graders.sandbox import Isolation, isolation
+from tests.support.running import holdfast, wait_for
+from tests.support.specs import grade, load, write_spec
+
+FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
+
+
+def verdict(folder, block, answer="the answer", /, **row):
+    found = grade(folder, block, answer, files=row.pop("files", FILES), **row)
+    assert not isinstance(found, AttemptError), found
+    return found
+
+
+def shell(script, **more):
+    return {"type": "program", "command": "bash", "args": ["-c", script], **more}
+
+
+class TestFile:
+    @pytest.mark.parametrize(
+        ("block", "score"),
+        [
+            ({"must_exist": ["src/a.py", "src", "./README"]}, 1),
+            ({"must_exist": ["src/a.py", "src/b.py"]}, 0.5),
+            ({"must_not_exist": ["src/b.py"]}, 1),
+            ({"must_not_exist": ["src"]}, 0),
+            ({"content_patterns": [{"path": "src/a.py", "must_match": ["hel+o"], "must_not_match": ["rm"]}]}, 1),
+            ({"content_patterns": [{"path": "src/a.py", "must_match": ["HELLO", "(?i)HELLO"]}]}, 2 / 3),
+            ({"content_patterns": [{"path": "no", "must_match": ["x"], "must_not_match": ["y"]}]}, 0),
+        ],
+        ids=str,
+    )
+    def test_one_check_per_file_and_pattern(self, tmp_path, block, score):
+        assert verdict(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
+
+    def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "file", "must_not_exist": ["x"]}, "x", said={"files": UNSET}, files={})
+        assert isinstance(error, AttemptError) and "no workspace" in error.message
+
+
+class TestDiff:
+    @pytest.mark.parametrize(
+        ("expected", "score"),
+        [
+            ({"path": "src/a.py", "snapshot": "want.py"}, 1),
+            ({"path": "README", "snapshot": "want.py"}, 0.5),
+            ({"path": "src/a.py", "contains": ["+hello", "print", "-goodbye"]}, 1),
+            ({"path": "src/a.py", "contains": ["-hello", "goodbye"]}, 1 / 3),
+            ({"path": "gone", "snapshot": "want.py", "contains": ["-x"]}, 0),
+        ],
+        ids=str,
+    )
+    def test_one_check_per_file_snapshot_and_text(self, tmp_path, expected, score):
+        (tmp_path / "want.py").write_text(FILES["src/a.py"])
+        assert verdict(tmp_path, {"type": "diff", "expected_files": [expected]}).score == pytest.approx(score)
+
+    def test_a_changed_snapshot_is_another_grader(self, tmp_path):
+        (tmp_path / "want.py").write_text("one")
+        spec = load(
+            tmp_path, workspace={}, graders=[{"type": "diff", "expected_files": [{"path": "a", "snapshot": "want.py"}]}]
+        )
+        before = grader_identity(spec.graders[0], spec)
+        (tmp_path / "want.py").write_text("two")
+        assert grader_identity(spec.graders[0], spec) != before
+
+
+class TestProgram:
+    def test_its_exit_code_is_the_score_and_what_it_prints_the_feedback(self, tmp_path):
+        found = verdict(tmp_path, shell("grep answer; cat src/a.py"))
+        assert (found.score, found.feedback) == (1, "the answer\nprint('hello')")
+        found = verdict(tmp_path, shell("echo no >&2; exit 3"))
+        assert (found.score, found.feedback, found.details["exit_code"]) == (0, "no", 3)
+
+    def test_it_works_in_a_copy_that_is_gone_afterwards(self, tmp_path):
+        script = 'test "$HOLDFAST_WORKSPACE" = "$PWD" && test "$WAZA_WORKSPACE_DIR" = "$PWD" && echo x > README && pwd'
+        where = verdict(tmp_path, shell(script)).feedback
+        assert not Path(where).exists() and not Path(where).parent.exists()
+        assert verdict(tmp_path, shell("cat README")).feedback == "read me", "what one does no other sees"
+
+    def test_it_sees_no_secret_in_its_environment(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+        assert "sk-secret" not in verdict(tmp_path, shell("env")).feedback
+
+    def test_a_file_of_the_evals_folder_is_run_and_in_the_key(self, tmp_path):
+        (tmp_path / "check.sh").write_text("#!/bin/sh\ntest -f src/a.py && echo $1\n")
+        (tmp_path / "check.sh").chmod(0o755)
+        block = {"type": "program", "command": "./check.sh", "args": ["{{ word }}"]}
+        assert verdict(tmp_path, block, word="stone").feedback == "stone"
+        named = {"type": "program", "command": "sh", "args": ["check.sh", "x"]}
+        assert verdict(tmp_path, named).score == 1
+        spec = load(tmp_path, graders=[block, {**named, "name": "other"}], samples=[{"word": "x"}], prompt="p")
+        before = [grader_identity(one, spec) for one in spec.graders]
+        (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
+        assert all(grader_identity(one, spec) != old for one, old in zip(spec.graders, before, strict=True))
+
+    def test_how_long_it_may_take_is_in_no_key(self, tmp_path):
+        spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
+        assert grader_identity(spec.graders[0], spec) == grader_identity(spec.graders[1], spec)
+
+    @pytest.mark.parametrize(
+        ("block", "said"),
+        [
+            ({"type": "program", "command": "no-such-program"}, "cannot be run: "),
+            (shell("sleep 60", timeout=0.3), "did not end within 0.3 s"),
+            (shell("kill -SEGV $$"), "was ended by SIGSEGV"),
+        ],
+        ids=str,
+    )
+    def test_what_does_not_come_to_its_end_is_an_error_and_no_score(self, tmp_path, block, said):
+        error = grade(tmp_path, block, "x", files=FILES)
+        assert isinstance(error, AttemptError) and said in error.message and not error.retry
+
+    def test_what_it_started_ends_with_it(self, tmp_path):
+        found = verdict(tmp_path, shell("sleep 300 & echo $!"))
+        pid = int(found.feedback)
+        wait_for(lambda: not _lives(pid), "the end of what it started")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _outside() -> Path:
+    return Path(tempfile.gettempdir()) / f"holdfast-test-outside-{os.getpid()}"
+
+
+@pytest.mark.skipif(not isolation().writes, reason="this kernel has no Landlock")
+class TestIsolation:
+    def test_nothing_outside_the_workspace_can_be_changed(self, tmp_path):
+        outside, kept = _outside(), tmp_path / "kept.txt"
+        kept.write_text("mine")
+        tries = [f"echo b > {outside}", f"mkdir {outside}", f"echo c >> {kept}", f"rm {kept}", f"mv {kept} ."]
+        found = verdict(tmp_path, shell("; ".join(["echo a > in.txt", *tries, "cat in.txt"])))
+        assert found.feedback == "a" and not outside.exists() and kept.read_text() == "mine"
+        assert found.details["isolation"].writes
+
+    def test_neither_by_assertions(self, tmp_path):
+        outside = _outside()
+        block = {
+            "type": "code",
+            "assertions": [f"open({str(outside)!r}, 'w').write('x')", "open('in', 'w').write('x')"],
+        }
+        found = verdict(tmp_path, block)
+        assert found.score == 0.5 and "PermissionError" in found.feedback and not outside.exists()
+
+    def test_the_environment_of_the_run_cannot_be_read(self, tmp_path):
+        found = verdict(tmp_path, shell(f"cat /proc/{os.getpid()}/environ"))
+        assert found.score == 0 and "Permission denied" in found.feedback
+
+    def test_the_network_is_shut_unless_it_is_asked_for(self, tmp_path):
+        if isolation().network == "open":
+            pytest.skip("this kernel has neither network namespaces nor Landlock for TCP")
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            script = f"exec 3<>/dev/tcp/127.0.0.1/{port}"
+            assert verdict(tmp_path, shell(script)).score == 0
+            found = verdict(tmp_path, shell(script, network=True))
+            assert (found.score, found.details["isolation"].network) == (1, "open")
+
+    def test_a_file_without_end_ends_the_program(self, tmp_path):
+        error = grade(tmp_path, shell("exec cat /dev/zero > big"), "x", files=FILES)
+        assert isinstance(error, AttemptError) and "SIGXFSZ" in error.message
+
+
+def test_where_nothing_can_be_shut_people_are_told(tmp_path):
+    assert isolation().caveat is None or not isolation().writes
+    assert "no Landlock" in (Isolation().caveat or "")
+    told = []
+    grader = type("G", (), {"caveat": Isolation().caveat, "check": None})()
+    work = type("W", (), {"slots": ()})()
+    Grading([grader, grader], work, None, None, None, 1, told.append)
+    assert told == [Isolation().caveat]
+
+
+class TestCode:
+    @pytest.mark.parametrize(
+        ("assertion", "holds"),
+        [
+            ("'answer' in output", True),
+            ("any(word in output for word in ['x', 'answer'])", True),
+            ("[w for w in output.split() if len(w) > len(output)] == []", True),
+            ("re.search(r'an.wer', output)", True),
+            ("len(tool_calls) == 0 and len(transcript) == 2", True),
+            ("duration_ms == 1000 and outcome == {} and not errors", True),
+            ("(workspace / 'README').read_text() == 'read me\\n'", True),
+            ("sample['word'] == 'stone'", True),
+            ("output == ''", False),
+            ("1 / 0", False),
+            ("nothing_of_that_name", False),
+        ],
+    )
+    def test_an_assertion_is_a_python_expression(self, tmp_path, assertion, holds):
+        assert verdict(tmp_path, {"type": "code", "assertions": [assertion]}, word="stone").score == float(holds)
+
+    def test_one_that_raises_fails_alone_with_its_message(self, tmp_path):
+        found = verdict(tmp_path, {"type": "code", "assertions": ["1 / 0", "print('x') is None", "output = ="[:6]]})
+        assert found.score == pytest.approx(2 / 3) and "ZeroDivisionError" in found.feedback
+
+    def test_a_crash_of_the_whole_is_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "code", "assertions": ["__import__('os')._exit(0)", "True"]}, "x")
+        assert isinstance(error, AttemptError) and "could not be evaluated" in error.message
+
+    def test_assertions_share_nothing(self, tmp_path):
+        block = {"type": "code", "assertions": ["messages.clear() is None", "len(messages) == 2"]}
+        assert verdict(tmp_path, block).score == 1
+
+    @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
+    def test_javascript(self, tmp_path):
+        block = {
+            "type": "code",
+            "language": "javascript",
+            "assertions": ["output.includes('answer')", "tool_calls.length > 0", "nope.x", "console.log('x') || true"],
+        }
+        found = verdict(tmp_path, block)
+        assert found.score == 0.5 and "ReferenceError" in found.feedback
+
+    def test_without_node_it_is_refused_before_anything_runs(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ConfigError, match="needs node"):
+            build_graders(load(tmp_path, graders=[{"type": "code", "language": "javascript", "assertions": ["1"]}]))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "file", "must_not_exist": ["x"]},
+        {"type": "diff", "expected_files": [{"path": "x", "contains": ["-y"]}]},
+    ],
+    ids=str,
+)
+def test_an_eval_without_a_workspace_has_no_files_to_look_at(tmp_path, block):
+    with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: graders\[0\]: .* has no workspace"):
+        load(tmp_path, graders=[block])
+
+
+def test_the_files_an_agent_leaves_are_graded_and_graded_again_later(tmp_path):
+    (tmp_path / "want.txt").write_text("hello\n")
+    graders = [
+        {"type": "file", "must_exist": ["made.txt", "given.txt"]},
+        {"type": "diff", "expected_files": [{"path": "made.txt", "snapshot": "want.txt"}]},
+        {"type": "program", "command": "cat", "args": ["made.txt"]},
+        {"type": "code", "assertions": ["(workspace / 'given.txt').read_text() == 'mine'"]},
+    ]
+    path = write_spec(
+        tmp_path,
+        samples=[{"id": "a", "given": {"given.txt": "mine"}}],
+        prompt="hello",
+        workspace={"files": "given"},
+        target={"command": ["bash", "-c", "echo hello > made.txt"]},
+        graders=graders[:1],
+    )
+    holdfast("eval", path, cwd=tmp_path)
+    write_spec(tmp_path, **{**json.loads(path.read_text()), "graders": graders})
+    holdfast("eval", path, cwd=tmp_path)
+    found = [
+        json.loads(line) for run in tmp_path.glob("runs/*/*/grades.jsonl") for line in run.read_text().splitlines()
+    ]
+    assert {entry["grader"]: entry["score"] for entry in found} == dict.fromkeys(("file", "diff", "program", "code"), 1)
+
+
+REFUSED = [
+    ({"type": "file"}, "checks nothing"),
+    ({"type": "file", "must_exist": []}, "checks nothing"),
+    ({"type": "file", "must_exist": [""]}, "does not name a file inside"),
+    ({"type": "file", "must_exist": ["../x"]}, "does not name a file inside"),
+    ({"type": "file", "must_exist": ["a/../../x"]}, "does not name a file inside"),
+    ({"type": "file", "must_not_exist": ["/etc/passwd"]}, "does not name a file inside"),
+    ({"type": "file", "content_patterns": [{"path": "a"}]}, "checks nothing"),
+    ({"type": "file", "content_patterns": [{"path": "a", "must_match": ["("]}]}, "not a regular expression"),
+    ({"type": "diff", "expected_files": []}, "at least 1 item"),
+    ({"type": "diff", "expected_files": [{"path": "a"}]}, "checks nothing"),
+    ({"type": "diff", "expected_files": [{"path": "a", "contains": ["+ "]}]}, "checks nothing"),
+    ({"type": "diff", "expected_files": [{"path": "a", "snapshot": "../x"}]}, "does not name a file inside"),
+    ({"type": "diff", "expected_files": [{"path": "a", "snapshot": "link"}]}, "leads out of"),
+    ({"type": "diff", "expected_files": [{"path": "a", "snapshot": "none"}]}, "cannot be read"),
+    ({"type": "program"}, "command: is missing"),
+    ({"type": "program", "command": ""}, "at least 1 character"),
+    ({"type": "program", "command": "x", "timeout": 0}, "greater than 0"),
+    ({"type": "code"}, "assertions: is missing"),
+    ({"type": "code", "assertions": []}, "at least 1 item"),
+    ({"type": "code", "assertions": [""]}, "at least 1 character"),
+    ({"type": "code", "assertions": ["x ="]}, "not a Python expression"),
+]
+
+
+@pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
+def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path, block, said):
+    folder = tmp_path / "eval"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("x")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError) as caught:
+        build_graders(load(folder, graders=[block], workspace={}))
+    assert said in str(caught.value) and "eval.yaml:" in str(caught.value)

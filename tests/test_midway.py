@@ -1,0 +1,573 @@
+"""Trials of many calls, killed in their middle: every call that is on record is answered from it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.breaking import (
+    assert_same_numbers,
+    journal_files,
+    kept,
+    nothing_left,  # noqa: F401 - a fixture
+)
+from tests.support.lab import Lab, remove
+from tests.support.running import Server, lines, run_dir, server, start, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TURNS = 20
+TOOLS = '''
+from pathlib import Path
+
+def note(what, result):
+    with Path(__file__).with_name("calls.txt").open("a") as file:
+        file.write(what + "\\n")
+    return result
+
+def look_up(text: str) -> str:
+    """Look something up."""
+    return note("look_up " + text, text.upper())
+
+def count(number: int, context) -> int:
+    """Count on."""
+    return note(f"count {context.sample['id']} {context.turn} {number}", number + context.turn)
+'''
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    """A model that calls two tools before each answer."""
+    with server(tool_calls=2) as running:
+        yield running
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    provider.reset()
+    return Lab(tmp_path, provider, rows=[{"id": "a", "question": "begin", "expected": "x"}])
+
+
+def talk(folder: Path, provider: Server, names: str = "a", turns: int = TURNS, **keys: Any) -> Lab:
+    """Conversations with two tool calls in each turn: three model calls, two tool calls."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tools.py").write_text(TOOLS)
+    spec = {
+        "target": {
+            "model": "gpt-4o-mini",
+            "base_url": provider.base_url,
+            "tools": [{"python": "tools.py:look_up"}, {"python": "tools.py:count"}],
+        },
+        "prompt": "{{ id }} turn 1",
+        "follow_ups": ["{{ id }} turn " + str(turn) for turn in range(2, turns + 1)],
+        "checkpoints": [{"after_turn": 3, "graders": [{"type": "text", "contains": ["TURN 3"]}]}],
+        "limits": {"concurrency": 3},
+        **keys,
+    }
+    rows = [
+        {"id": name, "expected": f"{name} turn {turns}: {name.upper()} TURN {turns} 0; {turns + 1}"} for name in names
+    ]
+    return Lab(folder, provider, rows=rows, spec=spec)
+
+
+def prompts_of(name: str) -> set[str]:
+    """What the server is asked in one of those conversations, each once."""
+    return {f"{name} turn {turn}{more}" for turn in range(1, TURNS + 1) for more in ("", " #1", " #2")}
+
+
+def tool_calls(lab: Lab) -> Counter[str]:
+    return Counter((lab.folder / "calls.txt").read_text().splitlines())
+
+
+def transcripts(run: Path) -> dict[str, Any]:
+    return {output["sample"]: (output["messages"], output["usage"], output["turns"]) for output in kept(run)}
+
+
+def recorded(run: Path) -> Counter[tuple[Any, ...]]:
+    """Whole lines of steps.jsonl: a killed process may leave half of one."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for path in journal_files(run, "steps"):
+        text = path.read_text()
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            step = json.loads(line)
+            found[step["sample"], step["turn"], step["kind"], step["request"], step["nth"]] += 1
+    return found
+
+
+# A model with tools
+
+
+def test_twenty_turns_with_tools_killed_at_every_single_step_are_as_unbroken_ones(
+    tmp_path: Path, provider: Server
+) -> None:
+    calm_lab = talk(tmp_path / "calm", provider)
+    calm = calm_lab.eval().run
+    provider.reset()
+    lab = talk(tmp_path / "killed", provider)
+    kills = lab.many_lives()
+
+    steps = 20 * (3 + 2 + 1)  # model calls, tool calls, and the whole turn
+    assert kills == steps - 1
+    # Each life made one call that was not recorded. All but the first call of all were in that place once.
+    asked = provider.stats()["asked"]
+    assert asked == {prompt: 1 if prompt == "a turn 1" else 2 for prompt in prompts_of("a")}
+    assert tool_calls(lab) == dict.fromkeys(tool_calls(calm_lab), 2)
+    run = run_dir(lab.folder)
+    assert transcripts(run) == transcripts(calm)
+    assert_same_numbers(run, calm)
+    assert recorded(run) == recorded(calm) and set(recorded(run).values()) == {1}
+    assert json.loads((run / "results.json").read_text())["trials"][0]["status"] == "passed"
+
+
+def test_conversations_with_tools_killed_from_outside_repeat_only_what_was_in_flight(
+    tmp_path: Path, provider: Server
+) -> None:
+    calm_lab = talk(tmp_path / "calm", provider, "abc")
+    calm = calm_lab.eval().run
+    provider.reset()
+    provider.control(latency=0.01)
+    lab = talk(tmp_path / "killed", provider, "abc")
+    lab.write()
+    chance = random.Random(7)
+    killed_at_work = 0
+    try:
+        for _ in range(12):
+            before = provider.requests
+            process = start("eval", lab.eval_file.name, cwd=lab.folder)
+            goal = before + chance.randrange(1, 20)
+            wait_for(lambda p=process, n=goal: provider.requests >= n or p.poll() is not None, "requests of this life")
+            process.kill()
+            process.communicate()
+            killed_at_work += process.returncode < 0 and provider.requests > before
+        done = lab.do("eval", lab.eval_file.name)
+    finally:
+        provider.control(latency=0)
+    assert killed_at_work >= 8, "most lives must end in the middle for this to prove anything"
+    asked, in_flight = provider.stats()["asked"], killed_at_work * 3
+    assert set(asked) == prompts_of("a") | prompts_of("b") | prompts_of("c")
+    assert sum(asked.values()) <= 3 * 60 + in_flight
+    assert set(tool_calls(lab)) == set(tool_calls(calm_lab))
+    assert sum(tool_calls(lab).values()) <= 3 * 40 + in_flight
+    assert transcripts(done.run) == transcripts(calm)
+    assert_same_numbers(done.run, calm)
+    assert recorded(done.run) == recorded(calm)
+
+
+# Python agents
+
+AGENT = """
+from pathlib import Path
+
+def add(a, b):
+    with Path(__file__).with_name("calls.txt").open("a") as file:
+        file.write(f"add {a} {b}\\n")
+    return a + b
+
+def reply(prompt, context):
+    first = context.model(prompt + " plan")
+    total = context.tool(add, {"a": len(first.text), "b": context.turn})
+    again = context.model([{"role": "user", "content": f"{prompt} {total}"}], temperature=0)
+    same = context.model([{"role": "user", "content": f"{prompt} {total}"}], temperature=0)
+    return f"{first.text}, {again.text}, {same.text}"
+"""
+ASYNC_AGENT = (AGENT.replace("def reply", "async def reply").replace("context.model(", "await context.model(")).replace(
+    "context.tool(", "await context.tool("
+)
+SIDE_BY_SIDE = """
+import asyncio
+
+async def reply(prompt, context):
+    for round in (1, 2):
+        said = await asyncio.gather(*[context.model(f"{prompt} {name}{round}") for name in "xyz"])
+    return " ".join(answer.text for answer in said)
+"""
+
+
+def use(lab: Lab, source: str, **keys: Any) -> None:
+    (lab.folder / "agent.py").write_text(source)
+    params = {"model": "gpt-4o-mini"}
+    lab.spec["target"] = {"python": "agent.py:reply", "base_url": lab.provider.base_url, "params": params, **keys}
+
+
+@pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT], ids=["plain", "async"])
+def test_a_python_agent_killed_at_every_single_step_is_as_an_unbroken_one(
+    source: str, tmp_path: Path, provider: Server
+) -> None:
+    labs = []
+    for name in ("calm", "killed"):
+        labs.append(Lab(tmp_path / name, provider, rows=[{"id": "a", "question": "1", "expected": "x"}]))
+        labs[-1].spec["follow_ups"] = ["2", "3"]
+        use(labs[-1], source)
+    calm = labs[0].eval().run
+    provider.reset()
+    assert labs[1].many_lives() == 3 * (4 + 1) - 1
+    # The last two calls of a turn are equal: one prompt, asked twice, and each of them once in flight.
+    asked = provider.stats()["asked"]
+    assert asked == {"1 plan": 1, "1 7": 4, "2 plan": 2, "2 8": 4, "3 plan": 2, "3 9": 4}
+    assert set(tool_calls(labs[1]).values()) == {2}
+    run = run_dir(labs[1].folder)
+    assert transcripts(run) == transcripts(calm)
+    assert_same_numbers(run, calm)
+    usage = kept(run)[0]["usage"]
+    assert usage["requests"] == 9 and usage["cost"] > 0
+
+
+def test_calls_made_side_by_side_are_found_again_in_any_order(lab: Lab, provider: Server) -> None:
+    use(lab, SIDE_BY_SIDE)
+    assert lab.many_lives() >= 1
+    asked = provider.stats()["asked"]
+    assert {prompt: count for prompt, count in asked.items() if "1" in prompt} == dict.fromkeys(
+        ("begin x1", "begin y1", "begin z1"), 1
+    )
+    assert kept(run_dir(lab.folder))[0]["output"] == "begin x2 begin y2 begin z2"
+    assert len(kept(run_dir(lab.folder), "steps")) == 6
+
+
+def test_an_agent_that_asks_something_else_each_time_is_reported_and_goes_on_live(lab: Lab, provider: Server) -> None:
+    use(
+        lab,
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "died = Path(__file__).with_name('died')\n"
+        "def reply(prompt, context):\n"
+        "    life = 'second' if died.exists() else 'first'\n"
+        "    context.model('the same')\n"
+        "    answer = context.model(f'{life} life')\n"
+        "    if not died.exists():\n"
+        "        died.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return answer.text\n",
+    )
+    lab.eval(check=-9)
+    done = lab.eval()
+    assert provider.stats()["asked"] == {"the same": 1, "first life": 1, "second life": 1}
+    assert "a #1: the target is not deterministic" in done.err and "1 recorded call is of no use" in done.err
+    (output,) = kept(done.run)
+    assert output["output"] == "second life" and output["usage"]["requests"] == 2
+
+
+def test_an_agent_that_never_asks_the_same_has_no_more_retries_than_another(lab: Lab, provider: Server) -> None:
+    use(
+        lab,
+        "import uuid\n"
+        "def reply(prompt, context):\n"
+        "    context.model(str(uuid.uuid4()))\n"
+        "    raise RuntimeError('never content')\n",
+    )
+    lab.spec["limits"] = {"retries": 3}
+    done = lab.eval(check=3)
+    assert done.asked == 4
+    assert len(lines(done.run / "errors.jsonl")) == 4
+
+
+def test_an_agent_that_gets_further_each_time_has_all_its_retries_again(lab: Lab, provider: Server) -> None:
+    use(
+        lab,
+        "from pathlib import Path\n"
+        "tries = Path(__file__).with_name('tries')\n"
+        "def reply(prompt, context):\n"
+        "    done = len(tries.read_text()) if tries.exists() else 0\n"
+        "    for number in range(done + 1):\n"
+        "        answer = context.model(f'call {number}')\n"
+        "    tries.write_text('x' * (done + 1))\n"
+        "    if done < 5:\n"
+        "        raise RuntimeError('out of breath')\n"
+        "    return answer.text\n",
+    )
+    lab.spec["limits"] = {"retries": 1}
+    done = lab.eval()
+    assert done.asked == 6  # each call once, however often the agent began anew
+    assert kept(done.run)[0]["usage"]["requests"] == 6
+    assert len(lines(done.run / "errors.jsonl")) == 5
+
+
+def test_an_answer_given_in_spite_of_an_outage_is_an_error_and_no_score(lab: Lab, provider: Server) -> None:
+    use(
+        lab,
+        "def reply(prompt, context):\n"
+        "    try:\n"
+        "        return context.model(prompt).text\n"
+        "    except Exception:\n"
+        "        return 'I do not know'\n",
+    )
+    lab.spec["limits"] = {"retries": 1}
+    provider.control(status=500)
+    try:
+        done = lab.eval(check=3)
+    finally:
+        provider.control(status=200)
+    assert kept(done.run) == [] and kept(done.run, "grades") == []
+    assert {error["kind"] for error in lines(done.run / "errors.jsonl")} == {"server"}
+    assert kept(lab.eval().run)[0]["output"] == "begin"
+
+
+def test_an_agent_may_get_over_an_outage_by_itself(lab: Lab, provider: Server) -> None:
+    use(
+        lab,
+        "def reply(prompt, context):\n"
+        "    while True:\n"
+        "        try:\n"
+        "            return context.model(prompt).text\n"
+        "        except Exception:\n"
+        "            pass\n",
+    )
+    provider.control(fail={"500": 1.0}, fail_first=2)
+    try:
+        done = lab.eval()
+    finally:
+        provider.control(fail={}, fail_first=0)
+    assert done.asked == 3 and lines(done.run / "errors.jsonl") == []
+    assert kept(done.run)[0]["output"] == "begin"
+
+
+def test_a_wrong_key_met_inside_an_agent_stops_the_run_and_says_what_to_do(lab: Lab, provider: Server) -> None:
+    use(lab, "def reply(prompt, context):\n    raise SystemError(context.model(prompt).text)\n")
+    lab.rows = [{"id": str(number), "question": str(number), "expected": "x"} for number in range(50)]
+    lab.spec["limits"] = {"concurrency": 1}
+    provider.control(status=401)
+    try:
+        done = lab.eval(check=3)
+    finally:
+        provider.control(status=200)
+    assert done.asked == 1
+    assert "answered 401" in done.out and "OPENAI_API_KEY" in done.out
+
+
+def test_a_thread_that_was_given_up_cannot_write_into_the_record(lab: Lab, provider: Server) -> None:
+    """Its call comes back after its attempt is over, while the next attempt has an answer of its own."""
+    use(
+        lab,
+        "import threading\n"
+        "began, late = threading.Event(), threading.Event()\n"
+        "def speak():\n"
+        "    if not began.is_set():\n"
+        "        began.set()\n"
+        "        late.wait(60)\n"
+        "        return 'first'\n"
+        "    return 'second'\n"
+        "def reply(prompt, context):\n"
+        "    if not began.is_set():\n"
+        "        try:\n"
+        "            context.tool(speak)\n"
+        "        finally:\n"
+        "            refused.set()\n"
+        "    said = context.tool(speak)\n"
+        "    late.set()\n"
+        "    refused.wait(60)\n"
+        "    return said + ' ' + context.model('more').text\n"
+        "refused = threading.Event()\n",
+    )
+    done = lab.eval("limits.turn_timeout=3")
+    assert kept(done.run)[0]["output"] == "second more"
+    assert [step["response"].get("result") for step in kept(done.run, "steps")] == ["second", None]
+    assert [error["kind"] for error in lines(done.run / "errors.jsonl")] == ["timeout"]
+
+
+# Side effects and state
+
+ORDERS = '''
+import os, signal
+from pathlib import Path
+
+here = Path(__file__).parent
+
+def order(thing: str) -> str:
+    """Buy something."""
+    with (here / "calls.txt").open("a") as file:
+        file.write(f"{thing}\\n")
+    if thing == os.environ.get("DIE_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"bought {thing}"
+'''
+
+
+def orders(lab: Lab) -> None:
+    (lab.folder / "shop.py").write_text(ORDERS)
+    lab.rows = [{"id": "a", "question": "tea", "expected": "milk: bought milk 0; bought milk 1"}]
+    lab.spec |= {
+        "target": {
+            "model": "m",
+            "base_url": lab.provider.base_url,
+            "tools": [{"python": "shop.py:order", "replay": "never"}],
+        },
+        "follow_ups": ["milk"],
+    }
+
+
+def test_a_trial_cut_off_in_a_tool_with_side_effects_is_reported_and_starts_anew(lab: Lab, provider: Server) -> None:
+    orders(lab)
+    lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
+    provider.reset()
+    done = lab.eval()
+    assert "a #1: a call of order (replay: never) was cut off" in done.err and "starts anew" in done.err
+    assert tool_calls(lab) == {"tea 0": 2, "tea 1": 2, "milk 0": 2, "milk 1": 2}
+    assert provider.stats()["asked"] == {f"{what}{more}": 1 for what in ("tea", "milk") for more in ("", " #1", " #2")}
+    assert json.loads((done.run / "results.json").read_text())["trials"][0]["status"] == "passed"
+    assert kept(done.run)[0]["usage"]["requests"] == 6
+    assert lab.eval().asked == 0
+
+
+def test_a_trial_cut_off_elsewhere_never_repeats_a_tool_with_side_effects(lab: Lab, provider: Server) -> None:
+    orders(lab)
+    lab.spec["limits"] = {"concurrency": 1}
+    many = many_lives_without_cutting_tools(lab)
+    assert many > 5
+    assert set(tool_calls(lab).values()) == {1}
+
+
+def many_lives_without_cutting_tools(lab: Lab) -> int:
+    """Kill it each time the server is asked for a new answer: no tool is at work then."""
+    lab.write()
+    kills = 0
+    lab.provider.control(latency=0.3)
+    try:
+        while True:
+            before = lab.provider.requests
+            process = start("eval", lab.eval_file.name, cwd=lab.folder)
+            wait_for(lambda p=process, n=before: lab.provider.requests > n or p.poll() is not None, "a request")
+            if process.poll() is None and kills < 6:
+                lab.provider.control(latency=0.01 if kills % 2 else 0.3)
+                process.kill()
+            process.communicate()
+            if process.returncode == 0:
+                return kills
+            kills += 1
+    finally:
+        lab.provider.control(latency=0)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: Server, elsewhere: bool) -> None:
+    orders(lab)
+    lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
+    (lab.folder / "calls.txt").unlink()
+    run = run_dir(lab.folder)
+    stopped = lab.eval("--max-tokens", tokens(kept(run, "steps")) + 1, check=3)
+    assert "starts anew" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
+    assert tool_calls(lab) == {"tea 0": 1, "tea 1": 1}
+
+    if elsewhere:  # another run, which has the calls of the unfinished conversation from this one
+        lab.spec["graders"] = [{"type": "exact", "name": "another"}]
+        lab.spec["trials"] = 2
+    done = lab.eval()
+    assert (done.run != run) == elsewhere
+    assert "starts anew" not in done.err
+    times = 2 if elsewhere else 1
+    assert tool_calls(lab) == {"tea 0": times, "tea 1": times, "milk 0": times, "milk 1": times}
+
+
+def tokens(steps: list[dict[str, Any]]) -> int:
+    return sum(step["usage"]["input_tokens"] + step["usage"]["output_tokens"] for step in steps)
+
+
+STATEFUL = """
+import os, signal
+from pathlib import Path
+
+heard = {}
+log = Path(__file__).with_name("calls.txt")
+
+def note(what):
+    with log.open("a") as file:
+        file.write(what + "\\n")
+
+def save(context):
+    note(f"save {context.turn}")
+    return heard[context.sample_id]
+
+def restore(state, context):
+    note(f"restore {context.turn}")
+    heard[context.sample_id] = list(state)
+
+def reply(prompt, context):
+    own = heard.setdefault(context.sample_id, [])
+    if context.turn == 1:
+        own.clear()
+    own.append(prompt)
+    context.model(" ".join(own))
+    if os.environ.get("DIE_AT") == prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return " ".join(own)
+"""
+
+
+def test_state_hooks_bring_an_agents_own_state_back_once_and_only_when_needed(lab: Lab, provider: Server) -> None:
+    use(lab, STATEFUL, state={"save": "agent.py:save", "restore": "agent.py:restore"})
+    lab.spec |= {"follow_ups": ["2", "3", "4"], "prompt": "1"}
+    lab.eval(env={"DIE_AT": "3"}, check=-9)
+    assert (lab.folder / "calls.txt").read_text().splitlines() == ["save 1", "save 2"]
+    done = lab.eval()
+    assert (lab.folder / "calls.txt").read_text().splitlines() == ["save 1", "save 2", "restore 3", "save 3", "save 4"]
+    (output,) = kept(done.run)
+    assert output["output"] == "1 2 3 4" and output["state"] == ["1", "2", "3", "4"]
+    assert provider.stats()["asked"] == {"1": 1, "1 2": 1, "1 2 3": 1, "1 2 3 4": 1}
+
+
+def test_state_hooks_bring_the_state_back_before_a_failed_turn_is_tried_again(lab: Lab, provider: Server) -> None:
+    source = STATEFUL.replace(
+        'if os.environ.get("DIE_AT") == prompt:\n        os.kill(os.getpid(), signal.SIGKILL)',
+        'if prompt == "2" and not log.with_name("once").exists():\n'
+        '        log.with_name("once").touch()\n        raise RuntimeError("stumbled")',
+    )
+    use(lab, source, state={"save": "agent.py:save", "restore": "agent.py:restore"})
+    lab.spec |= {"follow_ups": ["2"], "prompt": "1"}
+    done = lab.eval()
+    assert (lab.folder / "calls.txt").read_text().splitlines() == ["save 1", "restore 2", "save 2"]
+    assert kept(done.run)[0]["output"] == "1 2"
+    assert provider.stats()["asked"] == {"1": 1, "1 2": 1}
+
+
+def test_a_reply_may_carry_state_that_the_next_turn_gets(lab: Lab) -> None:
+    use(
+        lab,
+        "def reply(prompt, context):\n"
+        "    seen = (context.state or 0) + 1\n"
+        "    return {'output': str(seen), 'state': seen}\n",
+    )
+    lab.spec["follow_ups"] = ["again", "again"]
+    assert [message["content"] for message in kept(lab.eval().run)[0]["messages"][1::2]] == ["1", "2", "3"]
+
+
+# Budgets
+
+
+def test_a_budget_reached_in_mid_conversation_stops_before_the_next_turn_and_goes_on_later(
+    tmp_path: Path, provider: Server
+) -> None:
+    provider.reset()
+    calm = talk(tmp_path / "calm", provider).eval().run
+    used = json.loads((calm / "outputs.jsonl").read_text())["usage"]
+    provider.reset()
+    lab = talk(tmp_path / "poor", provider)
+    limit = (used["input_tokens"] + used["output_tokens"]) // 2
+    stopped = lab.eval("--max-tokens", limit, check=3)
+    assert "tokens used" in stopped.out
+    so_far = kept(stopped.run, "steps")
+    assert so_far[-1]["kind"] == "turn" and kept(stopped.run) == []
+    earlier = [step for step in so_far if step["turn"] < so_far[-1]["turn"]]
+    assert tokens(earlier) < limit <= tokens(so_far), "not one turn more, not one less"
+
+    done = lab.eval()
+    assert provider.stats()["asked"] == dict.fromkeys(prompts_of("a"), 1)
+    assert transcripts(done.run) == transcripts(calm)
+    assert_same_numbers(done.run, calm)
+
+
+def test_what_an_agents_calls_used_is_counted_once(lab: Lab, provider: Server) -> None:
+    use(lab, AGENT)
+    lab.rows = [{"id": f"s{number}", "question": f"q{number}", "expected": "x"} for number in range(6)]
+    lab.spec["limits"] = {"concurrency": 1}
+    first = lab.eval("--limit", "1")
+    usage = kept(first.run)[0]["usage"]
+    each = usage["input_tokens"] + usage["output_tokens"]
+    remove(first.run)
+    done = lab.eval("--max-tokens", 3 * each, check=3)
+    assert len(kept(done.run)) == 3
+    done = lab.eval("--max-tokens", 5 * each, check=3)
+    assert len(kept(done.run)) == 5

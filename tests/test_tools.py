@@ -1,0 +1,375 @@
+"""Tools of model targets: what a model is told of a Python function, and what becomes of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.targets.model import join_tool_call
+from holdfast.targets.tools import ToolContext, function_tool
+from tests.support.breaking import kept
+from tests.support.lab import Lab
+from tests.support.running import Server, lines, server
+from tests.support.specs import command, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONTEXT = ToolContext({"id": "a"}, 1, 2, None)
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server(tool_calls=2) as running:
+        yield running
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
+    provider.reset()
+    yield Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
+    provider.control(tool_calls=2)
+
+
+def use(lab: Lab, source: str, *names: str, **keys: Any) -> None:
+    (lab.folder / "tools.py").write_text(source)
+    tools = [{"python": f"tools.py:{name}"} for name in names or ("tool",)]
+    lab.spec["target"] = {"model": "gpt-4o-mini", "base_url": lab.provider.base_url, "tools": tools, **keys}
+
+
+def results(run: Path) -> list[str]:
+    return [message["content"] for message in kept(run)[0]["messages"] if message["role"] == "tool"]
+
+
+def run_tool(function: Any, **arguments: Any) -> str:
+    return asyncio.run(function_tool(function, "record", "here").run(arguments, CONTEXT))
+
+
+# What a model is told
+
+
+class Unit(enum.Enum):
+    C = "celsius"
+    F = "fahrenheit"
+
+
+def google(city: str, days: int = 3, unit: Literal["c", "f"] = "c", tags: list[str] | None = None) -> str:
+    """Forecast the weather.
+
+    As good as anybody can.
+
+    Args:
+        city (str): where,
+            as precisely as you can
+        days: how far
+        tags: any of: sun, rain
+
+    Returns:
+        a text
+    """
+    return f"{city} {days} {unit} {tags}"
+
+
+def sphinx(city: str, unit: Optional[Unit] = None) -> str:  # noqa: UP045 - as people write it
+    """Forecast the weather.
+
+    :param str city: where
+    :param unit: of the thermometer
+    :returns: a text
+    """
+    return f"{city} {unit}"
+
+
+def test_a_google_docstring_and_the_signature_say_what_a_tool_takes() -> None:
+    offer = function_tool(google, "record", "here").offer()
+    assert offer["type"] == "function" and offer["function"]["name"] == "google"
+    assert offer["function"]["description"] == "Forecast the weather.\n\nAs good as anybody can."
+    schema = offer["function"]["parameters"]
+    assert schema["type"] == "object" and schema["required"] == ["city"]
+    city, days, unit, tags = (schema["properties"][name] for name in ("city", "days", "unit", "tags"))
+    assert (city["type"], city["description"]) == ("string", "where, as precisely as you can")
+    assert (days["type"], days["default"], days["description"]) == ("integer", 3, "how far")
+    assert unit["enum"] == ["c", "f"] and "description" not in unit
+    assert tags["anyOf"][0] == {"type": "array", "items": {"type": "string"}}
+    assert tags["description"] == "any of: sun, rain"
+
+
+def test_a_sphinx_docstring_says_it_too() -> None:
+    offer = function_tool(sphinx, "record", "here").offer()["function"]
+    assert offer["description"] == "Forecast the weather."
+    properties = offer["parameters"]["properties"]
+    assert properties["city"]["description"] == "where"
+    assert properties["unit"]["description"] == "of the thermometer"
+    assert "celsius" in json.dumps(offer["parameters"])
+
+
+def test_a_tool_without_types_or_docstring_takes_anything() -> None:
+    def tool(anything, more=1):  # type: ignore[no-untyped-def]
+        return [anything, more]
+
+    offer = function_tool(tool, "record", "here").offer()["function"]
+    assert offer["description"] == "" and offer["parameters"]["required"] == ["anything"]
+    assert run_tool(tool, anything={"deep": [1]}) == '[{"deep":[1]},1]'
+
+
+def test_parameters_may_have_any_name() -> None:
+    def tool(schema: str, json: int, _hidden: bool = False, model_config: str = "m") -> str:
+        return f"{schema} {json} {_hidden} {model_config}"
+
+    offer = function_tool(tool, "record", "here").offer()["function"]["parameters"]
+    assert list(offer["properties"]) == ["schema", "json", "_hidden", "model_config"]
+    assert run_tool(tool, schema="s", json=1, _hidden=True) == "s 1 True m"
+
+
+def test_a_tool_without_parameters_and_one_with_only_a_context() -> None:
+    def none() -> str:
+        return "none"
+
+    def own(context: ToolContext) -> str:
+        return f"{context.sample['id']} {context.turn}"
+
+    for function in (none, own):
+        parameters = function_tool(function, "record", "here").parameters
+        assert parameters == {"type": "object", "properties": {}}
+    assert run_tool(none) == "none" and run_tool(own) == "a 2"
+
+
+def test_functions_that_cannot_be_tools_are_refused() -> None:
+    def positional(a: int, /) -> None: ...
+
+    def starred(*several: int) -> None: ...
+
+    def strange(a: ToolContext | asyncio.Event) -> None: ...
+
+    for function in (positional, starred, strange):
+        with pytest.raises(ConfigError, match="here: "):
+            function_tool(function, "record", "here")
+
+
+# What becomes of a call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "city: Field required"),
+        (
+            {"city": "Rome", "days": "many"},
+            "days: Input should be a valid integer, unable to parse string as an integer",
+        ),
+        ({"city": "Rome", "unit": "k"}, "unit: Input should be 'c' or 'f'"),
+        ({"city": "Rome", "town": "Rome"}, "town: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], said: str) -> None:
+    assert run_tool(google, **arguments) == f"Error: wrong arguments: {said}"
+
+
+def test_arguments_come_as_their_types() -> None:
+    assert run_tool(sphinx, city="Rome", unit="celsius") == "Rome Unit.C"
+    assert run_tool(google, city="Rome", days="5", tags=["a"]) == "Rome 5 c ['a']"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1}, '{"a":1}'),
+        (None, ""),
+        (1.5, "1.5"),
+        (complex(1, 2), "(1+2j)"),
+        ([{1}], "[[1]]"),
+        ("half a letter \udcff", "half a letter ?"),
+    ],
+)
+def test_results_are_handed_over_as_texts(value: Any, text: str) -> None:
+    assert run_tool(lambda: value) == text
+
+
+def test_a_model_calls_tools_until_it_answers(lab: Lab) -> None:
+    use(
+        lab,
+        "def tool(word: str):\n    return word.upper()\n\n"
+        "async def other(number: int, context):\n    return f\"{context.sample['id']} {context.turn} {number}\"\n",
+        "tool",
+        "other",
+    )
+    done = lab.eval()
+    (output,) = kept(done.run)
+    assert results(done.run) == ["TEA 0", "a 1 1"]
+    assert output["output"] == "tea: TEA 0; a 1 1" and output["stop"] == "stop"
+    assert [message["role"] for message in output["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    for asked, given in ((1, 2), (3, 4)):
+        (call,) = output["messages"][asked]["tool_calls"]
+        assert output["messages"][given]["tool_call_id"] == call["id"]
+        assert output["messages"][given]["name"] == call["function"]["name"]
+    assert output["usage"]["requests"] == 3 and output["usage"]["cost"] > 0
+
+
+def test_a_streaming_model_calls_tools_too(lab: Lab) -> None:
+    use(lab, "def tool(word: str):\n    return word.upper()\n", stream=True)
+    done = lab.eval()
+    (output,) = kept(done.run)
+    assert results(done.run) == ["TEA 0", "TEA 1"] and output["output"].strip() == "tea: TEA 0; TEA 1"
+    assert output["usage"]["requests"] == 3 and output["timing"]["first_token"] is not None
+
+
+def test_what_a_tool_raises_goes_back_to_the_model_with_the_line(lab: Lab) -> None:
+    use(lab, "def tool(word: str):\n    raise KeyError(word)\n")
+    done = lab.eval()
+    assert results(done.run) == ["Error: tools.py:2: KeyError: 'tea 0'", "Error: tools.py:2: KeyError: 'tea 1'"]
+    assert lines(done.run / "errors.jsonl") == []
+
+
+def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
+    use(lab, "def tool(word: str):\n    return word\n", max_steps=3)
+    provider.control(tool_calls=100)
+    done = lab.eval()
+    (output,) = kept(done.run)
+    assert done.asked == 3 and output["stop"] == "max_steps" and output["output"] == ""
+    assert len(results(done.run)) == 3, "each call has its result, so that the conversation can go on"
+
+
+def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_path: Path) -> None:
+    from aiohttp import web
+
+    from holdfast.api import evaluate
+
+    wanted = [
+        {"id": "1", "function": {"name": "double", "arguments": '{"number": 4}'}},
+        {"id": "2", "function": {"name": "halve", "arguments": "{}"}},
+        {"id": "3", "function": {"name": "double", "arguments": "{number: 4}"}},
+        {"id": "4", "function": {"name": "double", "arguments": "[4]"}},
+        {"id": "5", "function": {"name": "double", "arguments": None}},
+        {"id": "6", "function": {"name": "double", "arguments": {"number": 5}}},
+    ]
+    offered: list[Any] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        offered.append(body["tools"])
+        said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": wanted}
+        if body["messages"][-1]["role"] == "tool":
+            said = {"role": "assistant", "content": "done"}
+        return web.json_response({"choices": [{"message": said, "finish_reason": "stop"}]})
+
+    async def run() -> list[dict[str, Any]]:
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", complete)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        (tmp_path / "tools.py").write_text("def double(number: int):\n    return 2 * number\n")
+        path = write_spec(
+            tmp_path,
+            samples=[{"id": "a", "question": "?", "expected": "done"}],
+            target={
+                "model": "m",
+                "base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1",
+                "tools": [{"python": "tools.py:double"}],
+            },
+        )
+        try:
+            done = await asyncio.to_thread(evaluate, path, runs_dir=tmp_path / "runs")
+        finally:
+            await runner.cleanup()
+        (output,) = kept(done.path)
+        return output["messages"]  # type: ignore[no-any-return]
+
+    messages = asyncio.run(run())
+    assert messages[-1]["content"] == "done" and len(offered) == 2
+    assert [message.get("tool_call_id") for message in messages[2:-1]] == list("123456")
+    said = [message["content"] for message in messages[2:-1]]
+    assert said[0] == "8" and said[5] == "10"
+    assert said[1] == "Error: there is no tool called 'halve'; there are: double"
+    assert said[2].startswith("Error: the arguments are not a JSON object: '{number: 4}'")
+    assert said[3].startswith("Error: the arguments are not a JSON object: [4]")
+    assert said[4] == "Error: wrong arguments: number: Field required"
+
+
+def test_pieces_of_streamed_calls_are_joined_with_and_without_their_number() -> None:
+    for numbered in (True, False):
+        calls: dict[int, dict[str, Any]] = {}
+        pieces = [
+            (0, {"id": "x", "function": {"name": "f", "arguments": ""}}),
+            (0, {"function": {"arguments": '{"a"'}}),
+            (0, {"function": {"arguments": ": 1}"}}),
+            (1, {"id": "y", "function": {"name": "g", "arguments": "{}"}}),
+        ]
+        for number, piece in pieces:
+            join_tool_call(calls, {**piece, "index": number} if numbered else piece)
+        assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls.values()] == [
+            ("x", "f", '{"a": 1}'),
+            ("y", "g", "{}"),
+        ]
+
+
+# Keys
+
+TOOL = "import helper\n\ndef tool(word: str):\n    return helper.shout(word)\n"
+
+
+def test_a_tools_code_and_max_steps_are_in_the_key_and_how_it_is_replayed_is_not(lab: Lab) -> None:
+    (lab.folder / "helper.py").write_text("def shout(word):\n    return word.upper()\n")
+    use(lab, TOOL)
+    lab.eval()
+    lab.spec["target"]["tools"][0] |= {"replay": "again", "per": "run"}
+    assert lab.plan()["to_run"] == 0
+
+    lab.edit("helper.py", "upper", "lower")
+    changed = lab.plan()
+    assert changed["to_run"] == 1 and changed["reasons"] == ["helper.py changed"]
+    lab.edit("helper.py", "lower", "upper")
+    assert lab.plan()["to_run"] == 0
+
+    lab.spec["target"]["max_steps"] = 5
+    changed = lab.plan()
+    assert changed["to_run"] == 1 and changed["reasons"] == ["target.max_steps 20 → 5"]
+    del lab.spec["target"]["max_steps"]
+    lab.spec["target"]["tools"][0]["version"] = "2"
+    assert lab.plan()["to_run"] == 1
+
+
+def test_a_model_without_tools_has_the_key_it_had_before_there_were_any(lab: Lab) -> None:
+    lab.eval()
+    lab.spec["target"] |= {"tools": [], "max_steps": 3}
+    assert lab.plan()["to_run"] == 0
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"tools": [{}]}, "either a `python` function or an `mcp` server"),
+        (
+            {"tools": [{"python": "t.py:f", "mcp": {"url": "http://x"}}]},
+            "either a `python` function or an `mcp` server",
+        ),
+        ({"tools": [{"mcp": {}}]}, "either a `command` or a `url`"),
+        ({"tools": [{"mcp": {"command": ["x"], "url": "http://x"}}]}, "either a `command` or a `url`"),
+        ({"tools": [{"mcp": {"command": ["x"], "env": {"API_KEY": "sk-1"}}}]}, "keys are not written into files"),
+        ({"tools": [{"python": "t.py:f", "only": ["f"]}]}, "`only` picks among the tools of an mcp server"),
+        ({"tools": [{"python": "t.py:f"}], "api": "completions"}, "tools need `api: chat`"),
+        ({"tools": [{"python": "t.py:f"}], "max_steps": 0}, "max_steps"),
+        ({"tools": [{"python": "t.py:missing"}]}, "has no function 'missing'"),
+        ({"tools": [{"python": "t.py:f"}, {"python": "t.py:f"}]}, "two tools called 'f'"),
+        ({"tools": [{"python": "t.py:g"}]}, "tools are called with names"),
+        ({"tools": [{"python": "t.py:h"}]}, "cannot be read"),
+        ({"tools": [{"mcp": {"url": "http://x/${NO_SUCH_VARIABLE}"}}]}, "NO_SUCH_VARIABLE"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused_with_their_line_before_anything_is_asked(
+    target: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    (tmp_path / "t.py").write_text("def f(a): ...\ndef g(*a): ...\ndef h(a: 'Nowhere'): ...\n")
+    path = write_spec(tmp_path, target={"model": "m", "base_url": "http://127.0.0.1:9/v1", **target})
+    ended = command(monkeypatch, capsys, tmp_path, "eval", path.name)
+    assert ended.code == 2, ended
+    assert message in ended.err and "eval.yaml:" in ended.err

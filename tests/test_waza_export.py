@@ -1,0 +1,200 @@
+"""waza's results.json: of runs of its evals and of ours, finished or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.lab import Lab
+from tests.support.running import ROOT, Server, holdfast, run_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KITCHEN = ROOT / "tests" / "data" / "waza" / "kitchen"
+
+
+def exported(run: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((run / "export" / "waza" / "results.json").read_text())
+    return results
+
+
+def tasks(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {task["test_id"]: task for task in results["tasks"]}
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of the kitchen eval, whose talk is stopped after its second turn."""
+    folder = tmp_path_factory.mktemp("kitchen")
+    shutil.copytree(KITCHEN, folder / "kitchen")
+    talk = folder / "kitchen" / "tasks" / "20-talk.yaml"
+    later = "  - {after_turn: 3, graders: [{type: text, name: never, contains: [x]}]}\n"
+    talk.write_text(talk.read_text().replace("contains: [with it]", "contains: [salt]") + later)
+    holdfast("eval", "kitchen/eval.yaml", "--export", "waza", "--export", "csv", cwd=folder)
+    run = run_dir(folder, "kitchen")
+    assert (run / "export" / "csv").is_dir()
+    return exported(run)
+
+
+def test_the_head_says_what_was_measured(kitchen: dict[str, Any]) -> None:
+    assert kitchen["schemaVersion"] == "1.1"
+    assert (kitchen["eval_name"], kitchen["skill"]) == ("kitchen", "cook")
+    assert kitchen["eval_id"].startswith("run-")
+    assert kitchen["config"] == {
+        "runs_per_test": 2,
+        "model_id": "mock",
+        "engine_type": "mock",
+        "timeout_sec": 45,
+    }
+
+
+def test_the_summary_counts_tasks(kitchen: dict[str, Any]) -> None:
+    summary = kitchen["summary"]
+    counts = {key: summary[key] for key in ("total_tests", "succeeded", "failed", "errors", "skipped")}
+    assert counts == {"total_tests": 3, "succeeded": 1, "failed": 2, "errors": 0, "skipped": 0}
+    assert summary["success_rate"] == pytest.approx(1 / 3)
+    assert summary["aggregate_score"] == pytest.approx((1 + 0 + 0.75) / 3)
+    assert summary["weighted_score"] == pytest.approx((1 + 0 + 2.5 / 3) / 3)
+    assert (summary["min_score"], summary["max_score"]) == (0.0, 1.0)
+    assert summary["groups"] == [
+        {"name": "first", "passed": 1, "total": 1, "avg_score": 1.0},
+        {"name": "second", "passed": 0, "total": 1, "avg_score": 0.0},
+    ]
+    assert summary["usage"]["turns"] == 2 * (1 + 2 + 1)
+
+
+def test_a_task_has_its_runs_and_their_verdicts_by_wazas_names(kitchen: dict[str, Any]) -> None:
+    soup = tasks(kitchen)["soup"]
+    assert (soup["display_name"], soup["group"], soup["golden"]) == ("A soup for a guest", "first", True)
+    assert (soup["status"], soup["stats"]["pass_rate"], soup["stats"]["total_runs"]) == ("passed", 1.0, 2)
+    run = soup["runs"][0]
+    assert (run["run_number"], run["attempts"], run["status"]) == (1, 1, "passed")
+    assert set(run["validations"]) == {
+        "polite",
+        "_output_contains",
+        "_output_not_contains",
+        "_output_contains_any",
+        "for_guest",
+    }
+    verdict = run["validations"]["polite"]
+    assert verdict.pop("duration_ms") >= 0
+    assert verdict == {
+        "identifier": "polite",
+        "type": "text",
+        "score": 1.0,
+        "weight": 2.0,
+        "passed": True,
+        "feedback": "",
+    }
+    assert run["final_output"] == run["transcript"][-1]["content"]
+    assert [event["type"] for event in run["transcript"]] == ["user.message", "assistant.message"]
+    dessert = tasks(kitchen)["dessert"]
+    assert (dessert["status"], dessert["stats"]["failed_runs"], dessert["stats"]["flaky"]) == ("failed", 2, False)
+
+
+def test_a_trial_that_a_checkpoint_stopped_is_an_error(kitchen: dict[str, Any]) -> None:
+    talk = tasks(kitchen)["talk"]
+    assert (talk["status"], talk["stats"]["error_runs"], talk["stats"]["pass_rate"]) == ("failed", 2, 0.0)
+    run = talk["runs"][0]
+    assert run["status"] == "error"
+    assert run["error_msg"] == "checkpoint after_turn=2 failed (on_failure: stop): hears"
+    assert [(point["after_turn"], point["status"], point.get("stopped")) for point in run["checkpoints"]] == [
+        (1, "passed", None),
+        (2, "failed", True),
+        (3, "skipped", None),  # never reached, and said so
+    ]
+    assert run["checkpoints"][1]["validations"]["hears"]["passed"] is False
+
+
+def test_a_run_that_is_not_finished_has_errors_and_no_scores_for_what_is_missing(
+    tmp_path: Path, provider: Server
+) -> None:
+    lab = Lab(tmp_path, provider)
+    lab.spec["limits"] = {"retries": 0}
+    lab.rows = lab.rows[:2]
+    provider.control(fail={"500": 1.0})
+    lab.eval("--export", "waza", check=3)
+    results = exported(run_dir(tmp_path))
+    assert results["metadata"]["holdfast"]["finished"] is False
+    task = tasks(results)["s0"]
+    assert task["status"] == "failed" and task["stats"]["error_runs"] == 1
+    assert task["runs"][0]["validations"] == {} and "server: " in task["runs"][0]["error_msg"]
+    provider.control(fail={})
+    lab.eval()
+    holdfast("export", run_dir(tmp_path), "--to", "waza", cwd=tmp_path)
+    results = exported(run_dir(tmp_path))
+    assert results["metadata"]["holdfast"] == {
+        "run": run_dir(tmp_path).name.rpartition("-")[2],
+        "finished": True,
+        "coverage": 1.0,
+    }
+    assert {name: found["status"] for name, found in tasks(results).items()} == {"s0": "passed", "s1": "failed"}
+    assert results["config"]["engine_type"] == "model" and results["skill"] == ""
+
+
+AGENT = """
+def reply(prompt):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"path": "a.txt"}'}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "found"},
+        {"role": "assistant", "content": "done"},
+    ]
+    return {"output": "done", "messages": messages, "usage": {"input_tokens": 5, "output_tokens": 2}}
+"""
+
+
+def test_tool_calls_are_events_with_their_turn_and_result(tmp_path: Path, provider: Server) -> None:
+    lab = Lab(tmp_path, provider)
+    (tmp_path / "agent.py").write_text(AGENT)
+    lab.rows = lab.rows[:1]
+    lab.spec |= {"target": {"python": "agent.py:reply"}, "follow_ups": ["again"]}
+    run = tasks(exported(lab.eval("--export", "waza").run))["s0"]["runs"][0]
+    event = {"tool_call_id": "c1", "tool_name": "look", "args": {"path": "a.txt"}, "result": "found", "success": True}
+    assert run["tool_events"] == [{"turn": turn, "sequence": turn, **event} for turn in (1, 2)]
+    digest = run["session_digest"]
+    assert (digest["tool_call_count"], digest["tools_used"]) == (2, ["look"])
+    assert (run["usage"]["input_tokens"], run["usage"]["output_tokens"], run["usage"]["turns"]) == (10, 4, 2)
+    assert [event["type"] for event in run["transcript"]][:5] == [
+        "user.message",
+        "assistant.message",
+        "tool.execution_start",
+        "tool.execution_complete",
+        "assistant.message",
+    ]
+
+
+def test_a_checkpoint_whose_grader_could_not_judge_is_an_error(tmp_path: Path, provider: Server) -> None:
+    lab = Lab(tmp_path, provider)
+    (tmp_path / "check.py").write_text("def broken(output):\n    raise RuntimeError('no idea')\n")
+    broken = {"type": "python", "name": "broken", "function": "check.py:broken"}
+    lab.rows = lab.rows[:1]
+    lab.spec["checkpoints"] = [{"after_turn": 1, "graders": [broken]}]
+    lab.eval("--export", "waza", check=3)
+    run = tasks(exported(run_dir(tmp_path)))["s0"]["runs"][0]
+    assert run["status"] == "error" and "broken" in run["error_msg"]
+    (checkpoint,) = run["checkpoints"]
+    assert checkpoint["status"] == "error"
+    assert "no idea" in checkpoint["validations"]["_checkpoint_error"]["feedback"]
+
+
+def test_two_graders_that_waza_would_give_one_name_keep_two_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "eval.yaml").write_text(
+        "name: same\nconfig: {trials_per_task: 1, timeout_seconds: 9, executor: mock}\n"
+        "graders: [{type: text, name: check, contains: [mock]}]\ntasks: [tasks/a.yaml]\n"
+    )
+    (tmp_path / "tasks" / "a.yaml").write_text(
+        "id: a\ninputs: {prompt: x}\ngraders: [{type: text, name: check, contains: [nothing like it]}]\n"
+    )
+    holdfast("eval", "eval.yaml", "--export", "waza", cwd=tmp_path)
+    (run,) = exported(run_dir(tmp_path, "same"))["tasks"][0]["runs"]
+    assert {name: verdict["passed"] for name, verdict in run["validations"].items()} == {
+        "check": True,
+        "a/check": False,
+    }
+    assert run["status"] == "failed"

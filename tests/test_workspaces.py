@@ -1,0 +1,365 @@
+"""Workspaces: a folder for each trial, kept by content after each turn, and given back as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.store import workspace as store
+from holdfast.store.workspace import Blobs, TooLarge, restore, snapshot
+from tests.support.breaking import assert_same_numbers, kept
+from tests.support.lab import Lab
+from tests.support.running import Server, lines, run_dir, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Server]:
+    with server(tool_calls=1) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workspaces are in the temporary folder; when all is over nothing is left of them."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield
+    assert list(folder.glob("holdfast-*/*")) == []
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Lab:
+    provider.reset()
+    return Lab(
+        tmp_path / "lab", provider, rows=[{"id": "a", "question": "one", "expected": "x"}], spec={"workspace": {}}
+    )
+
+
+def contents(run: Path, files: dict[str, str]) -> dict[str, bytes]:
+    """A kept workspace, read back."""
+    blobs = Blobs(run / "files")
+    return {name: blobs.read(digest) for name, digest in files.items() if digest}
+
+
+def use(lab: Lab, source: str, **keys: Any) -> None:
+    (lab.folder / "agent.py").write_text(source)
+    lab.spec["target"] = {
+        "python": "agent.py:reply",
+        "base_url": lab.provider.base_url,
+        "params": {"model": "m"},
+        **keys,
+    }
+
+
+DIARY = """
+def reply(prompt, context):
+    diary = context.workspace / "notes" / "diary.txt"
+    diary.parent.mkdir(exist_ok=True)
+    with diary.open("a") as file:
+        file.write(prompt + "\\n")
+    said = context.model(f"{prompt} in {context.workspace}: " + diary.read_text().replace("\\n", ", "))
+    with diary.open("a") as file:
+        file.write(said.text[:3] + "\\n")
+    return diary.read_text()
+"""
+
+
+def test_the_workspace_is_kept_after_each_turn(lab: Lab) -> None:
+    use(lab, DIARY)
+    lab.spec["follow_ups"] = ["two", "six"]
+    (output,) = kept(lab.eval().run)
+    pages = [contents(run_dir(lab.folder), mark["files"]) for mark in output["marks"]]
+    assert pages == [
+        {"notes/diary.txt": b"one\none\n"},
+        {"notes/diary.txt": b"one\none\ntwo\ntwo\n"},
+        {"notes/diary.txt": b"one\none\ntwo\ntwo\nsix\nsix\n"},
+    ]
+    assert output["files"] == output["marks"][-1]["files"]
+
+
+def test_an_agent_killed_at_every_step_finds_its_files_as_they_were(lab: Lab, tmp_path: Path) -> None:
+    use(lab, DIARY)
+    lab.spec["follow_ups"] = ["two", "six"]
+    assert lab.many_lives() == 5
+    # The agent tells its model where it works: that is the same folder in each life.
+    asked = lab.provider.stats()["asked"]
+    assert len(asked) == 3 and sum(asked.values()) == 5
+    (output,) = kept(run_dir(lab.folder))
+    assert output["output"] == "one\none\ntwo\ntwo\nsix\nsix\n"
+
+
+def test_two_runs_of_one_eval_do_not_meet_in_one_workspace(lab: Lab, tmp_path: Path) -> None:
+    use(lab, "def reply(prompt, context):\n    return str(context.workspace)\n")
+    first = kept(lab.eval().run)[0]["output"]
+    second = kept(lab.eval("--runs-dir", str(tmp_path / "others"), "--fresh").run)[0]["output"]
+    assert first != second and str(tmp_path / "temporary") in first
+
+
+TOOLS = '''
+import os, signal
+
+def write(text: str, context) -> str:
+    """Write."""
+    with (context.workspace / "log.txt").open("a") as file:
+        file.write(text + "\\n")
+    return f"{len((context.workspace / 'log.txt').read_text().splitlines())} lines"
+'''
+
+
+def test_files_that_tools_write_come_back_with_the_calls_that_wrote_them(lab: Lab, tmp_path: Path) -> None:
+    def prepared(name: str) -> Lab:
+        made = Lab(tmp_path / name, lab.provider, rows=lab.rows, spec={"workspace": {}, "follow_ups": ["two", "six"]})
+        (made.folder / "tools.py").write_text(TOOLS)
+        made.spec["target"] = {
+            "model": "m",
+            "base_url": lab.provider.base_url,
+            "tools": [{"python": "tools.py:write"}],
+        }
+        return made
+
+    calm = prepared("calm").eval().run
+    killed = prepared("killed")
+    assert killed.many_lives() == 3 * (2 + 1 + 1) - 1
+    run = run_dir(killed.folder)
+    assert_same_numbers(run, calm)
+    (output,), (unbroken,) = kept(run), kept(calm)
+    assert output["messages"] == unbroken["messages"] and output["files"] == unbroken["files"]
+    assert contents(run, output["files"]) == {"log.txt": b"one 0\ntwo 0\nsix 0\n"}
+
+
+def test_a_turn_tried_again_starts_with_the_files_it_started_with(lab: Lab) -> None:
+    use(
+        lab,
+        "from pathlib import Path\n"
+        "failed = Path(__file__).with_name('failed')\n"
+        "def reply(prompt, context):\n"
+        "    with (context.workspace / 'log.txt').open('a') as file:\n"
+        "        file.write(prompt + '\\n')\n"
+        "    if prompt == 'two' and not failed.exists():\n"
+        "        failed.touch()\n"
+        "        (context.workspace / 'rubbish').mkdir()\n"
+        "        (context.workspace / 'rubbish' / 'x').write_text('x')\n"
+        "        raise RuntimeError('stumbled')\n"
+        "    return 'done'\n",
+    )
+    lab.spec["follow_ups"] = ["two"]
+    (output,) = kept(lab.eval().run)
+    assert contents(run_dir(lab.folder), output["files"]) == {"log.txt": b"one\ntwo\n"}
+
+
+def test_a_trial_that_starts_anew_starts_with_the_files_of_the_eval(lab: Lab) -> None:
+    (lab.folder / "tools.py").write_text(
+        TOOLS + "    \n\ndef pay(text: str, context) -> str:\n"
+        '    """Pay."""\n'
+        "    if text.startswith('two') and os.environ.get('DIE'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return write(text, context)\n"
+    )
+    lab.spec |= {
+        "follow_ups": ["two"],
+        "target": {
+            "model": "m",
+            "base_url": lab.provider.base_url,
+            "tools": [{"python": "tools.py:pay", "replay": "never"}],
+        },
+    }
+    lab.eval(env={"DIE": "1"}, check=-9)
+    done = lab.eval()
+    assert "starts anew" in done.err
+    assert contents(done.run, kept(done.run)[0]["files"]) == {"log.txt": b"one 0\ntwo 0\n"}
+
+
+def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -> None:
+    start = lab.folder / "start"
+    (start / "bin").mkdir(parents=True)
+    (start / "bin" / "go.sh").write_text("echo went\n")
+    (start / "common.txt").write_text("common")
+    lab.rows = [
+        {"id": "a", "question": "q", "expected": "x", "files": {"deep/own.txt": "ünique", "common.txt": "mine"}},
+        {"id": "b", "question": "q", "expected": "x", "files": {"image.bin": {"base64": "AAEC/w=="}}},
+    ]
+    lab.spec |= {
+        "workspace": {"folder": "start", "files": "files"},
+        "target": {"command": ["sh", "-c", "find . -type f | sort; cat common.txt > copy"]},
+    }
+    run = lab.eval().run
+    seen = {output["sample"]: contents(run, output["files"]) for output in kept(run)}
+    assert seen["a"] == {
+        "bin/go.sh": b"echo went\n",
+        "common.txt": b"mine",
+        "copy": b"mine",
+        "deep/own.txt": "ünique".encode(),
+    }
+    assert seen["b"]["image.bin"] == b"\x00\x01\x02\xff"
+    said = {output["sample"]: output["output"].split() for output in kept(run)}
+    assert said["b"] == ["./bin/go.sh", "./common.txt", "./image.bin"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"../outside": "x"}, "leads out of the workspace"),
+        ({"/tmp/outside": "x"}, "leads out of the workspace"),
+        ({"a/../../outside": "x"}, "leads out of the workspace"),
+        (["a"], "not a map of paths to contents"),
+        ({"a": 7}, "a file's content is a text"),
+        ({"a": {"base64": "!"}}, "cannot make the workspace"),
+        ({".": "x"}, "is no file in it"),
+        ({"": "x"}, "is no file in it"),
+        ({"a": "x", "a/b": "y"}, "workspace cannot be restored"),
+    ],
+)
+def test_rows_with_files_that_cannot_be_are_errors_of_their_trials_alone(
+    lab: Lab, tmp_path: Path, files: Any, message: str
+) -> None:
+    lab.rows = [
+        {"id": "a", "question": "q", "expected": "x", "files": files},
+        {"id": "b", "question": "q", "expected": "x", "files": {"fine": ""}},
+    ]
+    lab.spec |= {"workspace": {"files": "files"}, "target": {"command": ["ls"]}}
+    done = lab.eval(check=3)
+    assert [output["sample"] for output in kept(done.run)] == ["b"]
+    (error,) = lines(done.run / "errors.jsonl")
+    assert error["sample"] == "a" and message in error["message"] and "internal" not in done.err
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_a_changed_file_of_the_folder_runs_everything_again_and_says_why(lab: Lab) -> None:
+    (lab.folder / "start").mkdir()
+    (lab.folder / "start" / "data.txt").write_text("1")
+    lab.spec |= {"workspace": {"folder": "start"}, "target": {"command": ["cat", "data.txt"]}}
+    first = lab.eval()
+    assert lab.plan()["to_run"] == 0
+    (lab.folder / "start" / "data.txt").write_text("2")
+    plan = lab.plan()
+    assert plan["to_run"] == 1 and "workspace" in json.dumps(plan)
+    second = lab.eval()
+    assert second.run != first.run and kept(second.run)[0]["output"] == "2"
+
+
+def test_a_missing_folder_is_refused_with_its_line(lab: Lab) -> None:
+    lab.spec["workspace"] = {"folder": "nowhere"}
+    done = lab.eval(check=2)
+    assert "no such folder: nowhere" in done.err and "e.yaml:" in done.err
+
+
+def test_workspaces_are_lent_with_the_outputs_to_a_run_that_has_them_too(lab: Lab) -> None:
+    use(lab, DIARY)
+    first = lab.eval()
+    lab.spec["trials"] = 2
+    lab.provider.reset()
+    second = lab.eval()
+    assert second.run != first.run
+    outputs = {output["trial"]: output for output in kept(second.run)}
+    assert "source" in outputs[1] and "source" not in outputs[2]
+    for output in outputs.values():
+        assert contents(second.run, output["files"])["notes/diary.txt"].startswith(b"one\n")
+
+
+def test_what_many_trials_share_is_stored_once(lab: Lab) -> None:
+    lab.rows = [{"id": str(number), "question": "q", "expected": "x"} for number in range(10)]
+    lab.spec["target"] = {"command": ["sh", "-c", "printf same > a; printf same > b"]}
+    run = lab.eval().run
+    assert len([path for path in (run / "files").rglob("*") if path.is_file()]) == 1
+    assert all(set(output["files"]) == {"a", "b"} for output in kept(run))
+
+
+def test_links_are_left_out_and_lead_nowhere(lab: Lab) -> None:
+    secret = lab.folder / "secret.txt"
+    secret.write_text("secret")
+    script = f"ln -s {secret} link; ln -s {lab.folder} folder; ln -s nowhere dangling; echo real > real; mkfifo pipe"
+    lab.spec |= {"target": {"command": ["sh", "-c", script]}, "follow_ups": ["again"]}
+    run = lab.eval().run
+    assert set(kept(run)[0]["files"]) == {"real"}
+    assert secret.read_text() == "secret"
+
+
+def test_a_workspace_made_a_link_by_its_agent_is_not_followed(lab: Lab) -> None:
+    (lab.folder / "treasure").mkdir()
+    (lab.folder / "treasure" / "gold").write_text("gold")
+    use(
+        lab,
+        "import os, shutil\n"
+        "def reply(context):\n"
+        "    shutil.rmtree(context.workspace)\n"
+        "    os.symlink(os.path.join(os.path.dirname(__file__), 'treasure'), context.workspace)\n"
+        "    return 'done'\n",
+    )
+    done = lab.eval(check=3)
+    (error,) = lines(done.run / "errors.jsonl")
+    assert "replaced by a link" in error["message"] and error["kind"] == "agent"
+    assert (lab.folder / "treasure" / "gold").read_text() == "gold"
+
+
+def test_a_file_name_that_is_no_text_is_an_error_of_its_trial(lab: Lab) -> None:
+    use(
+        lab,
+        "import os\n"
+        "def reply(prompt, context):\n"
+        "    name = b'\\xff' if prompt == 'one' else b'fine'\n"
+        "    open(os.path.join(os.fsencode(context.workspace), name), 'w').close()\n"
+        "    return 'done'\n",
+    )
+    lab.rows.append({"id": "b", "question": "two", "expected": "x"})
+    done = lab.eval(check=3)
+    assert [output["sample"] for output in kept(done.run)] == ["b"]
+    (error,) = lines(done.run / "errors.jsonl")
+    assert "is not UTF-8" in error["message"]
+
+
+# The store alone
+
+
+def test_a_folder_is_kept_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
+    (folder / ".git" / "refs").mkdir(parents=True)
+    (folder / "run").write_text("#!/bin/sh\n")
+    (folder / "run").chmod(0o755)
+    (folder / "plain").write_text("text")
+    files = snapshot(folder, blobs)
+    assert files[".git/refs/"] == "" and files["run"].endswith("+x") and not files["plain"].endswith("+x")
+
+    (folder / "plain").unlink()
+    (folder / "plain").mkdir()
+    (folder / "plain" / "inside").write_text("a folder now")
+    (folder / "run").chmod(0o644)
+    (folder / ".git" / "refs").rmdir()
+    (folder / ".git" / "refs").write_text("a file now")
+    (folder / "more").mkdir()
+    restore(files, blobs, folder)
+    assert snapshot(folder, blobs) == files
+    assert os.access(folder / "run", os.X_OK) and (folder / ".git" / "refs").is_dir()
+    assert not (folder / "more").exists()
+
+
+def test_what_is_right_already_is_not_touched(tmp_path: Path) -> None:
+    """A server may have it open, or have it as its working directory."""
+    folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
+    (folder / "database").mkdir(parents=True)
+    (folder / "database" / "rows").write_text("1")
+    files = snapshot(folder, blobs)
+    before = {path: path.stat().st_ino for path in [folder, *folder.rglob("*")]}
+    (folder / "other").write_text("2")
+    with (folder / "database" / "rows").open("a") as open_file:
+        restore(files, blobs, folder)
+        open_file.write("2")
+    assert {path: path.stat().st_ino for path in [folder, *folder.rglob("*")]} == before
+    assert (folder / "database" / "rows").read_text() == "12"
+
+
+def test_a_workspace_that_is_a_data_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_BYTES", 1 << 20)
+    (tmp_path / "a").write_bytes(bytes(1 << 19))
+    blobs = Blobs(tmp_path.parent / f"{tmp_path.name}-files")
+    assert Counter(snapshot(tmp_path, blobs)) and (tmp_path / "b").write_bytes(bytes((1 << 19) + 1))
+    with pytest.raises(TooLarge, match="more than 1 MB"):
+        snapshot(tmp_path, blobs)
