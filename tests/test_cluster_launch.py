@@ -448,7 +448,7 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
 
 def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
     with server() as model:
-        site.write(model.base_url, exports=[{"to": "csv"}], execution={"auto_export": ["mlflow"]})
+        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
         config = json.loads((site.folder / "nano.yaml").read_text())
         config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
         (site.folder / "nano.yaml").write_text(json.dumps(config))
