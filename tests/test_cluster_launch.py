@@ -448,7 +448,7 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
 
 def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
     with server() as model:
-        site.write(model.base_url, exports=[{"to": "csv"}], execution={"auto_export": ["mlflow"]})
+        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
         config = json.loads((site.folder / "nano.yaml").read_text())
         config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
         (site.folder / "nano.yaml").write_text(json.dumps(config))
@@ -458,3 +458,29 @@ def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(
     assert state.run_dir is not None
     assert list(Path(state.run_dir).rglob("*.csv"))
     assert "export to mlflow: failed" in site.logs(invocation)
+
+
+def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=100, limits={"concurrency": 4})
+        both = [site.submit(), site.submit()]
+        states = [site.await_over(invocation) for invocation in both]
+        assert [(state.phase, state.exit_code) for state in states] == [("done", 0)] * 2, site.logs(both[1])
+        assert states[0].run_dir == states[1].run_dir
+        asked_once(model, 100)
+
+
+def test_a_login_at_wandb_is_said_and_not_shown(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    key = "0123456789abcdef" * 3
+    with server() as model:
+        site.write(model.base_url, execution={"auto_export": ["wandb"]})
+        (tmp_path / "env.toml").write_text((tmp_path / "env.toml").read_text() + '[wandb]\nproject = "p"\n')
+        env = {"HOLDFAST_HOME": str(tmp_path / "home"), "WANDB_API_KEY": key, "WANDB_MODE": "offline"}
+        done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
+        assert "[info] Detected W&B login, setting WANDB_API_KEY" in done.stdout
+        assert key not in done.stdout + done.stderr
+        (invocation,) = Registry(tmp_path / "home" / "invocations").all()
+        assert site.await_over(invocation).phase == "done", site.logs(invocation)
+    assert "export to wandb: done" in site.logs(invocation), site.logs(invocation)
+    assert key not in site.logs(invocation)

@@ -116,7 +116,7 @@ class MainJob:
         except _Told:
             return self._drained()
         except ServerFailed as error:
-            return self._failed(error)
+            return self._drained() if self._is_told() else self._failed(error)
         except HoldfastError as error:
             return self._end("stopped", str(error), code=3)
         except Exception as error:
@@ -209,6 +209,8 @@ class MainJob:
                 process.wait()
                 raise _Told
         reader.join(5)
+        if process.returncode < 0 and self._is_told():
+            raise _Told
         try:
             prepared = msgspec.json.decode(said[0], type=Prepared)
         except (msgspec.DecodeError, IndexError):
@@ -274,6 +276,11 @@ class MainJob:
         finally:
             self._set(**seen.look())
         return working.ended, working.code
+
+    def _is_told(self) -> bool:
+        """Whether what has died was killed with the whole job: Slurm tells all processes at once."""
+        time.sleep(4 * LOOK_SECONDS)
+        return self._job.must_go
 
     def _check(self) -> None:
         """Raise when this attempt cannot go on."""

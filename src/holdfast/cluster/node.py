@@ -147,14 +147,19 @@ class Working:
         return self._process.poll()
 
     def drain(self, patience: float = 60.0) -> int:
-        """Tell it to stop, and wait; what does not is killed."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        """Tell it to stop, and wait; what does not is killed.
+
+        Not by a signal at first: Slurm may have sent it one, and at the second it would leave at once.
+        """
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(patience / 2)
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+        return self._process.wait()
 
     @property
     def ended(self) -> Ended:
