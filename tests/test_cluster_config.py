@@ -250,7 +250,6 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution.type=lepton", "'lepton' is not supported; use one of slurm, local"),
         ("execution.type=slrum", "unknown type 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
-        ("deployment.image=null", "deployment.image: is missing: an image, a .sqsh file, or container_image"),
         ("deployment.hf_model_handle=null", "vllm needs checkpoint_path (a folder) or hf_model_handle"),
         ("execution.num_instances=3", "2 nodes cannot be shared out among 3 instances"),
         ("execution={type: slurm, gres: 'gpu:4', gpus_per_node: 8}", "8 and gres gpu:4 say different things"),

@@ -80,6 +80,7 @@ def test_every_key_of_the_table_is_read(tmp_path: Path):
         user = "u"
         identity = "~/.ssh/id"
         remote_job_dir = "/r"
+        python = "/env/bin/python"
         build_partition = "cpu"
         build_time = "00:30:00"
         build_image = "b"

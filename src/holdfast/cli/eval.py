@@ -47,11 +47,22 @@ class Concurrency(click.ParamType["int | str"]):
 
 
 @click.command("eval")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", required=False)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option("-c", "--config", "named", metavar="CONFIG", help="A configuration for a cluster: a name or a path.")
+@click.option("-r", "--run", metavar="PROFILE", help="Run CONFIG where this profile of env.toml says, and follow it.")
+@click.option("-b", "--batch", metavar="PROFILE", help="The same, and leave it alone.")
+@click.option("--force-squash", is_flag=True, help="Make .sqsh files of images anew.")
 @click.option("-m", "--model", help="Measure this model instead of the file's.")
 @click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
-@click.option("-t", "--task", "ids", multiple=True, metavar="GLOB", help="Only samples of this id or name.")
+@click.option(
+    "-t",
+    "--task",
+    "ids",
+    multiple=True,
+    metavar="GLOB",
+    help="Only samples of this id or name; of a cluster's CONFIG only this task.",
+)
 @click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
@@ -75,16 +86,28 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option("-d", "--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--json", is_flag=True, help="With --dry-run: the plan as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
-def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
+def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
     """Run the eval file CONFIG, or go on with it.
 
     The same command after any interruption continues where it stopped. KEY=VALUE overrides any key of
     the file, for example target.params.temperature=0.7.
+
+    With --run or --batch CONFIG is a configuration for a cluster: what to serve, which eval files to run, and where
+    results go. The command shows it compiled, puts everything in place there and submits it.
     """
+    from holdfast.cli.launching import is_configuration, launch_command
     from holdfast.formats import load_any
     from holdfast.spec.load import baseline_of
 
-    spec = load_any(config, _overrides(overrides, given))
+    if given["named"] is not None:
+        config, overrides = given["named"], (*((config,) if config else ()), *overrides)
+    if config is None:
+        raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
+    if given["run"] or given["batch"] or is_configuration(Path(config)) or (given["named"] and _is_name(config)):
+        return launch_command(config, overrides, given)
+    if given["force_squash"]:
+        raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
+    spec = load_any(Path(config), _overrides(overrides, given))
     options = _options(given)
     baseline = baseline_of(spec)
     if given["dry_run"]:
@@ -101,6 +124,11 @@ def command(config: Path, overrides: tuple[str, ...], **given: Any) -> int:
 
         print_side_by_side(outcome, beside)
     return beside.exit_code if beside.exit_code > 1 else outcome.exit_code
+
+
+def _is_name(config: str) -> bool:
+    """Whether that is a name in the configuration folder, and no path."""
+    return "/" not in config and not config.endswith((".yaml", ".yml"))
 
 
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:

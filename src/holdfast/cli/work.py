@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--worker", metavar="ID", help="Its name; the same name goes on with what it left.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
+@click.option("--base-url", metavar="URL", help="Where the model is served, as seen from here.")
 @click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
 @click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say how it ended as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
@@ -42,7 +43,8 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)
-    outcome = run_worker(rundir, worker, options, make_display(given["display"]), given["concurrency"])
+    display = make_display(given["display"])
+    outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
     if given["attached"]:
         _say_how_it_ended(outcome)
     elif outcome.finisher is not None:

@@ -14,5 +14,16 @@
 `show`         the compiled configuration for people
 `transport`    programs and files on the cluster: from its login node, or over ssh
 `slurm`        submit, look at and cancel jobs
+`layout`       the files of an invocation on the cluster
 `submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
+`chain`        the jobs of a task, as they follow each other
+`script`       the batch scripts
+`ship`         this version and the user's files, put there once
+`launch`       an invocation: begun, gone on with, followed
+`local`        the same on this machine
+`node`         what a job does, and who it is
+`attempt`      its main part: serve, share out, work, end well
+`beside`       a worker's part
+`preparing`    a run made ready for workers
+`serving`      the server of a model inside a job
 """

@@ -255,9 +255,6 @@ class _Reader:
         if execution.num_nodes % instances:
             said = f"{execution.num_nodes} nodes cannot be shared out among {instances} instances"
             self.problems.append(Problem(self.tree.where(("execution", "num_instances")), said))
-        if block.image is None and execution.type == "slurm":
-            said = "is missing: an image, a .sqsh file, or container_image in the profile"
-            self.problems.append(Problem(self.tree.where((*here, "image")), said))
         paths = {name: value for name, value in block.endpoints if value}
         return Deployment(
             type=block.type,

@@ -94,6 +94,8 @@ class ProfileBlock(Block):
     user: str | None = None
     identity: str | None = None
     remote_job_dir: str | None = None
+    python: str | None = None
+    """an interpreter there that has Holdfast; None: one is made from this version"""
 
     build_partition: str | None = None
     build_time: Walltime | None = None

@@ -113,7 +113,9 @@ def worker_id() -> str:
     return f"{slug(os.uname().nodename)[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def shared_eval(rundir: RunDir, concurrency: int | str | None = None) -> tuple[Eval, Round, Path]:
+def shared_eval(
+    rundir: RunDir, concurrency: int | str | None = None, base_url: str | None = None
+) -> tuple[Eval, Round, Path]:
     """The eval that a run's workers run, how it was shared out, and where that is written."""
     newest = newest_round(rundir)
     if newest is None:
@@ -122,20 +124,30 @@ def shared_eval(rundir: RunDir, concurrency: int | str | None = None) -> tuple[E
             remedy="`holdfast eval FILE --workers N` shares out what is left, and starts N workers.",
         )
     place, plan = newest
-    overrides = [] if concurrency is None else [(("limits", "concurrency"), concurrency)]
+    served = base_url if "model" in plan.eval.get("target", {}) else None
+    given = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
+    overrides = [(key, value) for key, value in given if value is not None]
     return eval_of_run(plan.eval, plan.folder, plan.eval_file, overrides), plan, place
 
 
 def run_worker(
-    rundir: RunDir, worker: str, options: Options, display: Display, concurrency: int | str | None = None
+    rundir: RunDir,
+    worker: str,
+    options: Options,
+    display: Display,
+    concurrency: int | str | None = None,
+    base_url: str | None = None,
 ) -> Outcome:
-    """Work on a run that was shared out, until nothing is left of it, and make the report if nobody else does."""
+    """Work on a run that was shared out, until nothing is left of it, and make the report if nobody else does.
+
+    `base_url` is where the model is served as this worker sees it; it is in no key.
+    """
     check_worker_id(worker)
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
     try:
-        spec, plan, place = shared_eval(rundir, concurrency)
+        spec, plan, place = shared_eval(rundir, concurrency, base_url)
     except UsageError:
         if rundir.finished:  # as a job finds it that is started again too late
             metrics = msgspec.json.decode(rundir.metrics.read_bytes())

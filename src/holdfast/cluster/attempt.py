@@ -1,0 +1,480 @@
+"""The main job of a task: serve the model, share out the work, do one's part of it, and end so that nothing is lost.
+
+Before anything else its successor is queued, which goes on if this job ends in any other way than well. So an end that
+must not be gone on from is a good one for Slurm, with the reason in state.json: a fault that would hit every trial, a
+budget, an attempt that added nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.cluster import layout
+from holdfast.cluster.chain import Chain
+from holdfast.cluster.layout import Begin, End, EndpointFile
+from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, run_hook, say
+from holdfast.cluster.preparing import Prepared
+from holdfast.cluster.serving import Server, ServerFailed
+from holdfast.cluster.slurm import Slurm
+from holdfast.cluster.submission import INTENT, Ledger, Submitter
+from holdfast.cluster.transport import Here
+from holdfast.errors import HoldfastError
+from holdfast.spec.fields import EXPORTS
+from holdfast.store.follow import Follower
+from holdfast.store.index import Index
+from holdfast.store.lines import scan
+from holdfast.store.records import ErrorRecord
+from holdfast.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from holdfast.cluster.node import NodeJob
+    from holdfast.cluster.submission import Job
+    from holdfast.engine.crew import Ended
+
+_STATE_SECONDS: Final = 1.0
+_QUEUE_SECONDS: Final = 60.0
+"""how often a successor, or workers, that could not be queued are tried again"""
+_DEAD_ENDS: Final = 3
+"""attempts in a row that were killed without having added anything, before there are no more"""
+_HELD: Final = 4
+
+
+class _Told(Exception):
+    """We are to stop now."""
+
+
+def run_attempts(job: NodeJob) -> int:
+    """One attempt in a Slurm job; on this machine, where there is nobody to start a successor, all of them."""
+    if job.task.executor == "slurm":
+        return MainJob(job).run()
+    from holdfast.cluster.local import await_turn, workers_beside
+
+    await_turn(job)
+    with workers_beside(job):
+        while True:
+            code = MainJob(job).run()
+            if code != GOES_ON or job.told is not None:
+                return code
+
+
+class MainJob:
+    """One attempt."""
+
+    def __init__(self, job: NodeJob) -> None:
+        self._job = job
+        self._task = job.task
+        self._place = job.place
+        self._here = Here(pauses=())
+        self._state = layout.read_state(self._here, job.place)
+        self._attempts = layout.read_attempts(self._here, job.place)
+        self._number = sum(isinstance(record, Begin) for record in self._attempts) + 1
+        self._server: Server | None = None
+        self._rounds = 0
+        self._jobs: _Jobs | None = None
+
+    def run(self) -> int:
+        """The attempt, from its beginning to the exit code of the job."""
+        self._jobs = _Jobs(self._job) if self._task.executor == "slurm" else None
+        if why := self._not_wanted():
+            say(f"nothing to do: {why}")
+            return 0
+        self._began = time.time()
+        self._records = self._count_records()
+        if self._task.deployment is not None:
+            Path(self._place.endpoint).unlink(missing_ok=True)  # a killed attempt's: its server is gone
+        if why := self._no_more():
+            self._set(phase="stopped", reason=why, exit_code=3)
+            return 0
+        begin = Begin(
+            attempt=self._number,
+            job=self._job.id,
+            restart=self._job.restart,
+            node=self._job.node,
+            time=self._began,
+            done=self._state.done,
+            records=self._records,
+        )
+        layout.append_attempt(self._place, begin)
+        say(f"attempt {self._number}: job {self._job.id} on {self._job.node}, Holdfast of {sys.prefix}")
+        self._set(phase="waiting", reason="", attempt=self._number, job=self._job.id, exit_code=None)
+        if self._jobs is not None:
+            self._jobs.ensure()
+        try:
+            return self._attempt()
+        except _Told:
+            return self._drained()
+        except ServerFailed as error:
+            return self._drained() if self._is_told() else self._failed(error)
+        except HoldfastError as error:
+            return self._end("stopped", str(error), code=3)
+        except Exception as error:
+            traceback.print_exc()
+            return self._end("stopped", f"a bug of Holdfast's: {error!r}; see {self._job.log('main')}", code=3)
+        finally:
+            Path(self._place.endpoint).unlink(missing_ok=True)
+            if self._server is not None:
+                self._server.stop()
+
+    def _not_wanted(self) -> str | None:
+        if self._job.stopped:
+            self._set(phase="stopped", reason="told to stop", exit_code=3)
+            return "told to stop"
+        if self._jobs is not None and self._jobs.disowned():
+            return "another process has taken over this submission"
+        if self._state.phase in layout.OVER:
+            return f"the task is {self._state.phase}"
+        return None
+
+    def _no_more(self) -> str | None:
+        """Why there are no more attempts."""
+        limit, used = self._task.max_walltime, self._used()
+        if limit is not None and used >= limit:
+            return f"max_walltime: all jobs together took {used:.0f} s of {limit:.0f} s"
+        ends = {record.attempt for record in self._attempts if isinstance(record, End)}
+        dead = 0
+        for record in reversed([record for record in self._attempts if isinstance(record, Begin)]):
+            if record.attempt in ends or record.records != self._records:
+                break
+            dead += 1
+        if dead >= _DEAD_ENDS:
+            return f"the last {dead} attempts were killed before they added anything; see their logs"
+        return None
+
+    def _used(self) -> float:
+        """Seconds of all attempts; of one that was killed until the next began, its time limit at most."""
+        ends = {record.attempt: record.time for record in self._attempts if isinstance(record, End)}
+        begins = [record for record in self._attempts if isinstance(record, Begin)]
+        later = [*(begin.time for begin in begins[1:]), self._began]
+        return sum(
+            min(ends.get(begin.attempt, after) - begin.time, self._task.walltime)
+            for begin, after in zip(begins, later, strict=False)
+        )
+
+    def _attempt(self) -> int:
+        run_hook(self._job, self._task.pre_cmd, "pre_cmd")
+        first, before = True, 0
+        while True:
+            prepared = self._prepare()
+            if prepared.error:
+                return self._end("stopped", prepared.error, code=3)
+            if prepared.exit_code is not None:
+                return self._finish(prepared)
+            records = self._count_records()
+            if not first and records == before:
+                return self._end("stopped", f"an attempt added nothing: {self._last_error()}", code=3)
+            before, first = records, False
+            self._serve()
+            ended, code = self._work(prepared)
+            if ended.kind == "refused" and self._server is not None:
+                self._await_death()
+            if ended.kind and ended.kind != "lease_lost":
+                remedy = f"\n  {ended.remedy}" if ended.remedy else ""
+                return self._end("stopped", f"{ended.message}{remedy}", code=3)
+            first = code == _HELD or ended.kind == "lease_lost"  # no round of ours, so it needs to have added nothing
+            if first:
+                self._pause(5)
+
+    def _prepare(self) -> Prepared:
+        base_url = self._url("127.0.0.1")
+        process = subprocess.Popen(
+            [
+                *(self._task.python, "-m", "holdfast.cluster.node", self._place.path, "--role", "prepare"),
+                *(("--base-url", base_url) if base_url else ()),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=self._job.env(self._task.env, **({"OPENAI_BASE_URL": base_url} if base_url else {})),
+            start_new_session=True,
+        )
+        said: list[bytes] = []
+        assert process.stdout is not None
+        reader = threading.Thread(target=lambda out: said.append(out.read()), args=(process.stdout,), daemon=True)
+        reader.start()
+        while process.poll() is None:
+            time.sleep(LOOK_SECONDS / 5)
+            if self._job.must_go:
+                process.terminate()
+                process.wait()
+                raise _Told
+        reader.join(5)
+        if process.returncode < 0 and self._is_told():
+            raise _Told
+        try:
+            prepared = msgspec.json.decode(said[0], type=Prepared)
+        except (msgspec.DecodeError, IndexError):
+            how = f"exit code {process.returncode}"
+            raise HoldfastError(f"the run could not be prepared ({how}); see {self._job.log('main')}") from None
+        if prepared.run_dir:
+            self._set(run_dir=prepared.run_dir, total=prepared.total, done=max(prepared.done, self._state.done))
+        return prepared
+
+    def _serve(self) -> None:
+        """Start the server, if there is to be one and it does not run yet."""
+        deployment = self._task.deployment
+        if deployment is None or self._server is not None:
+            return
+        self._set(phase="deploying", reason=f"the server starts; see {self._job.log('deployment')}")
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1) if self._task.executor == "slurm" else 1
+        env = self._job.env(deployment.env)
+        self._server = Server(deployment, self._job.log("deployment"), env, nodes)
+        self._server.start(say)
+        patience = deployment.readiness_seconds or self._task.walltime
+        if not self._server.await_ready(patience, lambda: self._job.must_go):
+            raise _Told
+        say(f"the server answers at {self._url('127.0.0.1')}")
+
+    def _url(self, host: str) -> str | None:
+        deployment = self._task.deployment
+        return None if deployment is None else f"http://{host}:{deployment.port}{deployment.base_path}"
+
+    def _work(self, prepared: Prepared) -> tuple[Ended, int]:
+        """Open the run for all workers and be one of them."""
+        self._rounds += 1
+        host, deployment = os.uname().nodename, self._task.deployment
+        offered = EndpointFile(
+            serial=self._number * 1000 + self._rounds,
+            job=self._job.id,
+            run_dir=prepared.run_dir,
+            host=host,
+            port=None if deployment is None else deployment.port,
+            model=None if deployment is None else deployment.model,
+            base_url=self._url(host),
+        )
+        layout.write(Path(self._place.endpoint), offered)
+        self._set(phase="running", reason="")
+        seen = _Progress(prepared)
+        working = Working(self._job, prepared.run_dir, "main", self._url("127.0.0.1"))
+        looked = queued = time.monotonic()
+        try:
+            while working.code is None:
+                time.sleep(LOOK_SECONDS)
+                self._check()
+                now = time.monotonic()
+                if now - looked > _STATE_SECONDS:
+                    looked = now
+                    self._set(**seen.look())
+                if self._jobs is not None and now - queued > _QUEUE_SECONDS:
+                    queued = now
+                    self._jobs.ensure()
+        except (_Told, ServerFailed):
+            self._set(phase="draining", reason="what is in hand is put away")
+            Path(self._place.endpoint).unlink(missing_ok=True)
+            working.drain(20)
+            raise
+        finally:
+            self._set(**seen.look())
+        return working.ended, working.code
+
+    def _is_told(self) -> bool:
+        """Whether what has died was killed with the whole job: Slurm tells all processes at once."""
+        time.sleep(4 * LOOK_SECONDS)
+        return self._job.must_go
+
+    def _check(self) -> None:
+        """Raise when this attempt cannot go on."""
+        if self._job.must_go:
+            raise _Told
+        if self._server is not None:
+            self._server.check()
+
+    def _await_death(self) -> None:
+        """A server that refuses connections may be about to be seen dead."""
+        for _ in range(8):
+            time.sleep(LOOK_SECONDS)
+            if self._server is not None:
+                self._server.check()
+
+    def _pause(self, seconds: float) -> None:
+        for _ in range(int(seconds / LOOK_SECONDS)):
+            if self._job.must_go:
+                raise _Told
+            time.sleep(LOOK_SECONDS)
+
+    def _finish(self, prepared: Prepared) -> int:
+        """All is done: exports, which may fail, and the end of the chain."""
+        self._set(phase="finishing", reason="", done=prepared.done or prepared.total, total=prepared.total, errors=0)
+        for destination in self._task.export:
+            if destination == "local":  # where the run is already
+                continue
+            words = export_words(destination, self._task.export_config.get(destination, {}))
+            self._export([*("holdfast", "export", prepared.run_dir, "--to", destination), *words], f"to {destination}")
+        if prepared.exports:
+            where = ["holdfast.cluster.node", self._place.path, "--role", "export", "--run-dir", prepared.run_dir]
+            self._export(where, "as the eval file asks for")
+        try:
+            run_hook(self._job, self._task.post_cmd, "post_cmd")
+        except HoldfastError as error:
+            say(str(error))
+        with suppress(OSError, msgspec.DecodeError):
+            metrics = msgspec.json.decode((Path(prepared.run_dir) / "metrics.json").read_bytes())
+            say(f"score {metrics.get('score')}, coverage {metrics.get('coverage')}")
+        say(f"finished: {prepared.run_dir}/metrics.json")
+        missed = "a gate was not met" if prepared.exit_code == 1 else ""
+        return self._end("done", missed, code=prepared.exit_code or 0, why="finished")
+
+    def _export(self, words: list[str], what: str) -> None:
+        log = Path(self._place.logs) / "export.log"
+        with log.open("ab") as out:
+            done = subprocess.run(
+                [self._task.python, "-m", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._job.env(self._task.export_env),
+                check=False,
+            )
+        how = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}; see {log}"
+        say(f"export {what}: {how}")
+
+    def _drained(self) -> int:
+        """Told to stop: by whoever stops the invocation, by the time limit, or by somebody who takes the node."""
+        if self._job.stopped:
+            return self._end("stopped", "told to stop", code=3)
+        told = f"signal {signal.Signals(self._job.told or signal.SIGTERM).name}"
+        if self._task.executor != "slurm":
+            return self._end("stopped", f"{told}; `holdfast resume {self._task.invocation}` goes on", code=3)
+        if self._job.told != signal.SIGUSR2:
+            return self._go_on(told)
+        if self._count_records() == self._records:
+            return self._end("stopped", "an attempt added nothing in the whole time of its job", code=3)
+        return self._go_on("the time limit is near")
+
+    def _failed(self, error: ServerFailed) -> int:
+        say(str(error))
+        if self._count_records() == self._records:
+            return self._end("stopped", f"an attempt added nothing: {error}", code=3)
+        return self._go_on(error.message.splitlines()[0])
+
+    def _go_on(self, why: str) -> int:
+        """End so that the successor begins."""
+        if self._jobs is not None and not self._jobs.ensure():
+            reason = f"{why}, and no further job could be queued; `holdfast resume {self._task.invocation}` goes on"
+            return self._end("stopped", reason, code=3)
+        self._note_end(why, goes_on=True)
+        self._set(phase="waiting", reason=f"goes on in the next job: {why}")
+        say(f"goes on in the next job: {why}")
+        return GOES_ON
+
+    def _end(self, phase: layout.Phase, reason: str, *, code: int, why: str = "") -> int:
+        """End so that nothing goes on by itself; what was queued is taken back."""
+        self._note_end(why or reason, goes_on=False)
+        self._set(phase=phase, reason=reason, exit_code=code)
+        if reason:
+            say(f"{phase}: {reason}")
+        if self._jobs is not None:
+            self._jobs.take_back()
+        return 0
+
+    def _note_end(self, why: str, *, goes_on: bool) -> None:
+        end = End(
+            attempt=self._number,
+            job=self._job.id,
+            time=time.time(),
+            done=self._state.done,
+            records=self._count_records(),
+            why=why,
+            goes_on=goes_on,
+        )
+        layout.append_attempt(self._place, end)
+
+    def _set(self, **changes: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **changes)
+        layout.write_state(self._place, self._state)
+
+    def _count_records(self) -> int:
+        """Bytes of the run's journals but that of errors: ground that was gained."""
+        if self._state.run_dir is None:
+            return 0
+        rundir = RunDir(Path(self._state.run_dir))
+        paths = [path for name in ("outputs", "steps", "grades") for path in rundir.journals(name)]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def _last_error(self) -> str:
+        """What the trials that are left died of, by the last one's word."""
+        last: ErrorRecord | None = None
+        if self._state.run_dir is not None:
+            for path in RunDir(Path(self._state.run_dir)).journals("errors"):
+                for line in scan(path):
+                    if line.sound:
+                        record = msgspec.json.decode(line.data, type=ErrorRecord)
+                        last = record if last is None or record.time >= last.time else last
+        return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
+
+
+def export_words(destination: str, settings: dict[str, Any]) -> list[str]:
+    """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
+    known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
+
+
+class _Progress:
+    """How far all workers of a run are together."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._total = prepared.total
+        self._slots = prepared.slots
+        self._index = Index()
+        self._follower = Follower(RunDir(Path(prepared.run_dir)), self._index)
+        self._marks: list[tuple[float, int]] = []
+
+    def look(self) -> dict[str, object]:
+        """The numbers of state.json."""
+        with suppress(OSError):
+            self._follower.refresh()
+        outputs = min(self._total, len(self._index.outputs))
+        done = min(outputs, len(self._index.verdicts) // self._slots) if self._slots else outputs
+        failed = sum(key not in self._index.outputs for key in self._index.attempts)
+        now = time.monotonic()
+        self._marks = [*self._marks[-30:], (now, outputs)]
+        then, count = self._marks[0]
+        rate = (outputs - count) / (now - then) if now > then else 0.0
+        return {"done": done, "total": self._total, "errors": failed, "rate": round(rate, 3)}
+
+
+class _Jobs:
+    """The jobs around this one, in Slurm."""
+
+    def __init__(self, job: NodeJob) -> None:
+        self._job = job
+        ledger = Ledger(Here(pauses=(1.0, 2.0)), job.place.invocation)
+        self._submitter = Submitter(Slurm(ledger.transport), ledger)
+        self._chain = Chain(self._submitter, job.task.invocation, job.place)
+        self._successor: Job | None = None
+
+    def disowned(self) -> bool:
+        """Whether nobody counts on us."""
+        return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
+
+    def ensure(self) -> bool:
+        """Have a successor queued, and workers where there are to be some; True when there is a successor."""
+        try:
+            self._submitter.reconcile()
+            live = {state.id for state in self._chain.live("main")} - {self._job.id}
+            later = [job for job in self._chain.known("main") if job.id in live]
+            self._successor = later[-1] if later else self._chain.submit_main(after=self._job.id)
+            if self._job.task.workers > 1 and not self._chain.live("workers"):
+                self._chain.submit_workers()
+        except HoldfastError as error:
+            say(f"what is to follow could not be queued, which is tried again: {error}")
+        return self._successor is not None
+
+    def take_back(self) -> None:
+        """Cancel the successor; where Slurm does not answer it is thrown away by Slurm when we end well."""
+        try:
+            for state in self._chain.live("main"):
+                if state.id != self._job.id:
+                    self._chain.cancel(state)
+        except HoldfastError as error:
+            say(f"the successor could not be cancelled; it will not begin: {error}")

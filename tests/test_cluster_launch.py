@@ -1,0 +1,486 @@
+"""Launches on a real Slurm, from a configuration to metrics.json, with every way of being interrupted between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cluster import layout, local
+from holdfast.cluster.launch import follow, start_attempt
+from holdfast.cluster.layout import Begin, End
+from holdfast.cluster.submission import Ledger, Registry
+from holdfast.cluster.transport import Here
+from tests.support.launching import Site, calmly
+from tests.support.running import holdfast, server, start
+from tests.support.slurm import Lab
+
+if TYPE_CHECKING:
+    from holdfast.cluster.submission import Invocation
+    from tests.support.running import Server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def site(tmp_path: Path, slurm: Lab) -> Site:
+    return Site(tmp_path, slurm, slurm.here)
+
+
+def test_a_launch_over_ssh_is_followed_to_its_numbers(tmp_path: Path, sshd: Lab) -> None:
+    site = Site(tmp_path, sshd, sshd.ssh())
+    with server() as model:
+        site.write(model.base_url)
+        invocation = site.submit()
+        lines: list[str] = []
+        code = follow(site.transport, invocation, lines.append)
+        state = site.state(invocation)
+        assert (code, state.phase) == (0, "done"), site.logs(invocation)
+        assert site.metrics(state)["score"] == 0.5
+        assert model.requests == 20
+        assert any("score 0.5" in line for line in lines), lines
+
+
+def command(site: Site, *arguments: str, check: int = 0) -> str:
+    """`holdfast eval -c nano …` in the site's folder."""
+    env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
+    return str(holdfast("eval", "-c", "nano", *arguments, cwd=site.folder, env=env, check=check).stdout)
+
+
+def asked_once(model: Server, rows: int) -> None:
+    """Every question was asked, and none twice."""
+    counts = model.stats()["asked"]
+    assert (len(counts), set(counts.values())) == (rows, {1})
+
+
+def at_most_twice(model: Server, rows: int, in_flight: int) -> None:
+    """Every question was asked; only those in flight at an interruption twice."""
+    counts = Counter(model.stats()["asked"].values())
+    assert sum(counts.values()) == rows
+    assert set(counts) <= {1, 2}
+    assert counts[2] <= in_flight
+
+
+def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) -> None:
+    with server() as model:
+        site.write(model.base_url)
+        said = command(site, "--batch", "lab")
+        assert "Compiled Configuration" in said
+        assert "Starting evaluation..." in said
+        found = re.search(r"✓ Evaluation submitted: ([0-9a-f]{16})", said)
+        assert found is not None
+        for verb in ("status", "logs", "kill"):
+            assert f"holdfast {verb} {found[1]}" in said
+        invocation = Registry(site.folder / "home" / "invocations").get(found[1])
+        state = site.await_over(invocation)
+        assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
+        asked_once(model, 20)
+        calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
+
+        second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
+        assert "score 0.5" in second
+        asked_once(model, 20)
+
+
+def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> None:
+    with server() as model:
+        site.write(model.base_url, gate={"score": 0.9})
+        command(site, "--run", "lab", check=1)
+
+
+def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
+    with server(latency=0.05) as model:
+        site.write(model.base_url, rows=1000, limits={"concurrency": 8}, execution={"workers": 4})
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 1000), site.logs(invocation)
+        asked_once(model, 1000)
+        assert state.run_dir is not None
+        workers = {path.parent.name for path in Path(state.run_dir).glob("workers/*/outputs.jsonl")}
+        assert workers == {"main", "w1", "w2", "w3"}
+        calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
+
+
+def test_a_cancelled_worker_costs_only_what_it_had_in_flight(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 3})
+        invocation = site.submit()
+        calmly(lambda: len(site.running(invocation, "workers")) == 2 and model.requests > 100, "workers at work")
+        victim = site.running(invocation, "workers")[0]
+        site.slurm("scancel", victim.handle)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
+        at_most_twice(model, 400, 4)
+
+
+def test_a_requeued_main_job_goes_on_under_its_own_id(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.running(invocation, "main")
+        site.slurm("scontrol", "requeue", job.id)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+        at_most_twice(model, 200, 4)
+        begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
+        assert [(begin.job, begin.restart) for begin in begins] == [(job.id, 0), (job.id, 1)], site.logs(invocation)
+        assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
+
+
+def test_a_main_job_that_is_killed_is_followed_by_its_successor(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.running(invocation, "main")
+        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
+        at_most_twice(model, 200, 4)
+
+
+def deployment(folder: Path, *, code: str = "", port: int | None = None) -> dict[str, object]:
+    """The test server as a deployment, which counts in a file what it was asked, over all its lives."""
+    port = port or free_port()
+    script = folder / "serve.py"
+    script.write_text(SERVER.format(port=port, counts=str(folder / "asked.txt"), code=code))
+    return {
+        "type": "generic",
+        "command": f"{sys.executable} {script}",
+        "port": port,
+        "served_model_name": "test-model",
+        "health_check_path": "/health",
+    }
+
+
+SERVER = """
+import json, os, pathlib, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+counts = open({counts!r}, "a")
+pathlib.Path({counts!r} + ".pid").write_text(str(os.getpid()))
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.reply(200 if self.path == "/health" else 404, {{}})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][-1]["content"]
+        counts.write(text + chr(10)); counts.flush()
+        time.sleep(0.05)
+        said = {{"role": "assistant", "content": text}}
+        self.reply(200, {{"id": "r", "object": "chat.completion", "created": 1, "model": "test-model",
+            "choices": [{{"index": 0, "message": said, "finish_reason": "stop"}}]}})
+    def reply(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status); self.send_header("Content-Length", str(len(data))); self.end_headers()
+        self.wfile.write(data)
+{code}
+print("serving", flush=True)
+ThreadingHTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
+"""
+
+
+def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> None:
+    site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(site.folder))
+    invocation = site.submit()
+    site.await_done(invocation, 20)
+    os.kill(int((site.folder / "asked.txt.pid").read_text()), signal.SIGKILL)
+    state = site.await_over(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
+    counts = Counter((site.folder / "asked.txt").read_text().splitlines())
+    assert len(counts) == 200
+    assert max(counts.values()) <= 2
+    assert sum(count - 1 for count in counts.values()) <= 4
+    first_end = next(record for record in site.attempts(invocation) if isinstance(record, End))
+    assert (first_end.goes_on, "signal 9" in first_end.why) == (True, True)
+
+
+def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> None:
+    site.write(None, deployment=deployment(site.folder, code="sys.exit('no GPU here')"))
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
+    assert "no GPU here" in state.reason
+    calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
+
+
+def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
+    with server(status=401) as model:
+        site.write(model.base_url, rows=50)
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
+        assert "401" in state.reason or "key" in state.reason.lower(), state
+        calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
+
+
+def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
+    with server(fail={"500": 1.0}) as model:
+        site.write(model.base_url, rows=4, limits={"retries": 0})
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert (state.phase, state.exit_code) == ("stopped", 3)
+        assert "500" in state.reason or "server" in state.reason, state
+
+
+def test_a_time_limit_is_met_in_good_order_and_the_successor_goes_on(site: Site) -> None:
+    # Slurm's least limit is a minute, and it may send its signal a minute early: with this margin it comes soon.
+    with server(latency=0.4) as model:
+        flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@40"}}
+        site.write(model.base_url, rows=250, limits={"concurrency": 4}, execution=flags)
+        invocation = site.submit()
+        state = site.await_over(invocation, 150)
+        assert (state.phase, state.done) == ("done", 250), site.logs(invocation)
+        ends = [record.why for record in site.attempts(invocation) if isinstance(record, End)]
+        assert len(ends) > 1 and set(ends[:-1]) == {"the time limit is near"}, ends
+        at_most_twice(model, 250, 4 * len(ends))
+
+
+def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 2}, execution={"max_walltime": "00:00:01"})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.running(invocation, "main")
+        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        state = site.await_over(invocation)
+        assert (state.phase, state.exit_code) == ("stopped", 3)
+        assert "max_walltime" in state.reason
+        start_attempt(site.transport, invocation.directory)  # whoever resumes is told the same, and nothing is lost
+        assert site.await_over(invocation).done >= 20
+
+
+def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twice(site: Site) -> None:
+    with server(latency=0.05) as model:
+        site.write(model.base_url, rows=100, execution={"workers": 2})
+        # The second sbatch never returns: the workers are submitted, the main job is not.
+        fake = site.folder / "bin" / "sbatch"
+        fake.parent.mkdir()
+        real = shutil.which("sbatch")
+        fake.write_text(f'#!/bin/sh\ntest -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec {real} "$@"\n')
+        fake.chmod(0o755)
+        env = {
+            "SLURM_CONF": site.lab.env["SLURM_CONF"],
+            "HOLDFAST_HOME": str(site.folder / "home"),
+            "PATH": f"{fake.parent}:{os.environ['PATH']}",
+        }
+        submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
+        registry = Registry(site.folder / "home" / "invocations")
+
+        def second_intent() -> Invocation | None:
+            found = registry.all() if registry.folder.exists() else []
+            return found[0] if found and len(site.chain(found[0]).known("main")) == 1 else None
+
+        invocation = calmly(second_intent, "the second intent")
+        submitting.kill()
+        submitting.communicate()
+        started = start_attempt(site.lab.here, invocation.directory)
+        assert len(started) == 1, "the main job, and not the workers again"
+        assert start_attempt(site.lab.here, invocation.directory) == []
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
+        asked_once(model, 100)
+
+
+def test_a_stopped_invocation_goes_on_from_its_files_alone(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        layout.write_stop(site.transport, invocation.directory, "test")
+        state = site.await_over(invocation)
+        assert (state.phase, state.reason) == ("stopped", "told to stop")
+        calmly(lambda: not site.chain(invocation).live("main"), "the jobs' end")
+        (site.folder / "nano.yaml").unlink()
+        (site.folder / "evals" / "e.yaml").unlink()
+        layout.remove_stop(site.transport, invocation.directory)
+        start_attempt(site.transport, invocation.directory)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+        at_most_twice(model, 200, 4)
+
+
+def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> None:
+    secret, other = "s3cr3t-of-the-target-0001", "s3cr3t-of-another-part-0002"
+    with server(latency=0.1) as model:
+        site.write(
+            model.base_url,
+            rows=100,
+            limits={"concurrency": 4},
+            target={"model": "test-model", "base_url": model.base_url, "api_key_env": "MODEL_KEY"},
+        )
+        config = json.loads((site.folder / "nano.yaml").read_text())
+        config["evaluation"]["env_vars"] = {"MODEL_KEY": "host:MY_KEY"}
+        config["export"] = {"env_vars": {"OTHER": "host:OTHER_KEY"}}
+        (site.folder / "nano.yaml").write_text(json.dumps(config))
+        invocation = site.submit(MY_KEY=secret, OTHER_KEY=other)
+        site.await_done(invocation, 10)
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        worker = next(
+            int(path.name)
+            for path in Path("/proc").iterdir()
+            if path.name.isdigit() and _argv(path)[2:4] == ["holdfast", "work"] and str(site.base) in _argv(path)[4]
+        )
+        environment = Path(f"/proc/{worker}/environ").read_bytes()
+        assert site.await_over(invocation).phase == "done", site.logs(invocation)
+    assert f"MODEL_KEY={secret}".encode() in environment
+    assert other.encode() not in environment
+    assert secret not in listed and other not in listed
+    holding = [path for path in site.base.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+    assert [path.name for path in holding] == ["secrets.env"]
+    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
+    assert not any("s3cr3t" in path.read_text() for path in (site.folder / "home").rglob("*.json"))
+
+
+def _argv(process: Path) -> list[str]:
+    with suppress(OSError):
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return words if len(words) > 5 else [""] * 6
+    return [""] * 6
+
+
+def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
+    pytest.importorskip("xllamacpp")
+    weights = pytest.importorskip("holdfast.targets.embedded")._weights("local/smollm2-135m")
+    port = free_port()
+    script = site.folder / "embedded.py"
+    script.write_text(
+        "import threading, xllamacpp\n"
+        "params = xllamacpp.CommonParams()\n"
+        f"params.model.path, params.port, params.hostnames = {str(weights)!r}, {port}, ['127.0.0.1']\n"
+        "params.n_parallel, params.n_ctx, params.n_gpu_layers, params.use_jinja = 2, 4096, 0, True\n"
+        "server = xllamacpp.Server(params)\nthreading.Event().wait()\n"
+    )
+    served = {"type": "generic", "command": f"{sys.executable} {script}", "port": port, "served_model_name": "smollm2"}
+    params = {"model": "smollm2", "params": {"max_tokens": 8, "temperature": 0}}
+    site.write(None, rows=2, deployment=served, target=params, limits={"concurrency": 2})
+    invocation = site.submit()
+    state = site.await_over(invocation, 120)
+    assert (state.phase, state.done) == ("done", 2), site.logs(invocation)
+    assert site.metrics(state)["outputs"] == 2
+
+
+def test_the_same_on_this_machine(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    with server(latency=0.05) as model:
+        site.write(model.base_url, rows=100, execution={"workers": 2})
+        invocation = site.submit(profile="here")
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
+        asked_once(model, 100)
+    ledger = Ledger(site.transport, invocation.directory)
+    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+
+
+def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(tmp_path))
+    invocation = site.submit(profile="here")
+    site.await_done(invocation, 20)
+    ledger = Ledger(site.transport, invocation.directory)
+    (job,) = local.live_jobs(ledger, 0)
+    assert job.id is not None
+    os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
+    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    start_attempt(site.transport, invocation.directory)
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+    counts = Counter((tmp_path / "asked.txt").read_text().splitlines())
+    assert len(counts) == 200
+    assert sum(count - 1 for count in counts.values()) <= 4
+
+
+def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=100, limits={"concurrency": 4})
+        env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
+        attached = start("eval", "-c", "nano", "--run", "lab", cwd=site.folder, env=env)
+        calmly(lambda: model.requests > 10, "work")
+        attached.send_signal(signal.SIGINT)
+        _, said = attached.communicate(timeout=60)
+        (invocation,) = Registry(site.folder / "home" / "invocations").all()
+        assert attached.returncode == 130
+        assert "Detached" in said and f"holdfast kill {invocation.id}" in said
+        assert site.await_over(invocation).done == 100
+        asked_once(model, 100)
+
+
+def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cluster.launch._LOST_SECONDS", 2.0)
+    site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
+    invocation = site.submit()
+    lines: list[str] = []
+    assert follow(site.transport, invocation, lines.append) == 3
+    assert any("no such module" in line for line in lines), lines
+    assert f"holdfast resume {invocation.id}" in lines[-1]
+
+
+def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
+        invocation = site.submit()
+        calmly(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
+        (job,) = site.running(invocation, "main")
+        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
+        at_most_twice(model, 400, 4)
+        assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
+
+
+def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
+    with server() as model:
+        site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
+        config = json.loads((site.folder / "nano.yaml").read_text())
+        config["export"] = {"mlflow": {"tracking_uri": "http://127.0.0.1:9", "experiment_name": "x"}}
+        (site.folder / "nano.yaml").write_text(json.dumps(config))
+        invocation = site.submit()
+        state = site.await_over(invocation)
+    assert (state.phase, state.exit_code) == ("done", 0), site.logs(invocation)
+    assert state.run_dir is not None
+    assert list(Path(state.run_dir).rglob("*.csv"))
+    assert "export to mlflow: failed" in site.logs(invocation)
+
+
+def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=100, limits={"concurrency": 4})
+        both = [site.submit(), site.submit()]
+        states = [site.await_over(invocation) for invocation in both]
+        assert [(state.phase, state.exit_code) for state in states] == [("done", 0)] * 2, site.logs(both[1])
+        assert states[0].run_dir == states[1].run_dir
+        asked_once(model, 100)
+
+
+def test_a_login_at_wandb_is_said_and_not_shown(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    key = "0123456789abcdef" * 3
+    with server() as model:
+        site.write(model.base_url, execution={"auto_export": ["wandb"]})
+        (tmp_path / "env.toml").write_text((tmp_path / "env.toml").read_text() + '[wandb]\nproject = "p"\n')
+        env = {"HOLDFAST_HOME": str(tmp_path / "home"), "WANDB_API_KEY": key, "WANDB_MODE": "offline"}
+        done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
+        assert "[info] Detected W&B login, setting WANDB_API_KEY" in done.stdout
+        assert key not in done.stdout + done.stderr
+        (invocation,) = Registry(tmp_path / "home" / "invocations").all()
+        assert site.await_over(invocation).phase == "done", site.logs(invocation)
+    assert "export to wandb: done" in site.logs(invocation), site.logs(invocation)
+    assert key not in site.logs(invocation)

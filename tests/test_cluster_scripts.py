@@ -1,0 +1,220 @@
+"""The batch scripts as text, and what travels to the cluster before they run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cluster.launch import preview
+from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.script import directive, main_script, worker_script
+from holdfast.cluster.serving import server_line
+from holdfast.cluster.ship import build_wheel, collect, ensure_python
+from holdfast.cluster.transport import Here
+from holdfast.errors import ClusterError, UsageError
+from holdfast.spec.load import load_eval
+from tests.support.clusters import launched, lay_out
+from tests.support.running import holdfast, write_eval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEW = {"HF_TOKEN": "x", "OTHER_TOKEN": "y", "WANDB_API_KEY": "z"}
+
+
+def task(**changes: object) -> TaskFile:
+    values: dict[str, object] = {
+        "invocation": "0123456789abcdef",
+        "number": 0,
+        "name": "gsm8k",
+        "python": "/env/bin/python",
+        "eval_file": "/bundle/gsm8k.yaml",
+        "runs_dir": "/runs",
+        **changes,
+    }
+    return TaskFile(**values)  # type: ignore[arg-type]
+
+
+def test_the_main_script_is_this_text() -> None:
+    given = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
+    assert main_script(given, TaskPlace("/base/holdfast/0123456789abcdef", 0)) == (
+        "#!/bin/bash\n"
+        "#SBATCH --output=/base/holdfast/0123456789abcdef/0/logs/slurm-%j.log\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --account=a\n"
+        "#SBATCH --time=04:00:00\n"
+        "#SBATCH --exclusive\n"
+        "# gsm8k: task 0 of 0123456789abcdef, main\n"
+        "trap '' USR2\n"
+        "module load cuda\n"
+        "exec /env/bin/python -m holdfast.cluster.node /base/holdfast/0123456789abcdef/0 --role main\n"
+    )
+
+
+def test_the_workers_script_is_this_text() -> None:
+    assert worker_script(task(workers=4, worker_options=("--time=1",)), TaskPlace("/b/holdfast/0", 0)) == (
+        "#!/bin/bash\n"
+        "#SBATCH --output=/b/holdfast/0/0/logs/slurm-%A_%a.log\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --array=1-3\n"
+        "#SBATCH --requeue\n"
+        "#SBATCH --time=1\n"
+        "# gsm8k: task 0 of 0123456789abcdef, worker\n"
+        "trap '' USR2\n"
+        "exec /env/bin/python -m holdfast.cluster.node /b/holdfast/0/0 --role worker\n"
+    )
+
+
+def test_names_that_a_shell_would_read_are_quoted() -> None:
+    text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskPlace("/a b/100%/x", 0))
+    *_, comment, _, last = text.splitlines()
+    assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
+    assert shlex.split(last) == [
+        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.node", "/a b/100%/x/0", "--role", "main")
+    ]
+    assert "#SBATCH --output='/a b/100%%/x/0/logs/slurm-%j.log'" in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    with pytest.raises(UsageError, match="line break"):
+        directive("--comment=a\n#SBATCH --uid=0")
+
+
+def options(text: str) -> Iterator[str]:
+    return (line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH "))
+
+
+def test_the_options_are_the_configurations(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    extra = ("execution.workers=3", "execution.cpu_partition=cpu", "+execution.sbatch_extra_flags.qos=high")
+    first = preview(launched(folder, "newer", "BIG", *extra, environ={**NEW, "PWD": str(folder)}))[0]
+    main = list(options(first.main))
+    assert {"--account=acct", "--partition=batch", "--time=04:00:00", "--nodes=2", "--qos=high"} <= set(main)
+    assert "--gpus-per-node=8" in main or "--gres=gpu:8" in main
+    assert "--signal=B:USR2@120" in main
+    assert first.worker is not None
+    beside = list(options(first.worker))
+    assert {"--array=1-2", "--requeue", "--partition=cpu", "--nodes=1", "--ntasks=1", "--qos=high"} <= set(beside)
+    assert not any("gpu" in option for option in beside), "the server has them"
+
+
+def test_a_short_time_limit_has_a_short_margin(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    made = preview(launched(folder, "newer", "BIG", "execution.walltime=2m", environ={**NEW, "PWD": str(folder)}))
+    assert "--signal=B:USR2@30" in options(made[0].main)
+
+
+def test_a_server_in_a_container_is_started_by_srun() -> None:
+    served = DeploymentFile(
+        command="vllm serve '/a b'", image="/i.sqsh", mounts=("/m:/checkpoint:ro",), pre_cmd="ulimit -n 9"
+    )
+    words = shlex.split(server_line(served, 2, pyxis=True))
+    assert words[:5] == ["srun", "--overlap", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"]
+    assert words[5:8] == [
+        *("--container-image=/i.sqsh", "--container-mounts=/m:/checkpoint:ro", "--no-container-mount-home")
+    ]
+    assert words[8:] == ["bash", "-c", "ulimit -n 9\nvllm serve '/a b'"]
+    assert server_line(served, 1, pyxis=False) == "ulimit -n 9\nvllm serve '/a b'"
+
+
+def test_secrets_survive_their_file_whatever_they_are() -> None:
+    values = {"A": "plain", "B": "with = and \" and ' and\nnew lines $HOME `reboot` ü"}
+    assert read_secrets(write_secrets(values)) == values
+
+
+def test_a_dry_run_shows_everything_and_does_nothing(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    before = sorted(folder.rglob("*"))
+    said = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
+    assert "Compiled Configuration" in said and "env.toml" in said
+    assert "#SBATCH --account=acct" in said and "--role main" in said
+    assert "1 samples × 1 trials" in said
+    assert "hellaswag" in said and "Task 1" not in said
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    said = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
+    assert "Compiled Configuration" in said
+    wrong = holdfast("eval", "evals/mmlu.yaml", "--force-squash", "-d", cwd=folder, check=2).stderr
+    assert "--run or --batch" in wrong
+
+
+def test_variables_that_are_not_set_are_named_before_anything_is_submitted(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    done = holdfast("eval", "-c", "newer", "--batch", "BIG", cwd=folder, env={"WANDB_API_KEY": "z"}, check=2)
+    assert "HF_TOKEN" in done.stderr and "OTHER_TOKEN" in done.stderr
+
+
+def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
+    name, data = build_wheel()
+    assert build_wheel() == (name, data)
+    with zipfile.ZipFile(BytesIO(data)) as wheel:
+        names = wheel.namelist()
+        assert wheel.testzip() is None
+        assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
+    assert "holdfast/cluster/node.py" in names
+    assert "holdfast/cluster/groups/deployment/vllm.yaml" in names
+    assert not any("__pycache__" in name for name in names)
+
+
+def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
+    transport = Here(pauses=())
+    python = ensure_python(transport, str(tmp_path))
+    ready = Path(python).parent.parent / ".ready"
+    made = ready.stat().st_mtime_ns
+    said = subprocess.run(
+        [python, "-c", "import holdfast; print(holdfast.__file__)"], capture_output=True, text=True, cwd="/", check=True
+    ).stdout
+    assert said.startswith(str(ready.parent)), said
+    assert ensure_python(transport, str(tmp_path)) == python
+    assert ready.stat().st_mtime_ns == made
+
+
+def test_a_cluster_where_it_cannot_be_installed_says_what_to_do(tmp_path: Path) -> None:
+    transport = Here(pauses=(), env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"})
+    with pytest.raises(ClusterError, match="could not be installed") as refused:
+        ensure_python(transport, str(tmp_path))
+    assert 'python = "' in str(refused.value)
+    assert not list(tmp_path.rglob(".ready"))
+
+
+def test_an_evals_files_travel_and_what_is_no_part_of_it_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "project" / "evals"
+    path = write_eval(folder, "http://127.0.0.1:9/v1", dataset={"path": str(tmp_path / "elsewhere" / "far.jsonl")})
+    (folder / "runs" / "old").mkdir(parents=True)
+    for name in ("runs/old/outputs.jsonl", ".env", "grader.py"):
+        (folder / name).write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "data.jsonl").rename(tmp_path / "elsewhere" / "far.jsonl")
+    spec = load_eval(path)
+    bundle = collect(spec, path)
+    assert set(bundle.files) == {"elsewhere/far.jsonl", "project/evals/e.yaml", "project/evals/grader.py"}
+    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    there = load_eval(Path(sent) / bundle.eval_file, bundle.overrides(spec, sent))
+    assert there.dataset is not None
+    (far,) = there.dataset.path if isinstance(there.dataset.path, list) else [there.dataset.path]
+    assert Path(far).read_bytes() == (tmp_path / "elsewhere" / "far.jsonl").read_bytes()
+    assert Path(far).is_relative_to(sent)
+
+
+def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
+    monkeypatch.setattr("holdfast.cluster.ship.MOST_BYTES", 100)
+    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB lie beside it") as refused:
+        collect(load_eval(path), path)
+    assert "data.jsonl" in str(refused.value)
+
+
+def test_the_interpreter_of_a_profile_must_have_holdfast(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    (folder / "env.toml").write_text('[here]\nexecutor = "local"\npython = "/usr/bin/env"\n')
+    done = holdfast("eval", "-c", "hosted", "--batch", "here", cwd=folder, env={"API_KEY": "k"}, check=3)
+    assert "/usr/bin/env has no Holdfast" in done.stderr
+    assert sys.executable not in done.stderr
