@@ -10,12 +10,12 @@ import msgspec
 
 from holdfast.cli.eval import make_display, patience
 from holdfast.cli.export import export_after
-from holdfast.cli.places import command_line, find_run, runs_dir_option, runs_directory
+from holdfast.cli.places import command_line, find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.rundir import RunDir
 
 
 class _Rule(msgspec.Struct):
@@ -68,7 +68,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         )
     )
     options = Options(
-        runs_dir=_home(rundir, manifest, root),
+        runs_dir=home_of(rundir, manifest, root),
         grade_only=True,
         again=given["again"],
         accept_errors=given["accept_errors"],
@@ -105,11 +105,3 @@ def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, .
         if (rule := known.get(f"{prefix}{grader.get('name') or grader.get('type')}")) is not None
         for key, value in (("threshold", rule.threshold), ("weight", rule.weight))
     ]
-
-
-def _home(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
-    """The runs directory in which a run lies. One that was copied elsewhere, or archived, has none of its own."""
-    from holdfast.store.files import slug
-
-    place = rundir.path if len(rundir.path.parts) > 2 else rundir.path.resolve()
-    return place.parent.parent if place.parent.name == slug(manifest.name) else root

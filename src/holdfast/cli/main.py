@@ -23,6 +23,11 @@ _VERBS: Final = {
     "init": "Write a small working eval to start from.",
     "migrate": "Bring eval files and runs of earlier versions up to date.",
     "repair": "Verify a run directory and repair it.",
+    "status": "Say what an invocation on a cluster, or a run, is doing.",
+    "logs": "Show the logs of an invocation or a run, and follow them.",
+    "kill": "End the jobs of an invocation, or the process of a run, and nothing else.",
+    "resume": "Go on with an invocation or a run, from its id or path alone.",
+    "doctor": "Check that a profile works, with a remedy for what does not.",
     "work": "Work on a run that was shared out, beside other workers.",
 }
 

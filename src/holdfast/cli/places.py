@@ -7,10 +7,15 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.cluster.finding import Subject
+    from holdfast.store.rundir import Manifest, RunDir
 
 runs_dir_option = click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Where runs are kept [$HOLDFAST_RUNS_DIR or ./runs]."
@@ -49,6 +54,27 @@ def _find(name: str, runs_dir: Path) -> Path:
             f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
         )
     raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
+
+
+def home_of(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
+    """The runs directory in which a run lies. One that was copied elsewhere, or archived, has none of its own."""
+    from holdfast.store.files import slug
+
+    place = rundir.path if len(rundir.path.parts) > 2 else rundir.path.resolve()
+    return place.parent.parent if place.parent.name == slug(manifest.name) else root
+
+
+def subject_of(name: str, runs_dir: Path) -> Subject | Path:
+    """An invocation or a task of it, by id or path; else a run on this machine, by path or id."""
+    from holdfast.cluster.finding import NotKnown, find
+
+    try:
+        return find(name)
+    except NotKnown as error:
+        try:
+            return find_run(name, runs_dir)
+        except UsageError as other:
+            raise UsageError(f"{error.message}; {other.message}", remedy=error.remedy) from None
 
 
 def command_line() -> str:

@@ -16,6 +16,12 @@
 `slurm`        submit, look at and cancel jobs
 `layout`       the files of an invocation on the cluster
 `submission`   who submitted what: intents before jobs, ids, and the list of this user's invocations
+`squash`       Docker images as .sqsh files
+`doctor`       whether a profile works, check by check
+`finding`      the invocation, task or run that an id or a path means
+`watching`     what an invocation is doing, as anybody may see it who can read its directory
+`reading`      its logs, from one attempt to the next
+`killing`      ending its jobs, and nothing else
 `chain`        the jobs of a task, as they follow each other
 `script`       the batch scripts
 `ship`         this version and the user's files, put there once

@@ -42,6 +42,10 @@ _SEND_TIMEOUT: Final = 3600.0
 _MISSING: Final = 44  # our scripts' exit code for a file that is not there
 
 
+SSH_CONFIG: Final = "HOLDFAST_SSH_CONFIG"
+"""The environment variable that names an ssh configuration to be used instead of the user's own."""
+
+
 class Completed(NamedTuple):
     """A program that ran to its end."""
 
@@ -290,6 +294,13 @@ class Ssh(Transport):
             f"{self.place}: {said[-1]}",
             remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
         )
+
+
+def way_to(host: str | None, user: str | None = None, identity: str | None = None) -> Transport:
+    """The way to a cluster as a profile or an invocation names it: no host is this machine."""
+    if host is None:
+        return Here()
+    return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG))
 
 
 def _run(

@@ -8,6 +8,7 @@
 `follow`     what other workers have written since the last look
 `lease`      who may write
 `holding`    one process alone on a run, or workers side by side
+`live`       who is at work on a run, and telling them to stop
 `claims`     which worker does which trials
 `workspace`  the files a trial works on, kept by content
 `rundir`     the directory as a whole

@@ -98,11 +98,12 @@ _numbers = msgspec.json.Decoder(_Numbers)
 
 def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
     """The runs below a runs directory, by name, then oldest first."""
-    found = [listed for rundir in find_runs(root, archived=archived) if (listed := _listed(rundir)) is not None]
+    found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
     return sorted(found, key=lambda run: (run.name, run.created, run.id))
 
 
-def _listed(rundir: RunDir) -> Listed | None:
+def look_at(rundir: RunDir) -> Listed | None:
+    """A run as a list shows it; None for a folder that is none of ours."""
     files = dict(_files(rundir.path))
     own = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
     if own.isdisjoint(files):

@@ -1,0 +1,31 @@
+"""`holdfast doctor`: whether a profile works."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command("doctor")
+@click.argument("profile")
+@click.option("--no-job", is_flag=True, help="Run no job on a compute node.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(profile: str, no_job: bool, as_json: bool) -> int:
+    """Check that PROFILE of env.toml works: one line each, with the remedy where something does not.
+
+    Exit code 0 where nothing has failed, 1 where something has. No file is left behind on the cluster.
+    """
+    from holdfast.cluster.doctor import diagnose
+
+    checks = []
+    for check in diagnose(profile, Path.cwd(), os.environ, job=not no_job):
+        checks.append(check)
+        if not as_json:
+            click.echo(str(check))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(checks)).decode())
+    return 1 if any(check.state == "failed" for check in checks) else 0

@@ -1,0 +1,76 @@
+"""`holdfast kill`: end the jobs of an invocation, or the process of a run."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.errors import ClusterError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PATIENCE = 30.0
+
+
+@click.command("kill")
+@click.argument("what", metavar="ID|PATH")
+@runs_dir_option
+def command(what: str, runs_dir: Path | None) -> int:
+    """End all jobs of an invocation, or of one task (`ID.N`), or the process that holds a run; and nothing else.
+
+    What is finished stays, and `holdfast resume` goes on with it. Doing it twice does no harm. Exit code 3 where
+    something told to end has not ended yet.
+    """
+    from holdfast.cluster.finding import Subject
+
+    found = subject_of(what, runs_directory(runs_dir))
+    return _kill_jobs(found) if isinstance(found, Subject) else _kill_process(found)
+
+
+def _kill_jobs(subject: object) -> int:
+    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.killing import kill
+
+    assert isinstance(subject, Subject)
+    ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
+    if remain:
+        raise ClusterError(
+            f"told to end, and still there: {', '.join(remain)}",
+            remedy=f"They are Slurm's to end now; look again with: holdfast status {subject.name}",
+        )
+    click.echo(f"ended {len(ended)} jobs" if ended else "no job of it was left")
+    click.echo(f"Go on with: holdfast resume {subject.name}")
+    return 0
+
+
+def _kill_process(path: Path) -> int:
+    from holdfast.store.live import holders, is_here, stop
+    from holdfast.store.rundir import RunDir
+
+    held = holders(RunDir(path))
+    if not held:
+        click.echo(f"no process holds {path}")
+        return 0
+    elsewhere = [holder for holder in held if not is_here(holder)]
+    try:
+        ended, remain = stop(held, _PATIENCE)
+    except PermissionError:
+        raise UsageError(
+            f"{path} is held by somebody else's process: {', '.join(map(str, held))}", remedy="Ask them to end it."
+        ) from None
+    for holder in ended:
+        click.echo(f"ended {holder}")
+    if remain or elsewhere:
+        raise ClusterError(
+            f"still there: {', '.join(map(str, [*remain, *elsewhere]))}",
+            remedy="A process on another machine is ended there, with the same command."
+            if elsewhere
+            else "It finishes what is in hand; look again with `holdfast status`.",
+        )
+    click.echo(f"Go on with: holdfast resume {path}")
+    return 0

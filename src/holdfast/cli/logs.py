@@ -1,0 +1,126 @@
+"""`holdfast logs`: what jobs and runs have said."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.errors import Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.reading import Lines, Logs
+
+POLL_SECONDS: Final = 1.0
+_LOOK_EVERY: Final = 5
+"""looks at a log for one at the jobs"""
+
+
+@click.command("logs")
+@click.argument("what", metavar="ID|PATH")
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what is written, attempt after attempt, to the end.")
+@click.option("--deployment", is_flag=True, help="The log of the server instead.")
+@click.option("--worker", metavar="N", help="The log of worker N instead.")
+@click.option("--all", "everything", is_flag=True, help="Of all attempts, not of the last one alone.")
+@runs_dir_option
+def command(
+    what: str, follow: bool, deployment: bool, worker: str | None, everything: bool, runs_dir: Path | None
+) -> int:
+    """Show the log of an invocation's tasks, of one task (`ID.N`), or of a run directory.
+
+    It can be named as for `holdfast status`. Ctrl-C ends the following, and nothing else.
+    """
+    from holdfast.cluster.finding import Subject
+
+    if deployment and worker is not None:
+        raise UsageError("--deployment and --worker name different logs; give one of them")
+    found = subject_of(what, runs_directory(runs_dir))
+    try:
+        if isinstance(found, Subject):
+            kind = "deployment" if deployment else "main" if worker is None else f"worker-{worker}"
+            return _of_invocation(found, kind, follow=follow, everything=everything)
+        if deployment:
+            raise UsageError(f"{found} is a run; only invocations have a server of their own")
+        return _of_run(found, worker, follow=follow)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _of_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
+    from holdfast.cluster.layout import TaskPlace
+    from holdfast.cluster.reading import Lines, Logs
+    from holdfast.cluster.watching import LIVE, look, read_files
+
+    names = read_files(subject.transport, subject.directory).invocation.tasks
+    numbers = range(len(names)) if subject.task is None else [subject.task]
+    logs = [Logs(subject.transport, TaskPlace(subject.directory, number).logs, f"{kind}-*.log") for number in numbers]
+    leads = [f"[.{number} {names[number]}] " if len(numbers) > 1 else "" for number in numbers]
+    if not everything:
+        for log in logs:
+            log.begin_with_the_newest()
+
+    def over() -> bool:
+        tasks = look(subject).tasks
+        return all(task.status not in LIVE and task.status != "unknown" for task in tasks)
+
+    _show(list(zip(logs, map(Lines, leads), strict=True)), over if follow else None, f"{kind} log")
+    return 0
+
+
+def _of_run(path: Path, worker: str | None, *, follow: bool) -> int:
+    from holdfast.cluster.reading import Lines, Logs
+    from holdfast.cluster.transport import Here
+    from holdfast.store.live import holders
+    from holdfast.store.rundir import RunDir
+
+    folder = path if worker is None else path / "workers" / worker
+    _show(
+        [(Logs(Here(), str(folder), "run.log"), Lines())],
+        (lambda: not holders(RunDir(path))) if follow else None,
+        "run.log",
+    )
+    return 0
+
+
+def _show(logs: list[tuple[Logs, Lines]], over: Callable[[], bool] | None, what: str) -> None:
+    """Print what is there; with `over`, also what comes, until it says so. A cluster that is silent is waited for."""
+    from holdfast.cluster.reading import none_yet
+
+    shown = ""
+    looks, silent, last = 0, False, over is None
+    while True:
+        try:
+            for log, lines in logs:
+                for piece in log.read():
+                    if piece.file != shown and shown and len(logs) == 1:
+                        click.echo(f"── {piece.file}", err=True)
+                    shown = piece.file
+                    for line in lines.add(piece):
+                        click.echo(line)
+            if silent:
+                click.echo("the cluster answers again", err=True)
+            silent = False
+            if last:
+                break
+            looks += 1
+            last = looks % _LOOK_EVERY == 0 and over is not None and over()
+            if last:
+                continue  # what was said between the two looks
+        except Unreachable as error:
+            if over is None:
+                raise
+            if not silent:
+                click.echo(f"{error.message}; trying again until it answers", err=True)
+            silent = True
+        time.sleep(POLL_SECONDS)
+    for _, lines in logs:
+        for line in lines.end():
+            click.echo(line)
+    if not shown:
+        raise none_yet(logs[0][0], what)

@@ -1,0 +1,140 @@
+"""`holdfast resume`: go on with an invocation or a run, from its id or path alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
+from holdfast.cli.places import command_line, home_of, runs_dir_option, runs_directory, subject_of
+from holdfast.errors import RunHeld, UsageError
+from holdfast.spec.overrides import parse_override
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.cluster.finding import Subject
+
+
+@click.command("resume")
+@click.argument("what", metavar="ID|PATH")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option("--concurrency", type=Concurrency(), help="Of a run: requests in flight, or auto.")
+@click.option("--accept-errors", is_flag=True, help="Of a run: finish although some trials have errors.")
+@click.option("--retry-failed", is_flag=True, help="Of a run: take up the errors that were accepted.")
+@click.option("--wait", is_flag=True, help="Of a run: wait for another process that holds it.")
+@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="Of a run: how to show progress.")
+@runs_dir_option
+def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
+    """Go on with what has stopped: submit the tasks of an invocation that are not done, or run what is left of a run.
+
+    Neither needs the configuration or the eval file: an invocation's directory and a run's manifest hold all but
+    secrets. KEY=VALUE changes a run's limits, say limits.max_cost=20; what would make it another run is refused. Exit
+    code 4 where it is being worked on already.
+    """
+    from holdfast.cluster.finding import Subject
+
+    found = subject_of(what, runs_directory(given["runs_dir"]))
+    if not isinstance(found, Subject):
+        return _resume_run(found, overrides, given)
+    options = ("concurrency", "accept_errors", "retry_failed", "wait")
+    wrong = [*overrides, *(f"--{name.replace('_', '-')}" for name in options if given[name])]
+    if wrong:
+        raise UsageError(
+            f"an invocation goes on as it was submitted: {' '.join(wrong)} is for runs",
+            remedy="Submit it anew with `holdfast eval -c`, which finds the same run and what is done.",
+        )
+    return _resume_invocation(found)
+
+
+def _resume_invocation(subject: Subject) -> int:
+    from holdfast.cluster.launch import start_attempt
+    from holdfast.cluster.layout import remove_stop
+    from holdfast.cluster.slurm import JobName
+    from holdfast.cluster.submission import Registry
+    from holdfast.cluster.watching import jobs_of, read_files
+
+    files = read_files(subject.transport, subject.directory)
+    _check_rights(subject, files.invocation.user)
+    numbers = list(range(len(files.invocation.tasks))) if subject.task is None else [subject.task]
+    live = {
+        name.task: state
+        for state in jobs_of(subject.transport, files)
+        if state.active and (name := JobName.parse(state.name)) is not None and name.task in numbers
+    }
+    done = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
+    left = [n for n in numbers if n not in done and n not in live]
+    for number, state in sorted(live.items()):
+        click.echo(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}", err=True)
+    if live and not left:
+        raise RunHeld(
+            f"{subject.name} is being worked on", remedy=f"`holdfast kill {subject.name}` ends that, if it must be."
+        )
+    if not left:
+        click.echo(f"{subject.name}: all is done")
+        return 0
+    remove_stop(subject.transport, subject.directory)
+    mirror = Registry().mirror(subject.known.id) if subject.known else None
+    started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
+    for job in started:
+        click.echo(f"submitted {job.intent.name} (job {job.id})")
+    click.echo(f"Follow it with: holdfast logs -f {subject.name}")
+    return 0
+
+
+def _check_rights(subject: Subject, owner: str) -> None:
+    script = 'test -w "$1" && { test ! -e "$1/secrets.env" || test -r "$1/secrets.env"; }'
+    if subject.transport.run(["sh", "-c", script, "sh", subject.directory]).code != 0:
+        raise UsageError(
+            f"{subject.name} is {owner}'s: its jobs read secrets that only they can read",
+            remedy="Submit the same configuration yourself with `holdfast eval -c`: it takes over all that is done "
+            "where both have the same remote_job_dir.",
+        )
+
+
+def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
+    """Run what is left of a run in its place, from its manifest."""
+    from holdfast.engine.around import with_outputs_of
+    from holdfast.engine.options import Options
+    from holdfast.engine.run import run_eval
+    from holdfast.engine.setup import identify
+    from holdfast.report.table import print_outcome
+    from holdfast.spec.load import eval_of_run
+    from holdfast.store.rundir import RunDir
+
+    rundir = RunDir(path)
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise UsageError(f"{path} has no manifest", remedy="`holdfast eval` with its eval file writes it again.")
+    _refuse_hidden(manifest.eval, manifest.eval_file)
+    changes = [parse_override(text) for text in overrides]
+    if given["concurrency"] is not None:
+        changes.append((("limits", "concurrency"), given["concurrency"]))
+    spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, changes)
+    if with_outputs_of((rundir, manifest), identify(spec)).place is None:
+        raise UsageError(
+            f"{path} is another run than its eval would make now: its data, its code or its graders have changed",
+            remedy="Run `holdfast eval` with the eval file, which takes over what still fits and says what changed.",
+        )
+    options = Options(
+        runs_dir=home_of(rundir, manifest, runs_directory(given["runs_dir"])),
+        outputs_of=(rundir, manifest),
+        accept_errors=given["accept_errors"],
+        retry_failed=given["retry_failed"],
+        wait=patience(given["wait"]),
+    )
+    outcome = run_eval(spec, options, make_display(given["display"]))
+    print_outcome(outcome, command_line())
+    write_copies(outcome, spec, {"log_samples": False, "output_path": None})
+    return outcome.exit_code
+
+
+def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:
+    import msgspec
+
+    if b"(hidden" in msgspec.json.encode(data):
+        raise UsageError(
+            "the eval holds a secret that was written out, and no secret is kept in a run",
+            remedy=f"Go on with: holdfast eval {eval_file or 'FILE'}",
+        )

@@ -1,0 +1,222 @@
+"""`holdfast status`: what an invocation or a run is doing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.display.format import duration
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.cluster.watching import Picture, TaskPicture
+
+UNREACHABLE = 3
+"""the exit code where the cluster did not answer"""
+
+
+class RunPicture(msgspec.Struct, frozen=True):
+    """An ordinary run, as `--json` has it."""
+
+    id: str
+    name: str
+    target: str
+    path: str
+    status: str
+    done: int
+    """trials that have an output"""
+    total: int
+    errors: int
+    """trials without an output that were tried"""
+    score: float | None
+    coverage: float | None
+    held_by: tuple[str, ...] = ()
+
+
+@click.command("status")
+@click.argument("what", metavar="[ID|PATH]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@runs_dir_option
+def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
+    """Say what an invocation, a task of it, or a run is doing; without an argument, list this user's invocations.
+
+    ID is an invocation's id, its beginning, or `ID.N` for task N. PATH is an invocation's directory, a run directory,
+    or HOST:PATH; from a path anybody sees the same who may read it. Exit code 3 where the cluster does not answer.
+    """
+    if what is None:
+        return _list(as_json)
+    found = subject_of(what, runs_directory(runs_dir))
+    from holdfast.cluster.finding import Subject
+
+    if not isinstance(found, Subject):
+        picture = look_at_run(found)
+        click.echo(_json(picture) if as_json else "\n".join(_run_lines(picture)))
+        return 0
+    from holdfast.cluster.watching import look
+
+    seen = look(found)
+    click.echo(_json(seen) if as_json else "\n".join(_lines(seen, found.name)))
+    return UNREACHABLE if seen.unreachable else 0
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def _list(as_json: bool) -> int:
+    """All invocations. What is done is not asked about again, and a cluster that does not answer is asked once."""
+    from holdfast.cluster.finding import of_invocation
+    from holdfast.cluster.submission import Registry
+    from holdfast.cluster.watching import last_known, look, settled
+
+    silent: dict[tuple[str | None, str | None], str] = {}
+    pictures: list[Picture] = []
+    for known in Registry().all():
+        subject, way = of_invocation(known), (known.host, known.user)
+        try:
+            done = settled(subject)
+            picture = done or (last_known(subject, silent[way]) if way in silent else look(subject))
+        except UsageError as error:  # its directory is gone, say
+            picture = last_known(subject, error.message, reached=True)
+        if picture.unreachable:
+            silent[way] = picture.unreachable
+        pictures.append(picture)
+    if as_json:
+        click.echo(_json(pictures))
+    elif not pictures:
+        click.echo("no invocations; a run is looked at by its path: holdfast status RUN")
+    else:
+        rows = [
+            (
+                picture.id,
+                _ago(picture.created),
+                picture.profile or picture.executor,
+                ", ".join(task.name for task in picture.tasks),
+                _summary(picture.tasks),
+            )
+            for picture in pictures
+        ]
+        click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
+        for why in dict.fromkeys(silent.values()):
+            click.echo(f"not reachable: {why}", err=True)
+    return UNREACHABLE if silent else 0
+
+
+def _summary(tasks: Sequence[TaskPicture]) -> str:
+    words = [task.status for task in tasks]
+    return ", ".join(f"{words.count(word)} {word}" if len(words) > 1 else word for word in dict.fromkeys(words))
+
+
+def _lines(picture: Picture, name: str) -> Iterator[str]:
+    facts = [
+        picture.id,
+        *([picture.profile] if picture.profile else []),
+        f"{picture.place}: {picture.directory}",
+        *([f"by {picture.user}"] if picture.user else []),
+        *([_ago(picture.created)] if picture.created else []),
+    ]
+    yield " · ".join(facts)
+    if picture.unreachable:
+        known = f"what was known {_ago(picture.looked)}" if picture.looked else "nothing is known of it yet"
+        yield f"unknown (cluster not reachable: {picture.unreachable}); {known}:"
+    rows = [
+        (
+            f".{task.id.rpartition('.')[2]}",
+            task.name,
+            task.status,
+            f"{task.done:,}/{'?' if task.total is None else format(task.total, ',')}",
+            f"{task.rate:.2g}/s" if task.rate else "–",
+            f"{task.errors:,}",
+            "–" if task.eta is None else duration(task.eta),
+        )
+        for task in picture.tasks
+    ]
+    yield from _table(("", "task", "status", "done", "rate", "errors", "ETA"), rows)
+    for task in picture.tasks:
+        if task.reason and not picture.unreachable:
+            yield f".{task.id.rpartition('.')[2]}  {task.status}: {task.reason}"
+        if task.run_dir:
+            yield f".{task.id.rpartition('.')[2]}  run: {task.run_dir}"
+    jobs = [
+        (
+            f".{task.id.rpartition('.')[2]}",
+            job.role,
+            job.id or "?",
+            job.state,
+            job.node or "–",
+            duration(job.elapsed) if job.elapsed else "–",
+            job.why,
+        )
+        for task in picture.tasks
+        for job in task.jobs
+        if job.active or job is task.jobs[-1]
+    ]
+    if jobs:
+        yield ""
+        yield from _table(("", "job", "id", "state", "node", "elapsed", ""), jobs)
+    if any(task.status in ("interrupted", "unsubmitted", "stopped") for task in picture.tasks):
+        yield f"Go on with: holdfast resume {name}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _ago(moment: float | None) -> str:
+    if moment is None:
+        return "?"
+    seconds = max(0.0, time.time() - moment)
+    return f"{duration(seconds)} ago" if seconds < 86400 else time.strftime("%Y-%m-%d", time.localtime(moment))
+
+
+def look_at_run(path: Path) -> RunPicture:
+    """An ordinary run. Nothing is written, so reading it needs no right but to read."""
+    from holdfast.store.listing import look_at
+    from holdfast.store.live import holders
+    from holdfast.store.rundir import RunDir
+
+    rundir = RunDir(path)
+    rundir.read_manifest()  # says what is wrong with it
+    listed = look_at(rundir)
+    if listed is None:
+        raise UsageError(f"{path} is no run directory")
+    errors = 0
+    if listed.status in ("running", "unfinished"):
+        index = rundir.load(mend=False)
+        errors = sum(key not in index.outputs for key in index.attempts)
+    return RunPicture(
+        id=listed.id,
+        name=listed.name,
+        target=listed.target,
+        path=str(path.resolve()),
+        status=listed.status,
+        done=listed.done,
+        total=listed.total,
+        errors=errors,
+        score=listed.score,
+        coverage=listed.coverage,
+        held_by=tuple(map(str, holders(rundir))),
+    )
+
+
+def _run_lines(run: RunPicture) -> Iterator[str]:
+    yield f"{run.name} · {run.target} · {run.path}"
+    errors = f", {run.errors:,} trials have errors" if run.errors else ""
+    if run.status == "running":
+        yield f"running: {run.done:,} of {run.total:,} trials have an output{errors}"
+        yield from (f"  {holder}" for holder in run.held_by)
+    elif run.status == "finished":
+        score = "no score" if run.score is None else f"score {run.score:.3f}"
+        yield f"finished: {score}, coverage {run.coverage or 0:.1%} of {run.total:,} trials"
+    else:
+        yield f"not finished: {run.done:,} of {run.total:,} trials have an output{errors}"
+        yield f"Go on with: holdfast resume {run.path}"

@@ -1,0 +1,123 @@
+"""Invocations as `holdfast eval -c … --run` leaves them, with jobs that only sleep: for whoever looks after them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.cluster import layout
+from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
+from holdfast.cluster.slurm import JobName, Slurm
+from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.cluster.submission import Job
+    from holdfast.cluster.transport import Transport
+    from tests.support.slurm import Lab
+
+SLEEP = b"#!/bin/sh\nexec sleep 600\n"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An invocation below `base`."""
+
+    id: str
+    base: Path
+    transport: Transport
+
+    @property
+    def directory(self) -> Path:
+        return self.base / "holdfast" / self.id
+
+    def place(self, task: int = 0) -> TaskPlace:
+        return TaskPlace(self.directory, task)
+
+    def state(self, task: int = 0, **fields: Any) -> None:
+        """What its main job says of a task."""
+        layout.write_state(self.place(task), State(**fields))
+
+    def submit(self, role: str = "main", *options: str, task: int = 0, script: bytes = SLEEP) -> Job:
+        """A job of it, recorded as jobs are."""
+        submitter = Submitter(Slurm(self.transport), Ledger(self.transport, str(self.directory)))
+        return submitter.submit(
+            JobName(self.id, task, role), script, options=["--output=/dev/null", "--begin=now", *options]
+        )
+
+    def log(self, name: str, text: str, task: int = 0) -> Path:
+        """Add to one of its logs."""
+        path = Path(self.place(task).logs) / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(text)
+        return path
+
+
+def launched(
+    transport: Transport, base: Path, *, tasks: tuple[str, ...] = ("gsm8k",), executor: str = "slurm"
+) -> Launched:
+    """An invocation that nothing has been submitted for yet."""
+    made = Launched(new_invocation(), base, transport)
+    made.directory.mkdir(parents=True)
+    described = InvocationFile(
+        id=made.id,
+        created=time.time(),
+        user=getpass.getuser(),
+        host=os.uname().nodename,
+        holdfast="0",
+        executor=executor,
+        profile="lab",
+        tasks=tasks,
+        base=str(base),
+        config={},
+    )
+    layout.write(made.directory / "invocation.json", described)
+    secrets = made.directory / "secrets.env"
+    secrets.touch(0o600)
+    for number, name in enumerate(tasks):
+        task = TaskFile(
+            invocation=made.id,
+            number=number,
+            name=name,
+            executor=executor,
+            python="python3",
+            eval_file="/nowhere/e.yaml",
+            runs_dir=str(base / "runs"),
+        )
+        layout.write(Path(made.place(number).task), task)
+        Path(made.place(number).script).write_bytes(SLEEP)
+    return made
+
+
+def register(made: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
+    """Make it known to whoever has `home` as HOLDFAST_HOME."""
+    Registry(home / "invocations").add(
+        Invocation(made.id, time.time(), str(made.directory), tasks, host=host, profile="lab")
+    )
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """A directory that other accounts may enter; pytest's own are closed to them, time and again."""
+    if os.getuid() != 0:
+        pytest.skip("there is a second account only for root")
+    with tempfile.TemporaryDirectory(prefix="holdfast-public-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def end_all(lab: Lab, *made: Launched) -> None:
+    """Leave no job."""
+    slurm = Slurm(lab.here)
+    for one in made:
+        slurm.cancel({job.name for job in slurm.jobs(invocation=one.id) if job.active})

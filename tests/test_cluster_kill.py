@@ -1,0 +1,172 @@
+"""`holdfast kill` ends what is meant, says so, and touches nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from holdfast.cluster.finding import Subject
+from holdfast.cluster.killing import kill
+from holdfast.cluster.slurm import JobName, Slurm
+from holdfast.cluster.submission import Intent, Ledger, Submitted, new_invocation
+from holdfast.cluster.watching import look
+from holdfast.errors import Unreachable, UsageError
+from holdfast.store.lease import Holder
+from holdfast.store.live import holders, is_here
+from holdfast.store.rundir import RunDir
+from tests.support.invocations import SLEEP, Launched, end_all, launched, public_folder, register
+from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
+from tests.support.slurm import wait_for_job
+from tests.test_cluster_status import env_of, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.cluster.transport import Transport
+    from tests.support.slurm import Lab
+
+
+@pytest.fixture
+def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
+    yield one
+    end_all(slurm, one)
+
+
+def foreign(slurm: Slurm, name: str) -> str:
+    """A job that is none of the invocation's; its id."""
+    return slurm.submit(SLEEP, name=name, comment="somebody else's", options=["--output=/dev/null"])
+
+
+def states(slurm: Slurm, name: str) -> list[str]:
+    return [job.state for job in slurm.jobs(names=[name])]
+
+
+def test_all_jobs_of_it_are_ended_and_no_other(transport: Transport, slurm: Lab, made: Launched) -> None:
+    here = Slurm(slurm.here)
+    job = running(made, slurm)
+    made.submit("main-2", f"--dependency=afternotok:{job}")
+    made.submit("workers", "--array=1-3")
+    made.submit("main", "--hold", task=1)
+    other = new_invocation()
+    similar = [f"hf-{made.id}0.0.main", f"hf-{made.id}", f"x-hf-{made.id}.0.main", f"hf-{other}.0.main"]
+    ids = [foreign(here, name) for name in similar]
+    try:
+        ended, remain = kill(Subject(transport, str(made.directory)), "test", poll=0.1)
+        assert remain == [] and len(ended) == 6
+        assert not [state for state in here.jobs(invocation=made.id) if state.active]
+        assert [states(here, name)[0] in ("running", "pending") for name in similar] == [True] * 4
+        assert (made.directory / "stop").exists()
+        pictures = look(Subject(transport, str(made.directory))).tasks
+        assert [task.status for task in pictures] == ["stopped", "stopped"]
+        again = kill(Subject(transport, str(made.directory)), "test", poll=0.1)
+        assert again == ([], [])
+    finally:
+        for name, job_id in zip(similar, ids, strict=True):
+            slurm.here.check(["scancel", f"--name={name}", job_id])
+
+
+def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Lab, made: Launched) -> None:
+    here = Slurm(slurm.here)
+    name = f"somebody-{new_invocation()}"
+    job = foreign(here, name)
+    ledger = Ledger(slurm.here, str(made.directory))
+    ours = str(JobName(made.id, 0, "main"))
+    ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1), Submitted("a" * 16, job, time.time() - 999))
+    try:
+        wait_for(lambda: states(here, name) == ["running"], "the other job")
+        assert kill(Subject(slurm.here, str(made.directory)), "test", poll=0.1) == ([], [])
+        assert states(here, name) == ["running"]
+        assert look(Subject(slurm.here, str(made.directory))).tasks[0].jobs[0].state == "gone"
+    finally:
+        slurm.here.check(["scancel", f"--name={name}", job])
+
+
+def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    running(made, slurm, 0)
+    running(made, slurm, 1)
+    register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
+    env = env_of(slurm, tmp_path / "home")
+    said = holdfast("kill", f"{made.id}.1", cwd=tmp_path, env=env).stdout
+    assert f"hf-{made.id}.1.main" in said and "ended 1 jobs" in said and f"holdfast resume {made.id}.1" in said
+    first, second = look(Subject(slurm.here, str(made.directory))).tasks
+    assert (first.status, second.status) == ("starting", "interrupted")
+    assert not (made.directory / "stop").exists()
+    assert "ended 1 jobs" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
+    assert "no job of it was left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+
+
+def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, made: Launched) -> None:
+    here, name = Slurm(slurm.here), str(JobName(made.id, 0, "main"))
+    ledger = Ledger(slurm.here, str(made.directory))
+    ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1))
+    here.submit(SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
+    ended, _ = kill(Subject(slurm.here, str(made.directory)), "test", poll=0.1)
+    assert len(ended) == 1 and wait_for_job(here, name, lambda job: not job.active)
+    assert [job.id is not None for job in ledger.jobs()] == [True]
+
+
+def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab) -> None:
+    with public_folder() as base:
+        made = launched(slurm.here, base)
+        job = running(made, slurm)
+        try:
+            with pytest.raises(UsageError, match="is an invocation of root"):
+                kill(Subject(slurm.ssh("colleague"), str(made.directory)), "test")
+            assert not (made.directory / "stop").exists()
+            assert [state.id for state in Slurm(slurm.here).jobs(invocation=made.id) if state.active] == [job]
+        finally:
+            end_all(slurm, made)
+
+
+def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab, tmp_path: Path) -> None:
+    made = launched(own_slurm.here, tmp_path / "base")
+    running(made, own_slurm)
+    own_slurm.kill_controller()
+    with pytest.raises(Unreachable, match="no job goes on that begins from now on"):
+        kill(Subject(own_slurm.impatient, str(made.directory)), "test")
+    assert (made.directory / "stop").exists()
+
+
+# A run on this machine
+
+
+def test_the_process_of_a_run_is_told_to_stop_and_loses_nothing(tmp_path: Path) -> None:
+    with server(latency=0.02) as provider:
+        eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
+        process = start("eval", eval_file, cwd=tmp_path)
+        outputs = wait_for(lambda: next(tmp_path.glob("runs/e/*/outputs.jsonl"), None), "the run")
+        wait_for(lambda: outputs.stat().st_size, "an output")
+        run = run_dir(tmp_path)
+        said = holdfast("kill", run, cwd=tmp_path).stdout
+        assert f"ended process {process.pid}" in said and f"holdfast resume {run}" in said
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert lines(outputs) and not (run / "metrics.json").exists()
+    assert "no process holds" in holdfast("kill", run, cwd=tmp_path).stdout
+
+
+def test_a_process_that_has_come_by_the_id_is_left_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "e" / "m-12345678")
+    run.path.mkdir(parents=True)
+    run.manifest.write_text("{}")
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        since = time.time() - 1000  # signed before that process began
+        run.lease.write_text(f"{other.pid}\n")
+        holder = Holder(os.uname().nodename, other.pid, since)
+        run.lease.with_suffix(".holder").write_bytes(msgspec.json.encode(holder))
+        assert holders(run) == [holder] and not is_here(holder)
+        assert is_here(Holder(os.uname().nodename, other.pid, time.time()))
+        holdfast("kill", run.path, cwd=tmp_path, check=3)
+        assert other.poll() is None
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()

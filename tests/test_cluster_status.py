@@ -1,0 +1,329 @@
+"""`holdfast status` and `holdfast logs` say what is so, to everybody who may read it, and nothing that nobody knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.cluster import layout
+from holdfast.cluster.finding import Subject
+from holdfast.cluster.layout import Begin, End
+from holdfast.cluster.slurm import JobName, Slurm
+from holdfast.cluster.submission import Intent, Ledger, Registry
+from holdfast.cluster.watching import look
+from tests.support.invocations import Launched, end_all, launched, public_folder, register
+from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
+from tests.support.slurm import wait_for_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.cluster.watching import Picture
+    from tests.support.slurm import Lab
+
+
+@pytest.fixture
+def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
+    yield one
+    end_all(slurm, one)
+
+
+def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
+    """What a user of the lab has in the environment."""
+    return {
+        "SLURM_CONF": lab.env["SLURM_CONF"],
+        "HOLDFAST_HOME": str(home),
+        "HOLDFAST_SSH_CONFIG": str(lab.ssh_config),
+        **more,
+    }
+
+
+def running(made: Launched, lab: Lab, task: int = 0) -> str:
+    """A main job that runs; its id."""
+    job = made.submit(task=task)
+    wait_for_job(Slurm(lab.here), job.intent.name, lambda state: state.state == "running")
+    assert job.id is not None
+    return job.id
+
+
+def status(what: str | Path, tmp_path: Path, env: dict[str, str], check: int = 0) -> Any:
+    return json.loads(holdfast("status", what, "--json", cwd=tmp_path, env=env, check=check).stdout)
+
+
+def test_a_running_task_shows_how_far_it_is_and_a_pending_one_why(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    job = running(made, slurm)
+    made.state(phase="running", done=120, total=2000, rate=4.0, errors=3, attempt=1, job=job, run_dir="/r/e/m-12345678")
+    made.submit("main", "--hold", task=1)
+    register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
+    env = env_of(slurm, tmp_path / "home")
+    first, second = status(made.id[:6], tmp_path, env)["tasks"]
+    assert (first["status"], first["done"], first["total"], first["errors"]) == ("running", 120, 2000, 3)
+    assert first["eta"] == pytest.approx(470)
+    (one,) = first["jobs"]
+    assert (one["id"], one["state"], one["role"]) == (job, "running", "main") and one["node"].startswith("node")
+    assert second["status"] == "pending" and "scontrol release" in second["reason"]
+    (task,) = status(f"{made.id}.1", tmp_path, env)["tasks"]
+    assert task == second
+    shown = holdfast("status", made.id, cwd=tmp_path, env=env).stdout
+    assert "120/2,000" in shown and "7m 50s" in shown and "scontrol release" in shown and "/r/e/m-12345678" in shown
+    listed = holdfast("status", cwd=tmp_path, env=env).stdout
+    assert made.id in listed and "1 running, 1 pending" in listed
+
+
+@pytest.mark.parametrize("way", ["invocation", "task", "run", "ssh", "relative"])
+def test_a_path_alone_is_enough(slurm: Lab, made: Launched, tmp_path: Path, way: str) -> None:
+    running(made, slurm)
+    run = made.base / "runs" / "e" / "m-12345678"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text("{}")
+    made.state(phase="running", done=1, total=2, run_dir=str(run))
+    what = {
+        "invocation": str(made.directory),
+        "task": f"{made.directory}/0",
+        "run": str(run),
+        "ssh": f"cluster:{run}",
+        "relative": f"holdfast/{made.id}",
+    }[way]
+    found = status(what, made.base, env_of(slurm, tmp_path / "nothing here"))
+    assert found["id"] == made.id and found["tasks"][0]["status"] == "running"
+    assert len(found["tasks"]) == (2 if way in ("invocation", "relative") else 1)
+
+
+def test_a_colleague_sees_the_same_by_reading_alone(slurm: Lab, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "none" / "invocations")
+    with public_folder() as base:
+        made = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
+        theirs, mine = (Subject(way, str(made.directory)) for way in (slurm.ssh("colleague"), slurm.here))
+        job = running(made, slurm)
+        made.state(phase="running", done=5, total=10, rate=1.0, job=job)
+        try:
+            seen = look(theirs, registry)
+            assert [(task.status, task.done, task.eta) for task in seen.tasks] == [
+                ("running", 5, 5.0),
+                ("unsubmitted", 0, None),
+            ]
+            same = {"looked": 0.0, "place": ""}
+            assert _still(replace(seen, **same)) == _still(replace(look(mine, registry), **same))
+        finally:
+            end_all(slurm, made)
+        wait_for_job(Slurm(slurm.here), str(JobName(made.id, 0, "main")), lambda state: not state.active)
+        assert look(theirs, registry).tasks[0].status == "interrupted"
+
+
+def _still(picture: Picture) -> Picture:
+    """Without what moves with the clock."""
+    tasks = [
+        replace(task, jobs=tuple(replace(job, elapsed=None, start=None) for job in task.jobs)) for task in picture.tasks
+    ]
+    return replace(picture, tasks=tuple(tasks))
+
+
+@pytest.mark.parametrize(
+    ("state", "word", "reason"),
+    [
+        ({"phase": "done", "done": 10, "total": 10, "exit_code": 0}, "done", ""),
+        ({"phase": "stopped", "reason": "max_walltime"}, "stopped", "max_walltime"),
+        ({"phase": "running", "done": 3, "total": 10}, "interrupted", "the last one: cancelled"),
+    ],
+)
+def test_without_jobs_a_task_is_what_it_said_last_or_interrupted(
+    slurm: Lab, made: Launched, state: dict[str, Any], word: str, reason: str
+) -> None:
+    job = made.submit()
+    Slurm(slurm.here).cancel([job.intent.name])
+    wait_for_job(Slurm(slurm.here), job.intent.name, lambda seen: not seen.active)
+    made.state(**state)
+    first, second = look(Subject(slurm.here, str(made.directory))).tasks
+    assert first.status == word and reason in first.reason
+    assert second.status == "unsubmitted"
+
+
+def test_the_last_attempt_says_how_it_ended(slurm: Lab, made: Launched) -> None:
+    made.submit("main", script=b"#!/bin/sh\nexit 1\n")
+    name = str(JobName(made.id, 0, "main"))
+    wait_for_job(Slurm(slurm.here), name, lambda seen: not seen.active)
+    layout.append_attempt(made.place(), Begin(attempt=1, job="1", node="node1", time=1.0))
+    assert look(Subject(slurm.here, str(made.directory))).tasks[0].reason == "no job is left; the last one: failed"
+    layout.append_attempt(made.place(), End(attempt=1, job="1", time=2.0, why="the server died"))
+    assert "the server died" in look(Subject(slurm.here, str(made.directory))).tasks[0].reason
+
+
+def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Lab, made: Launched) -> None:
+    first = made.submit("main", script=b"#!/bin/sh\nexit 75\n")
+    made.submit("main-2", f"--dependency=afternotok:{first.id}", "--hold")
+    wait_for_job(Slurm(slurm.here), str(JobName(made.id, 0, "main")), lambda seen: not seen.active)
+    made.state(phase="draining", done=3, total=10)
+    task = look(Subject(slurm.here, str(made.directory))).tasks[0]
+    assert task.status == "pending" and task.done == 3
+
+
+def test_an_intent_without_an_answer_is_not_called_failed(slurm: Lab, made: Launched) -> None:
+    name = str(JobName(made.id, 0, "main"))
+    Ledger(slurm.here, str(made.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1))
+    task = look(Subject(slurm.here, str(made.directory))).tasks[0]
+    assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id is None
+
+
+def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tmp_path: Path) -> None:
+    one = launched(own_slurm.here, tmp_path / "base")
+    running(one, own_slurm)
+    one.state(phase="running", done=5, total=10, rate=1.0)
+    register(one, tmp_path / "home")
+    env = env_of(own_slurm, tmp_path / "home")
+    assert status(one.id, tmp_path, env)["tasks"][0]["status"] == "running"
+    own_slurm.kill_controller()
+    env["SLURM_CONF"] = str(own_slurm.impatient._env["SLURM_CONF"])  # type: ignore[index]
+    silent = status(one.id, tmp_path, env, check=3)
+    assert silent["tasks"][0]["status"] == "unknown" and silent["tasks"][0]["done"] == 5 and silent["unreachable"]
+    shown = holdfast("status", one.id, cwd=tmp_path, env=env, check=3).stdout
+    assert "not reachable" in shown and "failed" not in shown
+
+
+def test_an_unreachable_cluster_is_said_so_with_what_was_known_last(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    running(made, slurm)
+    made.state(phase="running", done=7, total=10)
+    register(made, tmp_path / "home", host="cluster", tasks=("gsm8k", "mmlu"))
+    env = env_of(slurm, tmp_path / "home")
+    assert status(made.id, tmp_path, env)["tasks"][0]["status"] == "running"
+    config = tmp_path / "broken"
+    config.write_text("Host cluster\n  HostName 127.0.0.1\n  Port 1\n  ControlPath none\n")
+    broken = env | {"HOLDFAST_SSH_CONFIG": str(config)}
+    found = status(made.id, tmp_path, broken, check=3)
+    assert found["tasks"][0]["status"] == "unknown" and found["tasks"][0]["done"] == 7
+    assert "refused" in found["unreachable"]
+    assert status(f"{made.id}.1", tmp_path, broken, check=3)["tasks"][0]["id"] == f"{made.id}.1"
+    listed = holdfast("status", cwd=tmp_path, env=broken, check=3)
+    assert made.id in listed.stdout and "unknown" in listed.stdout and "failed" not in listed.stdout
+    for task in (0, 1):
+        made.state(task, phase="done")
+    assert status(made.id, tmp_path, env)["tasks"][1]["status"] == "done"
+    assert "2 done" in holdfast("status", cwd=tmp_path, env=broken).stdout  # which nobody has to be asked about
+
+
+def test_ids_are_found_by_their_beginning_and_ambiguity_is_named(slurm: Lab, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    two = [Launched(f"abc{number}" + 12 * "0", tmp_path / "base", slurm.here) for number in (1, 2)]
+    for one in two:
+        register(one, home)
+    env = env_of(slurm, home)
+    both = holdfast("status", "abc", cwd=tmp_path, env=env, check=2).stderr
+    assert two[0].id in both and two[1].id in both
+    assert "no invocation 'ffff'" in holdfast("status", "ffff", cwd=tmp_path, env=env, check=2).stderr
+    assert "is gone" in holdfast("status", "abc1", cwd=tmp_path, env=env, check=2).stderr
+    assert "there is no .7" in holdfast("status", "abc1.7", cwd=tmp_path, env=env, check=2).stderr
+    (tmp_path / "empty").mkdir()
+    wrong = holdfast("status", "./empty", cwd=tmp_path, env=env, check=2).stderr
+    assert "neither an invocation's directory nor a run's" in wrong
+
+
+def test_status_writes_nothing_where_it_looks(slurm: Lab, made: Launched) -> None:
+    running(made, slurm)
+    made.state(phase="running", done=1, total=2)
+    before = sorted((path, path.stat().st_mtime_ns) for path in made.base.rglob("*"))
+    look(Subject(slurm.here, str(made.directory)), Registry(made.base.parent / "elsewhere" / "invocations"))
+    assert sorted((path, path.stat().st_mtime_ns) for path in made.base.rglob("*")) == before
+
+
+# Logs
+
+
+def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    env = env_of(slurm, tmp_path / "home")
+    made.log("main-12-0.log", "first attempt\n")
+    os.utime(made.log("main-12-0.log", ""), (1, 1))
+    made.log("main-9-0.log", "second attempt, whose id is smaller\n")
+    made.log("deployment-9-0.log", "serving\n")
+    made.log("worker-1-10-0.log", "worker one\n")
+    made.log("worker-12-10-0.log", "worker twelve\n")
+    what = f"{made.directory}/0"
+
+    def logs(*options: str) -> str:
+        return holdfast("logs", what, *options, cwd=tmp_path, env=env).stdout
+
+    assert logs() == "second attempt, whose id is smaller\n"
+    assert logs("--all") == "first attempt\nsecond attempt, whose id is smaller\n"
+    assert logs("--deployment") == "serving\n"
+    assert logs("--worker", "1") == "worker one\n"
+    missing = holdfast("logs", what, "--worker", "7", cwd=tmp_path, env=env, check=2).stderr
+    assert "no worker-7 log" in missing
+    both = holdfast("logs", made.directory, cwd=tmp_path, env=env).stdout
+    assert both == "[.0 gsm8k] second attempt, whose id is smaller\n"
+
+
+@pytest.mark.parametrize("host", [None, "cluster"])
+def test_following_goes_on_with_the_next_attempt_and_ends_with_the_task(
+    slurm: Lab, made: Launched, tmp_path: Path, host: str | None
+) -> None:
+    job = running(made, slurm)
+    made.state(phase="running", done=1, total=2)
+    made.state(1, phase="done")
+    made.log("main-5-0.log", "one\ntwo, not yet ")
+    register(made, tmp_path / "home", host=host, tasks=("gsm8k", "mmlu"))
+    following = start("logs", "-f", f"{made.id}.0", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
+    assert following.stdout is not None
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(following.stdout))  # type: ignore[arg-type]
+    reader.start()
+    try:
+        wait_for(lambda: said == ["one\n"], "the first line")
+        made.log("main-5-0.log", "whole\n")
+        wait_for(lambda: said[1:] == ["two, not yet whole\n"], "the rest of the line")
+        made.log("main-5-1.log", "after a requeue\n")
+        wait_for(lambda: said[2:] == ["after a requeue\n"], "the next attempt")
+        made.log("main-6-0.log", "the successor\nits last words")
+        made.state(phase="done", done=2, total=2)
+        Slurm(slurm.here).cancel(ids={job: str(JobName(made.id, 0, "main"))})
+        assert following.wait(60) == 0
+    finally:
+        following.kill()
+        reader.join()
+        following.communicate()
+    assert said[3:] == ["the successor\n", "its last words\n"]
+
+
+# Runs of this machine alone
+
+
+def test_an_ordinary_run_says_whether_it_runs_is_finished_or_how_to_go_on(tmp_path: Path) -> None:
+    with server(latency=0.01) as provider:
+        eval_file = write_eval(tmp_path, provider.base_url, rows=400, limits={"concurrency": 2})
+        process = start("eval", eval_file, cwd=tmp_path)
+        outputs = wait_for(lambda: next(tmp_path.glob("runs/e/*/outputs.jsonl"), None), "the run")
+        wait_for(lambda: outputs.stat().st_size, "an output")
+        run = run_dir(tmp_path)
+        found = json.loads(holdfast("status", run, "--json", cwd=tmp_path).stdout)
+        assert found["status"] == "running" and found["total"] == 400
+        assert [f"process {process.pid} on {os.uname().nodename}"] == [who.split(",")[0] for who in found["held_by"]]
+        process.kill()
+        process.communicate()
+        shown = holdfast("status", run, cwd=tmp_path).stdout
+        assert "not finished: " in shown and "of 400 trials" in shown and f"holdfast resume {run}" in shown
+        assert "begin pid=" in holdfast("logs", run, cwd=tmp_path).stdout
+        provider.control(latency=0)
+        followed = start("logs", "-f", run, cwd=tmp_path)
+        holdfast("eval", eval_file, cwd=tmp_path)
+        assert "begin pid=" in followed.communicate(timeout=60)[0]
+    assert "finished: score 0.500, coverage 100.0%" in holdfast("status", run, cwd=tmp_path).stdout
+    assert "finished" in holdfast("status", run.name.rpartition("-")[2], cwd=tmp_path).stdout
+
+
+def test_a_run_can_be_looked_at_by_somebody_who_may_only_read_it() -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from holdfast.cli.status import look_at_run; "
+        "run = Path(sys.argv[1]); look_at_run(run); os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+        "print(os.access(run, os.W_OK), look_at_run(run).status)"
+    )
+    with server() as provider, public_folder() as folder:
+        holdfast("eval", write_eval(folder, provider.base_url), cwd=folder)
+        done = subprocess.run([sys.executable, "-c", script, run_dir(folder)], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "False finished\n", done.stderr

@@ -1,0 +1,61 @@
+"""A launch looked after from its beginning to its end with the commands alone, on Slurm and on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.launching import Site
+from tests.support.running import holdfast, server, wait_for
+from tests.test_cluster_status import env_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.slurm import Lab
+
+ROWS = 300
+
+
+@pytest.mark.parametrize("profile", ["lab", "here"])
+def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str) -> None:
+    site = Site(tmp_path, slurm, slurm.here)
+    env = env_of(slurm, tmp_path / "home")
+
+    def run(*arguments: str, check: int = 0) -> str:
+        return str(holdfast(*arguments, cwd=tmp_path, env=env, check=check).stdout)
+
+    def task() -> dict[str, Any]:
+        (found,) = json.loads(run("status", invocation, "--json"))["tasks"]
+        return dict(found)
+
+    with server(latency=2) as model:
+        site.write(model.base_url, rows=ROWS, limits={"concurrency": 4})
+        executor = ["execution.type=local"] if profile == "here" else []
+        said = run("eval", "-c", "nano", "--batch", profile, *executor)
+        invocation = re.search(r"submitted: ([0-9a-f]{16})", said)[1]  # type: ignore[index]
+        wait_for(lambda: task()["done"] > 0, "some trials")
+        seen = task()
+        assert seen["status"] == "running" and seen["total"] == ROWS
+        assert [job["state"] for job in seen["jobs"] if job["role"] == "main"] == ["running"]
+        assert run("logs", invocation)
+        run("resume", invocation, check=4)
+
+        run("kill", invocation)
+        assert task()["status"] == "stopped"
+        assert not [job for job in task()["jobs"] if job["active"]]
+        before = model.requests
+        assert "no job of it was left" in run("kill", invocation)
+        assert 0 < before < ROWS
+
+        model.control(latency=0)
+        run("resume", str(tmp_path / "cluster" / "holdfast" / invocation))
+        run("logs", "-f", invocation)
+        assert task()["status"] == "done" and task()["done"] == ROWS
+        assert model.requests <= ROWS + 4
+        run_dir = task()["run_dir"]
+    assert "done" in run("status", run_dir)  # a run of an invocation leads to it
+    assert "all is done" in run("resume", invocation)

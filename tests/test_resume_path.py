@@ -1,0 +1,168 @@
+"""`holdfast resume`: whoever has a path goes on, without the configuration, and never beside somebody at work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cluster import layout
+from holdfast.cluster.slurm import Slurm
+from tests.support.invocations import Launched, end_all, launched, public_folder, register
+from tests.support.running import holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
+from tests.test_cluster_status import env_of, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.slurm import Lab
+
+
+@pytest.fixture
+def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
+    yield one
+    end_all(slurm, one)
+
+
+def live(lab: Lab, made: Launched) -> list[str]:
+    return sorted(job.name for job in Slurm(lab.here).jobs(invocation=made.id) if job.active)
+
+
+@pytest.mark.parametrize("by", ["id", "path"])
+def test_an_invocation_that_was_killed_goes_on_from_its_files(
+    slurm: Lab, made: Launched, tmp_path: Path, by: str
+) -> None:
+    running(made, slurm)
+    made.state(phase="running", done=3, total=10)
+    made.state(1, phase="done")
+    register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
+    env = env_of(slurm, tmp_path / "home")
+    holdfast("kill", made.id, cwd=tmp_path, env=env)
+    assert live(slurm, made) == [] and layout.is_stopped(slurm.here, str(made.directory))
+    what = made.id[:8] if by == "id" else str(made.directory)
+    said = holdfast("resume", what, cwd=tmp_path, env=env).stdout
+    assert f"submitted hf-{made.id}.0.main-2 (job " in said
+    assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]  # the other one is done
+    assert not layout.is_stopped(slurm.here, str(made.directory))
+    refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
+    assert "is being worked on" in refused and "job " in refused
+    assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]
+
+
+def test_what_is_done_is_not_begun_again(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    for task in (0, 1):
+        made.state(task, phase="done", exit_code=0)
+    said = holdfast("resume", made.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
+    assert "all is done" in said and live(slurm, made) == []
+
+
+def test_a_stopped_task_begins_again_when_told_to(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    made.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
+    holdfast("resume", f"{made.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
+    assert live(slurm, made) == [f"hf-{made.id}.1.main"]
+
+
+def test_an_invocation_takes_no_changes(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    env = env_of(slurm, tmp_path / "home")
+    said = holdfast("resume", made.directory, "limits.max_cost=3", cwd=tmp_path, env=env, check=2).stderr
+    assert "limits.max_cost=3 is for runs" in said and live(slurm, made) == []
+
+
+# Runs on this machine
+
+
+def interrupted(folder: Path, base_url: str, **keys: object) -> Path:
+    """A run killed in its middle."""
+    eval_file = write_eval(folder, base_url, rows=300, limits={"concurrency": 2}, **keys)
+    process = start("eval", eval_file, cwd=folder)
+    outputs = wait_for(lambda: next(folder.glob("runs/e/*/outputs.jsonl"), None), "the run")
+    wait_for(lambda: outputs.stat().st_size, "an output")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return run_dir(folder)
+
+
+def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with server(latency=0.005) as provider:
+        run = interrupted(tmp_path / "work", provider.base_url)
+        before = len(lines(run / "outputs.jsonl"))
+        (tmp_path / "work" / "e.yaml").unlink()  # the manifest is enough
+        (tmp_path / "elsewhere").mkdir()
+        provider.control(latency=0)
+        provider.reset()
+        holdfast("resume", run, cwd=tmp_path / "elsewhere")
+        assert provider.requests <= 300 - before + 2
+        provider.reset()
+        assert "already finished" in holdfast("resume", run, cwd=tmp_path / "elsewhere").stdout
+        assert provider.requests == 0
+    assert metrics(run)["score"] == 0.5 and metrics(run)["coverage"] == 1
+    assert not (tmp_path / "elsewhere" / "runs").exists()
+
+
+def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
+    with server(latency=0.005) as provider:
+        run = interrupted(tmp_path / "work", provider.base_url)
+        moved = tmp_path / "archive" / "kept"
+        moved.parent.mkdir()
+        shutil.move(run, moved)
+        provider.control(latency=0)
+        holdfast("resume", "kept", cwd=tmp_path / "archive")
+    assert metrics(moved)["coverage"] == 1
+
+
+def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    with server(latency=0.005) as provider:
+        run = interrupted(tmp_path / "work", provider.base_url)
+        before = (run / "outputs.jsonl").read_bytes()
+        with (tmp_path / "work" / "data.jsonl").open("a") as file:
+            file.write(json.dumps({"id": "new", "question": "q", "expected": "q"}) + "\n")
+        provider.reset()
+        said = holdfast("resume", run, cwd=tmp_path, check=2).stderr
+        assert "another run than its eval would make now" in said and provider.requests == 0
+    assert (run / "outputs.jsonl").read_bytes() == before
+
+
+def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
+    with server(latency=0.02) as provider:
+        eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
+        process = start("eval", eval_file, cwd=tmp_path)
+        outputs = wait_for(lambda: next(tmp_path.glob("runs/e/*/outputs.jsonl"), None), "the run")
+        wait_for(lambda: outputs.stat().st_size, "an output")
+        said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=4).stderr
+        assert f"process {process.pid}" in said
+        process.kill()
+        process.communicate()
+
+
+def test_a_budget_can_be_raised(tmp_path: Path) -> None:
+    with server() as provider:
+        folder = tmp_path / "work"
+        eval_file = write_eval(folder, provider.base_url, limits={"max_tokens": 1, "concurrency": 1})
+        holdfast("eval", eval_file, cwd=folder, check=3)
+        run = run_dir(folder)
+        holdfast("resume", run, cwd=tmp_path, check=3)
+        holdfast("resume", run, "limits.max_tokens=1000000", cwd=tmp_path)
+        assert metrics(run)["coverage"] == 1
+
+
+def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
+    with server() as provider:
+        url = provider.base_url.replace("//", "//somebody@")
+        target = {"http": f"{url}/chat/completions?key=written-out", "request": {"messages": "{{ messages }}"}}
+        eval_file = write_eval(tmp_path, provider.base_url, target=target)
+        holdfast("eval", eval_file, cwd=tmp_path, check=None)
+        said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=2).stderr
+    assert "no secret is kept" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
+
+
+def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, tmp_path: Path) -> None:
+    env = env_of(slurm, tmp_path / "home")
+    with public_folder() as base:
+        made = launched(slurm.here, base)
+        said = holdfast("resume", f"colleague:{made.directory}", cwd=tmp_path, env=env, check=2).stderr
+    assert "only they can read" in said and live(slurm, made) == []
