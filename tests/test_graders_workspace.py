@@ -110,6 +110,16 @@ class TestProgram:
         (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
         assert all(grader_identity(one, spec) != old for one, old in zip(spec.graders, before, strict=True))
 
+    def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path):
+        (tmp_path / "check.sh").write_text("echo ours\n")
+        block = {"type": "program", "command": "sh", "args": ["check.sh"]}
+        assert verdict(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
+
+    def test_what_a_row_says_is_no_file_of_the_evals_folder(self, tmp_path):
+        (tmp_path / "check.sh").write_text("true\n")
+        block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
+        assert verdict(tmp_path, block, word="check.sh").feedback == "check.sh"
+
     def test_how_long_it_may_take_is_in_no_key(self, tmp_path):
         spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
         assert grader_identity(spec.graders[0], spec) == grader_identity(spec.graders[1], spec)

@@ -182,6 +182,7 @@ def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -
     start = lab.folder / "start"
     (start / "bin").mkdir(parents=True)
     (start / "bin" / "go.sh").write_text("echo went\n")
+    (start / "bin" / "go.sh").chmod(0o755)
     (start / "common.txt").write_text("common")
     lab.rows = [
         {"id": "a", "question": "q", "expected": "x", "files": {"deep/own.txt": "ünique", "common.txt": "mine"}},
@@ -189,7 +190,7 @@ def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -
     ]
     lab.spec |= {
         "workspace": {"folder": "start", "files": "files"},
-        "target": {"command": ["sh", "-c", "find . -type f | sort; cat common.txt > copy"]},
+        "target": {"command": ["sh", "-c", "find . -type f | sort; cat common.txt > copy; ./bin/go.sh"]},
     }
     run = lab.eval().run
     seen = {output["sample"]: contents(run, output["files"]) for output in kept(run)}
@@ -201,7 +202,7 @@ def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -
     }
     assert seen["b"]["image.bin"] == b"\x00\x01\x02\xff"
     said = {output["sample"]: output["output"].split() for output in kept(run)}
-    assert said["b"] == ["./bin/go.sh", "./common.txt", "./image.bin"]
+    assert said["b"] == ["./bin/go.sh", "./common.txt", "./image.bin", "went"]
 
 
 @pytest.mark.parametrize(
@@ -339,6 +340,25 @@ def test_a_folder_is_kept_and_restored_with_executables_and_empty_folders(tmp_pa
     assert snapshot(folder, blobs) == files
     assert os.access(folder / "run", os.X_OK) and (folder / ".git" / "refs").is_dir()
     assert not (folder / "more").exists()
+
+
+@pytest.mark.parametrize("kept_as", ["sha256:" + 64 * "0", "..{}", "sha256:..{}+x"])
+def test_only_what_a_digest_is_of_is_read_for_it(tmp_path: Path, kept_as: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    forged = tmp_path / "files" / "00" / (62 * "0")
+    forged.parent.mkdir(parents=True)
+    forged.write_text("damaged")
+    with pytest.raises(ValueError, match="does not hold"):
+        restore({"copy": kept_as.format(tmp_path / "secret")}, Blobs(tmp_path / "files"), tmp_path / "room")
+    assert not (tmp_path / "room" / "copy").exists()
+
+
+def test_what_a_row_says_is_no_file_of_the_evals_folder(lab: Lab) -> None:
+    lab.spec["target"] = {"command": ["echo", "{{ prompt }}", "tool.sh"]}
+    (lab.folder / "tool.sh").write_text("true\n")
+    lab.rows = [{"id": "a", "question": "tool.sh", "expected": "x"}]
+    said, named = kept(lab.eval().run)[0]["output"].split()
+    assert said == "tool.sh" and named == str(lab.folder / "tool.sh")
 
 
 def test_what_is_right_already_is_not_touched(tmp_path: Path) -> None:

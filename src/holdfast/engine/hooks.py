@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.targets.command import die_with_parent
+from holdfast.targets.command import die_with_parent, for_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,13 @@ _SHOWN: Final = 400
 
 class Hooks:
     """The hooks of an eval."""
+
+    @classmethod
+    def of(cls, spec: Eval, notice: Callable[[str], None]) -> Hooks | None:
+        """None where the eval has none: then a trial has nothing to do with them."""
+        block = spec.hooks
+        some = block.before_run or block.after_run or block.before_task or block.after_task
+        return cls(spec, notice) if some else None
 
     def __init__(self, spec: Eval, notice: Callable[[str], None]) -> None:
         self._block = spec.hooks
@@ -103,4 +110,4 @@ class Hooks:
 
 
 def _told(job: Job) -> dict[str, str]:
-    return {"HOLDFAST_SAMPLE": job.sample.id, "HOLDFAST_TRIAL": str(job.trial)}
+    return {"HOLDFAST_SAMPLE": for_environment(job.sample.id), "HOLDFAST_TRIAL": str(job.trial)}

@@ -92,7 +92,7 @@ class Loop:
         self._opening: asyncio.Task[None] | None = None
         self._mirror = None if opened.worker else _nat_mirror(found)
         generates = plan.to_run > 0 and not options.grade_only
-        self._hooks = Hooks(found.spec, display.notice) if generates else None
+        self._hooks = Hooks.of(found.spec, display.notice) if generates else None
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -377,6 +377,7 @@ class Loop:
                 faulted = faulted or time.monotonic()
                 if time.monotonic() - faulted > _GRACE_SECONDS:
                     self.interrupt(self.brake.reason)  # they would fail alike, or never end
+                    faulted = time.monotonic()  # not at each look: they may be closing what they have opened
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _watch_dataset(self) -> None:

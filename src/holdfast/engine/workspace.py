@@ -7,13 +7,14 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.workspace import Blobs, Files, inside, restore, snapshot
+from holdfast.store.workspace import Blobs, Files, inside, mode_of, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
@@ -28,6 +29,8 @@ class Workspace:
         self._blobs = blobs
         self._start = start
         self._now = start
+        self._one_at_a_time = threading.Lock()
+        """calls that an agent makes side by side are kept, and answered from the record, in threads"""
         self.folder = folder
 
     def begin(self) -> None:
@@ -37,14 +40,16 @@ class Workspace:
     def go_back_to(self, files: Files) -> None:
         """Make the folder what it was at another time."""
         try:
-            restore(files, self._blobs, self.folder)
+            with self._one_at_a_time:
+                restore(files, self._blobs, self.folder)
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
     def keep(self) -> Files:
         """Keep what the folder holds."""
         try:
-            return snapshot(self.folder, self._blobs)
+            with self._one_at_a_time:
+                return snapshot(self.folder, self._blobs)
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
 
@@ -71,19 +76,19 @@ class Workspaces:
         assert spec.workspace is not None
         self._blobs = blobs
         self._run = str(run.resolve())
-        self._common = {name: path.read_bytes() for name, path in common_files(spec).items()}
+        self._common = {name: (path.read_bytes(), mode_of(path)) for name, path in common_files(spec).items()}
         self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
 
     def of(self, job: Job) -> Workspace:
         """A new one, with what it starts from kept."""
         sample = job.sample
         try:
-            contents = {**self._common, **self._from_row(sample)}
+            contents = self._common | {name: (data, "") for name, data in self._from_row(sample).items()}
         except (*RENDER_ERRORS, OSError) as error:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
-        files = {name: self._blobs.keep(data) for name, data in contents.items()}
+        files = {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
         return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, bytes]:
@@ -132,5 +137,5 @@ def workspace_identity(spec: Eval) -> dict[str, Any] | None:
     """What of the workspace can change an answer."""
     if spec.workspace is None:
         return None
-    contents = {name: digest_bytes(path.read_bytes()) for name, path in common_files(spec).items()}
+    contents = {name: digest_bytes(path.read_bytes()) + mode_of(path) for name, path in common_files(spec).items()}
     return {"folder": contents, "files": spec.workspace.files}

@@ -39,7 +39,7 @@ class _Files:
             return None
         try:
             return self._blobs.read(self._files[path])
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
 
 

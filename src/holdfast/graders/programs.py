@@ -48,22 +48,24 @@ class Program(Confined):
     async def judge(self, case: Case) -> Verdict:
         """Run it with the output to read; what it prints is the feedback."""
         block = self.block
-        written = [block.command, *(rendered(argument, case.sample.fields) for argument in block.args)]
-        if any("\0" in argument for argument in written):
+        arguments = [self._found(block.command), *(self._argument(written, case) for written in block.args)]
+        if any("\0" in argument for argument in arguments):
             raise AttemptError("grader", "an argument holds a NUL character", retry=False)
         async with room(case) as place:
-            arguments = [self._found(argument, place.workspace) for argument in written]
             ran = await run_in(place, arguments, case.said(block), block.timeout, network=block.network)
         feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
         details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
         return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
 
-    def _found(self, argument: str, workspace: Path) -> str:
-        """A file of the workspace goes before one of the eval's folder, which is named in full."""
-        if (workspace / argument).exists():
-            return argument
+    def _found(self, argument: str) -> str:
+        """A file of the eval's folder is named in full: it is in the key, and no trial can put another in its place."""
         path = named_file(self._folder, argument)
         return argument if path is None else str(path.resolve())
+
+    def _argument(self, written: str, case: Case) -> str:
+        """What depends on the row is never a file of the eval's folder, since that would be in no key."""
+        argument = rendered(written, case.sample.fields)
+        return self._found(argument) if argument == written else argument
 
 
 class Code(Confined):

@@ -10,7 +10,6 @@ from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -219,15 +218,21 @@ def read_line(ref: OutputRef) -> bytes:
 
 
 def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
-    """The recorded calls of one conversation that count, in the order in which they were made."""
-    steps: list[Step] = []
+    """The recorded calls of one conversation that count, in the order in which they were made.
+
+    Where several workers had it in hand that is not the order of their files, in which they may be given here.
+    """
+    each: dict[Path, list[Step]] = {}
     for path, offset, length in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            steps.append(_step.decode(os.pread(fd, length, offset)))
+            each.setdefault(path, []).append(_step.decode(os.pread(fd, length, offset)))
         finally:
             os.close(fd)
-        if steps[-1].kind == "restart":
+    steps: list[Step] = []
+    for step in merge(*each.values(), key=lambda step: step.time):
+        steps.append(step)
+        if step.kind == "restart":
             steps.clear()
     return steps
 
@@ -269,10 +274,9 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tai
     """
     index = Index()
     for kind in KINDS:
-        each = [_heads(path, kind, index, mend is not None) for path in files(kind.name)]
-        # A conversation that several workers had in hand went on in the order of its calls, not of their files.
-        for found in merge(*each, key=_time_of) if kind.name == "steps" else chain(*each):
-            kind.take(index, found)
+        for path in files(kind.name):
+            for found in _heads(path, kind, index, mend is not None):
+                kind.take(index, found)
     if mend is None or not index.damage:
         return index
     damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
@@ -365,11 +369,6 @@ KINDS: Final = (
     Kind("grades", _grade_head, _take_grade),
     Kind("errors", _error_head, _take_error),
 )
-
-
-def _time_of(found: Found) -> float:
-    time: float = found.head.time
-    return time
 
 
 def _heads(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Found]:

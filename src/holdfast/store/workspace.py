@@ -64,8 +64,11 @@ class Blobs:
             sync_directory(folder)
 
     def read(self, digest: str) -> bytes:
-        """The contents behind a digest."""
-        return self._path(digest).read_bytes()
+        """The contents behind a digest; ValueError where they are other ones, or what is given is no digest."""
+        data = self._path(digest).read_bytes()
+        if digest_bytes(data) != digest.removesuffix("+x"):
+            raise ValueError(f"files/ does not hold what belongs to {digest[:80]}")
+        return data
 
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:
@@ -85,7 +88,7 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
             total += path.stat().st_size
             if total > MOST_BYTES:
                 raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
-            files[_name(path, folder)] = blobs.keep(path.read_bytes()) + _mode(path)
+            files[_name(path, folder)] = blobs.keep(path.read_bytes()) + mode_of(path)
     return files
 
 
@@ -104,7 +107,7 @@ def restore(files: Files, blobs: Blobs, folder: Path) -> None:
             elif (
                 path.is_symlink()
                 or not path.is_file()
-                or files.get(known) != digest_bytes(path.read_bytes()) + _mode(path)
+                or files.get(known) != digest_bytes(path.read_bytes()) + mode_of(path)
             ):
                 path.unlink()
     for name, digest in files.items():
@@ -125,11 +128,8 @@ def _name(path: Path, folder: Path) -> str:
     return name
 
 
-def _kept_as(path: Path) -> str:
-    return digest_bytes(path.read_bytes()) + _mode(path)
-
-
-def _mode(path: Path) -> str:
+def mode_of(path: Path) -> str:
+    """What stands behind a file's digest: `+x` where it may be executed."""
     return "+x" if path.stat().st_mode & 0o100 else ""
 
 

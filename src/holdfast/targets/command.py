@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.source import is_file
 from holdfast.spec.template import RENDER_ERRORS, template
-from holdfast.targets.proxy import Proxy
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.spec.fields import CommandTarget
     from holdfast.spec.load import Eval
+    from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Turn
 
 _SHOWN = 400
@@ -31,8 +30,15 @@ def die_with_parent() -> Callable[[], None] | None:
     """On Linux the kernel ends the program when we are killed; elsewhere it runs on to its own end."""
     if not sys.platform.startswith("linux"):
         return None
+    import ctypes
+
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(1, signal.SIGKILL)
+
+
+def for_environment(text: str) -> str:
+    """A text as an environment variable can hold it: not all of them can be ids of rows."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 class Command:
@@ -45,7 +51,11 @@ class Command:
         self._block = block
         self._folder = spec.folder
         self._in_child = die_with_parent()
-        self._proxy = Proxy(block, spec.prices) if block.proxy else None
+        self._proxy: Proxy | None = None
+        if block.proxy:
+            from holdfast.targets.proxy import Proxy
+
+            self._proxy = Proxy(block, spec.prices)
 
     async def __aenter__(self) -> Self:
         if self._proxy is not None:
@@ -61,7 +71,11 @@ class Command:
         calls = turn.calls
         if calls is None:
             return await self._run(turn, None, dict(os.environ))
-        environment = {**os.environ, "HOLDFAST_SAMPLE": turn.sample.id, "HOLDFAST_TURN": str(turn.number)}
+        environment = {
+            **os.environ,
+            "HOLDFAST_SAMPLE": for_environment(turn.sample.id),
+            "HOLDFAST_TURN": str(turn.number),
+        }
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
         if self._proxy is None:
@@ -78,8 +92,12 @@ class Command:
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
         try:
             arguments = [template(argument).render(fields) for argument in self._block.command]
-            if workspace is not None:  # files of the eval's folder are named from there
-                arguments = [str(self._folder / word) if is_file(self._folder / word) else word for word in arguments]
+            if workspace is not None:
+                # Files of the eval's folder are named from there; what a row says is no file, even if one is called so.
+                arguments = [
+                    str(self._folder / word) if word == written and is_file(self._folder / word) else word
+                    for written, word in zip(self._block.command, arguments, strict=True)
+                ]
             given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error

@@ -81,8 +81,9 @@ class McpServer:
 
     async def close(self) -> None:
         """Let a shared one go."""
-        if self._shared is not None:
-            await self._shared.close()
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.close()
 
     async def tools(self, calls: Calls) -> list[Tool]:
         """What it offers to a trial."""
@@ -95,6 +96,7 @@ class McpServer:
         else:
             async with self._opening:
                 if self._shared is None or not self._shared.alive:
+                    await self.close()
                     self._shared = await self._connect(None)
             connection = self._shared
         return [self._tool(connection, offered) for offered in connection.offered if self._wanted(offered.name)]
