@@ -89,7 +89,8 @@ def _size(launch: Launch, number: int) -> str:
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.environment import WANDB_KEY
-    from holdfast.cluster.launch import follow, submit, transport_to
+    from holdfast.cluster.launch import follow, submit
+    from holdfast.cluster.transport import way_to
 
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
         from holdfast.cluster.environment import wandb_key
@@ -103,7 +104,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     if detached:
         return 0
     try:
-        return follow(transport_to(invocation), invocation, click.echo)
+        return follow(way_to(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
     except KeyboardInterrupt:
         click.echo("\nDetached; the evaluation goes on.", err=True)
         _say_how_to_follow(invocation, err=True)

@@ -24,7 +24,7 @@ from holdfast.cluster.script import job_options, main_script, margin, worker_scr
 from holdfast.cluster.ship import collect, ensure_python, needed_extras
 from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
-from holdfast.cluster.transport import File, Here, Ssh, Transport
+from holdfast.cluster.transport import File, Ssh, Transport, way_to
 from holdfast.cluster.walltime import walltime_seconds
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.spec.load import load_eval
@@ -46,16 +46,7 @@ _LOST_SECONDS: Final = 60.0
 def transport_of(launch: Launch) -> Transport:
     """The way to where a launch runs."""
     where = launch.execution
-    if not where.ssh or where.hostname is None:
-        return Here()
-    return Ssh(where.hostname, user=where.username, identity=where.identity)
-
-
-def transport_to(invocation: Invocation) -> Transport:
-    """The way to where an invocation of the registry runs."""
-    if invocation.host is None:
-        return Here()
-    return Ssh(invocation.host, user=invocation.user, identity=invocation.identity)
+    return way_to(where.hostname if where.ssh else None, where.username, where.identity)
 
 
 def submit(
