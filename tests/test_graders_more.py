@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -325,6 +326,27 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
         **dict.fromkeys(("code", "exact"), "passed"),
     }
     assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1
+
+
+def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tmp_path):
+    run = holdfast.evaluate(
+        name="choosy",
+        samples=[{"id": "a", "level": 5}, {"id": "b", "level": "hard"}, {"id": "c", "level": 1}],
+        prompt="hello",
+        target={"command": ["echo", "hi"]},
+        graders=[{"type": "text", "contains": "hi", "where": "level > 3"}, {"type": "exact", "expected": "hi"}],
+        runs_dir=tmp_path / "runs",
+        accept_errors=True,
+    )
+    results = json.loads((run.path / "results.json").read_text())["trials"]
+    grades = {entry["sample"]: {name: grade["status"] for name, grade in entry["grades"].items()} for entry in results}
+    assert grades == {
+        "a": {"text": "passed", "exact": "passed"},
+        "b": {"text": "error", "exact": "passed"},
+        "c": {"exact": "passed"},
+    }
+    (failed,) = lines(run.path / "errors.jsonl")
+    assert "`where` cannot be evaluated for this row" in failed["message"]
 
 
 class TestPatternsOfOtherTools:

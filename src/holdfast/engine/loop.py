@@ -79,6 +79,9 @@ class Loop:
         self._workspaces = (
             None if found.spec.workspace is None else Workspaces(found.spec, self._blobs, opened.rundir.path)
         )
+        # Asked for each trial, and the same for all of them.
+        self._turn_by_turn = found.spec.many_turns
+        self._stepwise = found.spec.many_calls or self._workspaces is not None
         self._window = Window(self._concurrency())
         left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
         self._supply = supply or Supply((job for job in left if job.output is not None) if options.grade_only else left)
@@ -266,7 +269,7 @@ class Loop:
             lines = self._script.lines(job.sample)
             if self._hooks is not None:
                 await self._hooks.before_task(job)
-            steps = await self._steps(job)
+            steps = await self._steps(job) if self._stepwise else None
         except AttemptError as error:
             self._attempts.failed(error, job, "target", clock, final=True)
             raise
@@ -294,7 +297,7 @@ class Loop:
             files=UNSET if said.files is None else said.files,
             stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )
-        counted = self._spec.many_turns or (steps is not None and steps.counted)
+        counted = self._turn_by_turn or (steps is not None and steps.counted)
         ref = await self._keeper.output(record, stepwise=counted)
         if self._mirror is not None:
             self._mirror.add(job.sample.fields, record)
@@ -315,7 +318,7 @@ class Loop:
                 deadline,
                 self._stopping,
                 self._blobs,
-                turn_by_turn=self._spec.many_turns,
+                turn_by_turn=self._turn_by_turn,
             )
             try:
                 return await converse(lines, job.sample, job.trial, partner)
@@ -326,10 +329,8 @@ class Loop:
                 await steps.start_anew()
         raise AssertionError("unreachable")
 
-    async def _steps(self, job: Job) -> Steps | None:
+    async def _steps(self, job: Job) -> Steps:
         """The record of a conversation of several calls, with what an earlier process has put into it."""
-        if not self._spec.many_calls and self._workspaces is None:
-            return None
         earlier = read_steps(self._opened.index.steps.pop(job.key, []))
         workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job)
         return Steps(job, self._keeper, earlier, self._display.notice, workspace)

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.graders.build import GraderPlace, applies, grader_places, threshold
+from holdfast.graders.build import GraderPlace, grader_places, stays_away, threshold
 from holdfast.plan.plan import Slot, Work
 from holdfast.report.metrics import grading_rules, together
 from holdfast.spec.load import eval_of_run
@@ -167,7 +167,7 @@ class RunReader:
         grades = []
         for number, known in self._work.verdicts(output.key, ref, self._verdicts):
             place = self._places[number]
-            if fields and not applies(place.block, fields):
+            if fields and stays_away(place.block, fields):
                 verdicts[number] = ("skipped", None)
                 continue
             if known is None:

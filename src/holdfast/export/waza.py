@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.export.reading import Trial
-from holdfast.graders.build import applies, grader_places
+from holdfast.graders.build import grader_places, stays_away
 from holdfast.spec.fields import TARGETS
 from holdfast.store.files import replacing
 from holdfast.waza.triggers import SHOULD
@@ -170,7 +170,7 @@ class _Whole:
         """The checkpoints that stand on a trial's way, also those it never came to."""
         by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
         for place in self._places:
-            if place.turn is not None and (not trial.fields or applies(place.block, trial.fields)):
+            if place.turn is not None and not (trial.fields and stays_away(place.block, trial.fields)):
                 by_turn[place.turn].append(place)
         for turn, places in sorted(by_turn.items()):
             grades = [grade for grade in trial.grades if grade.turn == turn]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest, digest_bytes
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.functions import load_function, split_reference
 from holdfast.graders.checks import Choice, Exact, Number, Text
 from holdfast.spec.file_fields import CodeGrader, DiffGrader, FileGrader, ProgramGrader
@@ -28,7 +28,7 @@ from holdfast.spec.grader_fields import (
     TriggerGrader,
 )
 from holdfast.spec.source import file_inside, files_behind, source_fingerprint
-from holdfast.spec.template import expression
+from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
     ActionSequenceGrader,
     BehaviorGrader,
@@ -113,8 +113,21 @@ def grader_places(spec: Eval) -> list[GraderPlace]:
 
 
 def applies(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
-    """Whether a grader looks at the outputs of a row."""
-    return block.where is None or bool(_where(block.where)(fields))
+    """Whether a grader looks at the outputs of a row; AttemptError where its `where` cannot say it of this one."""
+    if block.where is None:
+        return True
+    try:
+        return bool(_where(block.where)(fields))
+    except RENDER_ERRORS as error:
+        raise AttemptError("grader", f"`where` cannot be evaluated for this row: {error}", retry=False) from error
+
+
+def stays_away(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
+    """Whether a grader is known not to look at the outputs of a row; where nobody can say, its grade is an error."""
+    try:
+        return not applies(block, fields)
+    except AttemptError:
+        return False
 
 
 _where = lru_cache(maxsize=None)(expression)

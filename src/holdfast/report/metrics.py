@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import applies, grader_places, threshold
+from holdfast.graders.build import grader_places, stays_away, threshold
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
@@ -88,6 +88,8 @@ class _Report:
         self._index = index
         self._places = grader_places(found.spec)
         self._names = [place.name for place in self._places]
+        self._choosy = [number for number, place in enumerate(self._places) if place.block.where is not None]
+        """which of them do not look at every row"""
         self._tallies = [Tally(found.spec.trials) for _ in self._places]
         self._overall = Tally(found.spec.trials)
         self._usage, self._judges = UsageTally(), UsageTally()
@@ -128,7 +130,7 @@ class _Report:
         self._usage.add(ref.usage)
         self._seconds.append(ref.seconds)
         verdicts = self._verdicts(key, ref)
-        absent = {number for number, place in enumerate(self._places) if not applies(place.block, sample.fields)}
+        absent = {number for number in self._choosy if stays_away(self._places[number].block, sample.fields)}
         for number in absent:
             verdicts[number] = ("skipped", None)
         for number, (known, verdict) in enumerate(zip(by_grader, verdicts, strict=True)):
