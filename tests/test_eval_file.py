@@ -378,8 +378,9 @@ class TestTemplatesAndRows:
             {"prompt": "hello", "graders": [{"type": "prompt", "rubric": "{{ qestion }} {{ output }} {{ messages }}"}]},
             {"prompt": "hello", "target": {"command": ["x", "{{ qestion }} {{ prompt }}"]}},
             {"prompt": "hello", "target": {"http": "http://h", "request": {"a": ["{{ qestion }}", "{{ trial }}"]}}},
+            {"graders": [{"type": "exact", "where": "qestion == 'hello'"}]},
         ],
-        ids=["prompt", "system", "expected", "not_contains", "rubric", "command", "request"],
+        ids=["prompt", "system", "expected", "not_contains", "rubric", "command", "request", "where"],
     )
     def test_a_variable_that_no_sample_has_is_named_with_the_fields_there_are(self, tmp_path, keys):
         with pytest.raises(ConfigError) as caught:
@@ -387,6 +388,10 @@ class TestTemplatesAndRows:
         said = str(caught.value)
         assert "no sample has a field 'qestion'; they have: expected, id, question" in said
         assert re.search(r"eval\.yaml:\d+: ", said)
+
+    @pytest.mark.parametrize("where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1"])
+    def test_a_condition_may_ask_for_a_field_that_some_rows_have(self, tmp_path, where):
+        assert who(tmp_path, graders=[{"type": "exact", "where": where}])
 
     @pytest.mark.parametrize("name", ["output", "messages", "prompt"])
     def test_only_a_rubric_sees_the_answer(self, tmp_path, name):
@@ -475,6 +480,11 @@ class TestOverrides:
     def test_an_entry_that_is_not_there_is_refused(self, tmp_path, text):
         with pytest.raises(UsageError, match="there is no such entry"):
             load(tmp_path, text)
+
+    def test_the_entries_that_are_there_are_named(self, tmp_path):
+        graders = [{"type": "exact"}, {"type": "text", "name": "mine", "contains": "a"}]
+        with pytest.raises(UsageError, match=r"graders\.min: .*did you mean 'mine'\?\); there are exact, mine"):
+            load(tmp_path, "graders.min.contains=b", graders=graders)
 
     def test_an_override_is_checked_like_the_file(self, tmp_path):
         with pytest.raises(ConfigError, match=r"target\.temperatur: unknown key"):

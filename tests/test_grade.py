@@ -133,10 +133,11 @@ def test_without_an_eval_file_a_run_is_judged_by_what_it_was_last_judged_by(lab:
 def test_accepted_errors_of_a_grader_are_taken_up(lab: Lab, judge: Server) -> None:
     judge.control(answer="nonsense")
     try:
-        run = lab.eval("--accept-errors", "limits.retries=0").run
+        accepted = lab.eval("--accept-errors", "limits.retries=0")
     finally:
         judge.control(answer="judge")
-    assert metrics(run)["coverage"] == 0
+    run = accepted.run
+    assert metrics(run)["coverage"] == 0 and "errors" in accepted.out, "the table says why nothing is graded"
     done = lab.do("grade", run)
     assert done.work == (0, {"judge": ROWS}) and metrics(run)["coverage"] == 1
 
@@ -155,7 +156,8 @@ def test_accepted_errors_of_the_target_do_not_reopen_a_run_that_is_graded(lab: L
 def test_nothing_is_graded_twice_unless_again_is_said(lab: Lab) -> None:
     run = generated(lab)
     assert lab.do("grade", run).judged == ROWS
-    assert lab.do("grade", run).work == (0, {})
+    finished = lab.do("grade", run)
+    assert finished.work == (0, {}) and "once more with --again" in finished.out and "--fresh" not in finished.out
     again = lab.do("grade", run, "--again")
     assert again.judged == ROWS and again.graded == {"correct": ROWS, "judge": ROWS}
     assert metrics(run)["metrics"]["judge"]["n"] == ROWS, "the later verdict counts, once"

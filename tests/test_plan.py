@@ -172,6 +172,12 @@ class TestReasons:
         assert f"({'; '.join(reasons)})" in lab.do("eval", "e.yaml", "--dry-run").out
         assert f"({'; '.join(reasons)})" in lab.eval().err
 
+    def test_a_grader_with_empty_lists_in_it_has_not_changed(self, lab: Lab) -> None:
+        lab.spec["graders"].append({"type": "tool_calls", "min_calls": 1})
+        lab.eval()
+        lab.spec["prompt"] = "Say: {{ question }}"
+        assert lab.plan()["reasons"] == ["prompt changed"]
+
     def test_rows_are_counted_by_what_became_of_them(self, lab: Lab) -> None:
         lab.rows = rows(20)
         lab.eval()

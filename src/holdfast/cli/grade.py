@@ -76,7 +76,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         outputs_of=(rundir, manifest),
     )
     outcome = run_eval(spec, options, make_display(given["display"]))
-    print_outcome(outcome, command_line())
+    print_outcome(outcome, command_line(), anew="Grade it once more with --again.")
     if outcome.metrics is not None:
         export_after(outcome.rundir, spec)
     return outcome.exit_code

@@ -6,10 +6,10 @@ import heapq
 import re
 from array import array
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -21,7 +21,7 @@ from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
@@ -193,27 +193,36 @@ class Dataset:
         return Sample(content[7:19] if given is None else str(given), row, content, where)
 
 
+def _rendered(compiled: Template, given: Row, fields: Row) -> str:
+    return compiled.render({**fields, **given})
+
+
 class _TemplateChecks:
-    """Templates against rows: a variable that no row has, or that this row lacks, is said before anything runs."""
+    """Templates, and graders' `where`, against rows: a variable that not all rows have is said before anything runs."""
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
         self._fields: set[str] = set()
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
-        self._templates: list[tuple[Location, Template, frozenset[str]]] = []
+        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str]]] = []
         for location, source, given in spec.templates():
             compiled = Template(source)
             if needed := compiled.names - given:
-                self._templates.append((location, compiled, needed))
+                given_too = dict.fromkeys(compiled.names - needed, "")
+                self._templates.append((location, partial(_rendered, compiled, given_too), needed))
+        for location, grader in spec.placed_graders():
+            if grader.where is not None:
+                names = Template(f"{{% if {grader.where} %}}{{% endif %}}").names
+                self._templates.append(((*location, "where"), expression(grader.where), names))
 
     def look(self, sample: Sample) -> None:
         fields = sample.fields.keys()
         self._fields |= fields
-        for location, compiled, needed in self._templates:
+        for location, fill_in, needed in self._templates:
             if needed <= fields:
                 continue
             try:
-                compiled.render({**sample.fields, **dict.fromkeys(compiled.names - needed, "")})
+                fill_in(sample.fields)
             except TemplateError as error:
                 self._missing.setdefault(location, (sample.where, str(error), needed - fields))
 

@@ -187,7 +187,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             try:
                 return JsonSchema(block, _schema(block, spec), fingerprint)
             except ValueError as error:
-                raise ConfigError([Problem(where, f"not a JSON Schema: {error}")]) from error
+                raise ConfigError([Problem(where, f"not a JSON Schema: {_first_line(error)}")]) from error
         case PythonGrader():
             from holdfast.graders.python import PythonCheck
 
@@ -228,7 +228,11 @@ def _of_calls(block: ToolBlock, fingerprint: str, where: str) -> InstantGrader:
             case _:
                 raise AssertionError(f"no grader for {block.type}")
     except ValueError as error:  # everything else in it was checked when the file was read
-        raise ConfigError([Problem(where, f"not a JSON Schema: {error}")]) from error
+        raise ConfigError([Problem(where, f"not a JSON Schema: {_first_line(error)}")]) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _of_files(block: GraderBlock, spec: Eval, fingerprint: str, where: str) -> WaitingGrader:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.canonical import canonical
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -86,7 +88,7 @@ def _graders(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"grader `{name}` added"
         elif name not in new:
             yield f"grader `{name}` removed"
-        elif old[name] != new[name]:
+        elif canonical(old[name]) != canonical(new[name]):  # one of them was read from a file: a tuple is a list there
             yield f"grader `{name}` changed"
 
 

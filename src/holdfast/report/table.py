@@ -37,12 +37,12 @@ def _console() -> Console:
     )
 
 
-def print_outcome(outcome: Outcome, command: str) -> None:
+def print_outcome(outcome: Outcome, command: str, anew: str = "Start anew with --fresh.") -> None:
     """The numbers of a finished run; of an unfinished one, what is left and how to go on."""
     console = _console()
     if outcome.metrics is not None:
         if outcome.already:
-            console.print("This run is already finished; nothing was run. Start anew with --fresh.")
+            console.print(f"This run is already finished; nothing was run. {anew}")
             if outcome.metrics["coverage"] < 1:
                 console.print("Some of its trials have errors, which were accepted: --retry-failed takes them up.")
         _print_metrics(console, outcome.metrics)
@@ -57,10 +57,10 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
     title = f"{metrics['eval']} · {metrics['target']}"
     if metrics["metrics"]:
         table = Table(title=title, title_justify="left", title_style="bold")
-        reached = any("not_reached" in values for values in metrics["metrics"].values())
-        extra = ["not reached"] if reached else []
+        extra = [key for key in ("not_reached", "errors") if any(v.get(key) for v in metrics["metrics"].values())]
         ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
-        for column in ("grader", "score", "95 % interval", "passed", "graded", *extra, *(f"pass@{k}" for k in ks)):
+        more = [key.replace("_", " ") for key in extra]
+        for column in ("grader", "score", "95 % interval", "passed", "graded", *more, *(f"pass@{k}" for k in ks)):
             table.add_column(column, justify="left" if column == "grader" else "right")
         rows = dict(metrics["metrics"])
         if len(rows) > 1:
@@ -73,7 +73,7 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
                 f"{values['low']:.3f} – {values['high']:.3f}" if known else "–",
                 f"{values['passed']:,}",
                 f"{values['n']:,}",
-                *[f"{values.get('not_reached', 0):,}" for _ in extra],
+                *(f"{values.get(key) or 0:,}" for key in extra),
                 *(share(values.get(f"pass@{k}")) for k in ks),
             )
         console.print(table)

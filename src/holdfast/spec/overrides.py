@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_value
+from holdfast.spec.reading import suggest
 
 Override = tuple[tuple[str, ...], Any]
 """a path of keys, and the value to be laid there"""
@@ -61,4 +62,6 @@ def _position(node: list[Any], part: str, path: tuple[str, ...]) -> int:
     for position, inner in enumerate(node):
         if isinstance(inner, dict) and part in (inner.get("name"), inner.get("type")):
             return position
-    raise UsageError(f"{'.'.join(path)}: there is no such entry (the list has {len(node)})")
+    names = [str(inner.get("name") or inner.get("type")) for inner in node if isinstance(inner, dict)]
+    listed = f"there are {', '.join(names)}" if names and len(names) == len(node) else f"the list has {len(node)}"
+    raise UsageError(f"{'.'.join(path)}: there is no such entry{suggest(part, names)}; {listed}")

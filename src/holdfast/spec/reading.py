@@ -60,6 +60,8 @@ def _explain(item: dict[str, Any], owner: type[Block] | None) -> str:
         return "is missing"
     if kind == "value_error":
         return str(item["msg"]).removeprefix("Value error, ")
+    if kind == "too_short":
+        return "should have at least 1 item"  # pydantic speaks of tuples
     got = item.get("input")
     message = str(item["msg"]).removeprefix("Input ")
     shown = "" if isinstance(got, dict | list) else f", not {got!r}"

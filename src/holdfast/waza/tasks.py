@@ -225,7 +225,8 @@ class Tasks:
                 findings.wrong(document, place, f"{file} cannot be read: {error}")
                 return None
         if not isinstance(prompt, str) or not prompt:
-            findings.wrong(document, place, "a task needs inputs.prompt, a text, or inputs.prompt_file")
+            said = "a task needs inputs.prompt, a text, or inputs.prompt_file; a row of a table, its column prompt"
+            findings.wrong(document, place, said)
             return None
         return self._rendered(task, place, prompt, variables)
 
