@@ -389,7 +389,9 @@ class TestTemplatesAndRows:
         assert "no sample has a field 'qestion'; they have: expected, id, question" in said
         assert re.search(r"eval\.yaml:\d+: ", said)
 
-    @pytest.mark.parametrize("where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1"])
+    @pytest.mark.parametrize(
+        "where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1", "question > 2 and hard"]
+    )
     def test_a_condition_may_ask_for_a_field_that_some_rows_have(self, tmp_path, where):
         assert who(tmp_path, graders=[{"type": "exact", "where": where}])
 

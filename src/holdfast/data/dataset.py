@@ -225,6 +225,8 @@ class _TemplateChecks:
                 fill_in(sample.fields)
             except TemplateError as error:
                 self._missing.setdefault(location, (sample.where, str(error), needed - fields))
+            except RENDER_ERRORS:
+                continue  # no matter of a missing field: an error of that trial, when it comes to it
 
     def conclude(self) -> None:
         problems = []
