@@ -243,10 +243,12 @@ def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
 
 def test_a_time_limit_is_met_in_good_order_and_the_successor_goes_on(site: Site) -> None:
     # Slurm's least limit is a minute, and it may send its signal a minute early: with this margin it comes soon.
-    with server(latency=0.4) as model:
+    with server(latency=2) as model:  # too slow to end before the limit; quick once that was met
         flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@40"}}
         site.write(model.base_url, rows=250, limits={"concurrency": 4}, execution=flags)
         invocation = site.submit()
+        calmly(lambda: any(isinstance(one, End) for one in site.attempts(invocation)), "the first attempt's end", 150)
+        model.control(latency=0)
         state = site.await_over(invocation, 150)
         assert (state.phase, state.done) == ("done", 250), site.logs(invocation)
         ends = [record.why for record in site.attempts(invocation) if isinstance(record, End)]

@@ -465,6 +465,14 @@ def kill_after(lab: Lab, provider: Server, steps: int) -> Path:
     return run
 
 
+def test_the_plan_says_which_conversations_go_on_in_their_middle(tmp_path: Path) -> None:
+    with server(latency=0.1) as slow:
+        lab = Lab(tmp_path, slow)
+        short_talks(lab, 4)
+        kill_after(lab, slow, 2)
+        assert "4 to run, 1 of them from the middle" in lab.do("eval", "e.yaml", "--dry-run").out
+
+
 def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)

@@ -123,6 +123,8 @@ class Plan:
     """how many outputs come from which other run"""
     reasons: tuple[str, ...] = ()
     """what changed against the nearest earlier run"""
+    begun: int = 0
+    """of those to run, how many have calls on record and go on in their middle"""
     done: bytes = field(default=b"", repr=False, compare=False)
     """a 1 for each trial that is finished here, in the dataset's order; empty when there is none"""
 
@@ -145,6 +147,8 @@ class Plan:
             (self.to_run, "to run"),
         ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        if self.begun:
+            said += f", {self.begun:,} of them from the middle"
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         all_of_it = f"{counted(self.total, 'trial')} of {counted(self.samples, 'sample')}"
         return f"{all_of_it}: {said}{why}" + (f"; {lent}" if lent else "")
@@ -174,7 +178,8 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
     total = survey.count * work.trials
     left = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders, done=bytes(done))
+    begun = min(left, len(index.steps.keys() - index.outputs.keys()))
+    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders, begun=begun, done=bytes(done))
 
 
 def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b"") -> Iterator[Job]:
