@@ -106,11 +106,11 @@ def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> Non
 
 def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
     with server(latency=0.05) as model:
-        site.write(model.base_url, rows=1000, limits={"concurrency": 8}, execution={"workers": 4})
+        site.write(model.base_url, rows=2000, limits={"concurrency": 8}, execution={"workers": 4})
         invocation = site.submit()
         state = site.await_over(invocation)
-        assert (state.phase, state.done) == ("done", 1000), site.logs(invocation)
-        asked_once(model, 1000)
+        assert (state.phase, state.done) == ("done", 2000), site.logs(invocation)
+        asked_once(model, 2000)
         assert state.run_dir is not None
         workers = {path.parent.name for path in Path(state.run_dir).glob("workers/*/outputs.jsonl")}
         assert workers == {"main", "w1", "w2", "w3"}
@@ -142,6 +142,21 @@ def test_a_requeued_main_job_goes_on_under_its_own_id(site: Site) -> None:
         begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
         assert [(begin.job, begin.restart) for begin in begins] == [(job.id, 0), (job.id, 1)], site.logs(invocation)
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
+
+
+def test_a_job_that_gives_way_to_a_more_important_one_goes_on_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
+    site = Site(tmp_path, own_slurm, own_slurm.here)
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4}, execution={"partition": "low"})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        all_of_it = ["--partition=main", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null"]
+        site.slurm("sbatch", *all_of_it, "--wrap", "sleep 3")
+        state = site.await_over(invocation, 150)
+        assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+        at_most_twice(model, 200, 4)
+        begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
+        assert len(begins) == 2, site.logs(invocation)
 
 
 def test_a_main_job_that_is_killed_is_followed_by_its_successor(site: Site) -> None:
