@@ -14,7 +14,7 @@ from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, grader_identity, threshold
 from holdfast.graders.mathematics_worker import compared
 from holdfast.graders.prompt import FAIL, PASS
-from holdfast.spec.load import GRADERS
+from holdfast.spec.grader_load import GRADERS
 from holdfast.spec.regex import compile_regex
 from tests.support.running import ROOT, lines, server
 from tests.support.specs import grade, load

@@ -6,6 +6,7 @@
 `tool_fields`    graders of tool calls
 `file_fields`    graders of files, and programs on them
 `regex`          regular expressions as users write them
+`grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line
 `earlier`        versions of the file, and how files from before there were any spelt things

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.spec.grader_fields import TAKEN_NAMES
-from holdfast.spec.load import GRADERS
+from holdfast.spec.grader_load import GRADERS
 from holdfast.waza.findings import at
 from holdfast.waza.gotext import literal
 
