@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,6 +193,16 @@ def test_one_process_can_go_on_where_workers_stopped(
     assert provider.requests == asked + ROWS - kept
     assert_each_once(run, ROWS)
     assert_same_numbers(run, calm)
+
+
+def test_a_worker_that_is_killed_is_told_of(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
+    provider.control(latency=0.1)
+    crew = start("eval", eval_file, "--workers", "2", cwd=tmp_path)
+    wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
+    psutil.Process(crew.pid).children()[0].kill()
+    _, err = crew.communicate()
+    assert crew.returncode == 0 and "a worker was ended by SIGKILL" in err
+    assert_same_numbers(run_dir(tmp_path), calm)
 
 
 def test_workers_end_with_the_command_that_started_them(tmp_path: Path, provider: Server, eval_file: Path) -> None:

@@ -151,6 +151,9 @@ class _Crew:
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
+            if worker.returncode < 0 and self._told is None:
+                name = signal.Signals(-worker.returncode).name
+                self._display.notice(f"a worker was ended by {name}; what it had finished is on disk")
         self._display.end()
 
     def _tell(self, number: int) -> None:
@@ -175,8 +178,6 @@ class _Crew:
         if self._told is not None:
             reason = Interrupted(signal.SIGTERM if self._told == signal.SIGUSR2 else self._told)
         codes = [worker.returncode for worker in self._workers]
-        for number in (code for code in codes if code < 0 and self._told is None):
-            self._display.notice(f"a worker was ended by {signal.Signals(-number).name}; the others took over its part")
         if reason is None and not {1, 3} & set(codes) and any(codes):
             # Some died, and nobody says that it made the report.
             _, shared, place = shared_eval(rundir)
