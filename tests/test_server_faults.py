@@ -286,6 +286,17 @@ def test_a_budget_of_time_stops_admission_counts_earlier_time_and_can_be_raised(
     assert provider.requests == ROWS
 
 
+def test_the_time_of_graders_counts_in_the_next_process_too(tmp_path: Path, provider: Server) -> None:
+    (tmp_path / "slow.py").write_text("import time\n\ndef grade(output):\n    time.sleep(0.2)\n    return 1.0\n")
+    graders = [{"type": "python", "function": "slow.py:grade"}]
+    eval_file = write_eval(tmp_path, provider.base_url, graders=graders, limits={"concurrency": 1})
+    holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
+    asked = provider.requests
+    assert asked < ROWS
+    holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
+    assert provider.requests == asked
+
+
 def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Server) -> None:
     refused = holdfast("eval", write_eval(tmp_path, provider.base_url), "--max-cost", "1", cwd=tmp_path, check=2)
     assert "the price of test-model is not known" in refused.stderr

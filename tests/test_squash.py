@@ -125,7 +125,7 @@ def test_an_image_is_imported_once_in_a_job_and_found_again(place: Place) -> Non
     assert note["image"] == image and note["file"] == Path(path).name and note["enroot"] == "3.5.0"
     assert note["size"] == Path(path).stat().st_size and note["digest"] is None
     (job,) = place.slurm.jobs(names=[str(JobName(Reference.parse(image).id, 0, "squash"))])
-    assert job.state == "completed" and job.nodes.startswith("node")
+    assert job.state == "completed" and str(job.id) == note["job"] and job.nodes.startswith("node")
     assert place.ensure(image) == path
     assert len(place.imports) == 1
     assert place.files() == [Path(path).with_suffix(".json").name, Path(path).name]

@@ -54,6 +54,8 @@ class Squashed(msgspec.Struct, frozen=True):
     """of the registry's manifest when it was imported, where the registry said"""
     imported: str
     enroot: str
+    job: str = ""
+    """that made it: two of one second differ in it"""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -247,8 +249,8 @@ while ! { test ! -e "$folder/$final" && mv -nT -- "$new" "$folder/$final" && tes
     number=$((number + 1)); final=$stem-$number.sqsh
 done
 when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
-printf '{"image":%s,"file":"%s","size":%s,"digest":%s,"imported":"%s","enroot":"%s"}\n' \
-    "$image_json" "$final" "$size" "$digest_json" "$when" "$(enroot version | head -n 1)" >"$new.json"
+printf '{"image":%s,"file":"%s","size":%s,"digest":%s,"imported":"%s","enroot":"%s","job":"%s"}\n' \
+    "$image_json" "$final" "$size" "$digest_json" "$when" "$(enroot version | head -n 1)" "$SLURM_JOB_ID" >"$new.json"
 sync -- "$new.json"
 mv -T -- "$new.json" "$note"
 sync -- "$folder"

@@ -89,11 +89,9 @@ class Keeper:
         self._graded(record)
 
     def _graded(self, record: Grade) -> None:
-        self._index.verdicts[record.grade_key] = VerdictRef(
-            record.status, record.score, record.usage, 0.0 if isinstance(record.time, UnsetType) else record.time
-        )
-        if record.usage is not None:
-            self._index.spent.add(record.usage)
+        given = 0.0 if isinstance(record.time, UnsetType) else record.time
+        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given)
+        self._index.spent.add_grade(record.usage, given, record.seconds)
         self._display.grade(record)
         if record.status == "error":
             return

@@ -73,7 +73,7 @@ class Loop:
         self._display = display
         self._spec = found.spec
         self._spent = opened.index.spent
-        self._spent_before = self._spent.seconds
+        self._spent_before = 0.0 if found.spec.limits.max_time is None else self._spent.seconds
         self._script = Script(found.spec)
         self._blobs = Blobs(opened.rundir.files)
         self._workspaces = (
@@ -217,7 +217,7 @@ class Loop:
 
     async def _work(self, job: Job | None) -> None:
         while job is not None:
-            self.progress.in_flight += 1
+            self.progress.begin()
             try:
                 try:
                     await self._trial(job)
@@ -229,7 +229,7 @@ class Loop:
             except Halted:
                 pass  # in the middle of its conversation: what was said is recorded
             finally:
-                self.progress.in_flight -= 1
+                self.progress.end()
             if len(self._workers) > self._window.limit:
                 # Out of the count at once: others that wake in the same turn of the loop must not leave on its account.
                 task = asyncio.current_task()
@@ -351,7 +351,7 @@ class Loop:
         if limits.max_tokens is not None and spent.tokens >= limits.max_tokens:
             self._budget("max-tokens", f"{spent.tokens:,} of {limits.max_tokens:,} tokens used")
         if limits.max_time is not None:
-            seconds = self._spent_before + time.monotonic() - self.progress.started
+            seconds = self._spent_before + self.progress.busy_seconds
             if seconds >= limits.max_time:
                 self._budget("max-time", f"{seconds:.0f} of {limits.max_time:.0f} s used")
 

@@ -32,8 +32,26 @@ class Progress:
     in_flight: int = 0
     backing_off: int = 0
     limit: int = 0
-    started: float = field(default_factory=time.monotonic)
+    _busy: float = 0.0
+    _busy_since: float = 0.0
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=60))
+
+    def begin(self) -> None:
+        """A trial is being worked on."""
+        if not self.in_flight:
+            self._busy_since = time.monotonic()
+        self.in_flight += 1
+
+    def end(self) -> None:
+        """It is no more."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._busy += time.monotonic() - self._busy_since
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time of this process with work in hand: what `Spent.seconds` will say of it, without reading the records."""
+        return self._busy + (time.monotonic() - self._busy_since if self.in_flight else 0.0)
 
     @property
     def score(self) -> float | None:

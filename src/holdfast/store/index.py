@@ -107,6 +107,13 @@ class Spent:
         self._starts.append(started)
         self._ends.append(ended)
 
+    def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
+        """Count a verdict: what its judge used, and its time where that is worth a word."""
+        if usage is not None:
+            self.add(usage)
+        if seconds >= 0.001:
+            self.add_time(time - seconds, time)
+
     @property
     def seconds(self) -> float:
         """Wall time with work in hand, the pauses between processes left out."""
@@ -161,6 +168,7 @@ class GradeHead(msgspec.Struct):
     usage: Usage | None = None
     source: str | None = None
     time: float = 0.0
+    seconds: float = 0.0
 
 
 class _StepHead(msgspec.Struct):
@@ -343,8 +351,8 @@ def keep_step(index: Index, found: Found) -> None:
 def _take_grade(index: Index, found: Found) -> None:
     head: GradeHead = found.head
     keep_verdict(index, head)
-    if head.usage is not None and head.source is None:
-        index.spent.add(head.usage)
+    if head.source is None:
+        index.spent.add_grade(head.usage, head.time, head.seconds)
 
 
 def keep_verdict(index: Index, head: GradeHead) -> None:
