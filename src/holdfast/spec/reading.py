@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -23,6 +23,25 @@ class Placed(Protocol):
         """`file:line: key`."""
 
 
+_PLAIN: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+"""What pydantic wants, by its word for the mistake, as somebody who writes YAML would say it."""
+_KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("type", "name", "threshold")}
+"""of mappings that are read by their kind, not by one model"""
+
+
 def validate_block(
     model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
 ) -> Block | None:
@@ -30,11 +49,31 @@ def validate_block(
     try:
         return model.model_validate(data)
     except ValidationError as error:
+        found: dict[Location, list[str]] = {}
+        given: dict[Location, Any] = {}
         for item in error.errors(include_url=False):
-            path = (*location, *item["loc"])
-            owner = _model_at(model, item["loc"][:-1])
-            problems.append(Problem(document.where(path), _explain(dict(item), owner)))
+            place = _written(data, item["loc"], item["type"])
+            found.setdefault(place, []).append(_explain(item["type"], item["msg"], place, model))
+            given[place] = item["input"]
+        for place, said in found.items():
+            first, *others = dict.fromkeys(said)  # several where one of several kinds is allowed
+            message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
+            if first.startswith("should "):
+                message += f", not {_shown(given[place])}"
+            problems.append(Problem(document.where((*location, *place)), message))
         return None
+
+
+def _written(data: Any, location: Location, kind: str) -> Location:
+    """The part of a location that stands in the file; that of a union has the names of its choices in between."""
+    place: list[str | int] = []
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        place.append(part)
+    return (*place, location[-1]) if kind == "missing" else tuple(place)
 
 
 def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None:
@@ -49,9 +88,9 @@ def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None
     return current
 
 
-def _explain(item: dict[str, Any], owner: type[Block] | None) -> str:
-    kind, key = item["type"], str(item["loc"][-1]) if item["loc"] else ""
+def _explain(kind: str, message: str, place: Location, model: type[Block]) -> str:
     if kind == "extra_forbidden":
+        key, owner = str(place[-1]), _model_at(model, place[:-1])
         if key in ("api_key", "key", "token"):
             return "keys are not written into files: name the environment variable with api_key_env"
         names = list(_written_names(owner)) if owner else []
@@ -59,13 +98,19 @@ def _explain(item: dict[str, Any], owner: type[Block] | None) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
-        return str(item["msg"]).removeprefix("Value error, ")
+        return message.removeprefix("Value error, ")
     if kind == "too_short":
         return "should have at least 1 item"  # pydantic speaks of tuples
-    got = item.get("input")
-    message = str(item["msg"]).removeprefix("Input ")
-    shown = "" if isinstance(got, dict | list) else f", not {got!r}"
-    return message + shown
+    wanted = _PLAIN.get(kind)
+    if wanted == "a mapping":
+        block = _model_at(model, place)
+        keys = list(_written_names(block))[:6] if block else _KEYS.get(next((p for p in place if p in _KEYS), ""), ())
+        wanted += f" with keys such as {', '.join(keys)}" if keys else ""
+    return message.removeprefix("Input ") if wanted is None else f"should be {wanted}"
+
+
+def _shown(given: Any) -> str:
+    return "a mapping" if isinstance(given, dict) else "a list" if isinstance(given, list) else repr(given)
 
 
 def _written_names(model: type[Block]) -> Iterator[str]:
