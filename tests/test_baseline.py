@@ -14,10 +14,9 @@ import scipy.stats
 
 from holdfast.report.paired import paired_difference
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, lines, metrics, server
+from tests.support.running import Server, lines, metrics, module_server, server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = 9
@@ -32,10 +31,7 @@ def second(prompt):
 GRADERS = "def length(output):\n    return len(output) / 100\n"
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.lab import Lab, rows, tree
-from tests.support.running import HOLDFAST, Server, environment, holdfast, metrics, server, start, wait_for
+from tests.support.running import (
+    HOLDFAST,
+    Server,
+    environment,
+    holdfast,
+    metrics,
+    module_server,
+    server,
+    start,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,10 +34,7 @@ COLUMNS = ["name", "target", "dataset", "status", "progress", "score", "size", "
 DAY = 86400
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture(scope="module")

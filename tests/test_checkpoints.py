@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, metrics, server
+from tests.support.running import Server, lines, metrics, module_server
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 NOBODY = "http://127.0.0.1:1/v1"
@@ -22,10 +21,7 @@ GOOD, BAD = "please", "now!"
 """what the two users say in turn 2; the target says it again"""
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 def polite(**keys: Any) -> dict[str, Any]:

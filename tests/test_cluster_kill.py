@@ -20,24 +20,15 @@ from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
 from holdfast.store.live import holders, is_here
 from holdfast.store.rundir import RunDir
-from tests.support.invocations import SLEEP, Launched, end_all, launched, public_folder, register
+from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
-from tests.test_cluster_status import env_of, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.cluster.transport import Transport
     from tests.support.slurm import Lab
-
-
-@pytest.fixture
-def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
-    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
-    yield one
-    end_all(slurm, one)
 
 
 def foreign(slurm: Slurm, name: str) -> str:

@@ -19,41 +19,15 @@ from holdfast.cluster.layout import Begin, End
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Intent, Ledger, Registry
 from holdfast.cluster.watching import look
-from tests.support.invocations import Launched, end_all, launched, public_folder, register
+from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.cluster.watching import Picture
     from tests.support.slurm import Lab
-
-
-@pytest.fixture
-def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
-    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
-    yield one
-    end_all(slurm, one)
-
-
-def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
-    """What a user of the lab has in the environment."""
-    return {
-        "SLURM_CONF": lab.env["SLURM_CONF"],
-        "HOLDFAST_HOME": str(home),
-        "HOLDFAST_SSH_CONFIG": str(lab.ssh_config),
-        **more,
-    }
-
-
-def running(made: Launched, lab: Lab, task: int = 0) -> str:
-    """A main job that runs; its id."""
-    job = made.submit(task=task)
-    wait_for_job(Slurm(lab.here), job.intent.name, lambda state: state.state == "running")
-    assert job.id is not None
-    return job.id
 
 
 def status(what: str | Path, tmp_path: Path, env: dict[str, str], check: int = 0) -> Any:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.invocations import env_of
 from tests.support.launching import Site
 from tests.support.running import holdfast, server, wait_for
-from tests.test_cluster_status import env_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from holdfast.engine.steps import Steps
 from holdfast.store.records import Usage
 from tests.support.breaking import assert_same_numbers, journal_files, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, server, start, wait_for
+from tests.support.running import Server, lines, module_server, server, start, wait_for
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture(scope="module")

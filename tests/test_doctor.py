@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.slurm import Slurm
+from tests.support.invocations import env_of
 from tests.support.running import holdfast
-from tests.test_cluster_status import env_of
 
 if TYPE_CHECKING:
     from pathlib import Path

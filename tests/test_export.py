@@ -13,20 +13,16 @@ import pytest
 
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, holdfast, lines, metrics, server, start, wait_for
+from tests.support.running import Server, holdfast, lines, metrics, module_server, server, start, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS, TRIALS = 5, 2
 FORMATS = ["csv", "parquet", "nat", "flexeval", "samples"]
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture(scope="module")

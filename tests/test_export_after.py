@@ -9,17 +9,13 @@ import pytest
 
 import holdfast as library
 from tests.support.lab import Lab
-from tests.support.running import Server, holdfast, metrics, server
+from tests.support.running import Server, holdfast, metrics, module_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture

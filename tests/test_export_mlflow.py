@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, environment, holdfast, metrics, server, wait_for
+from tests.support.running import Server, environment, holdfast, metrics, module_server, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +61,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture

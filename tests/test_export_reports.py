@@ -21,7 +21,7 @@ from holdfast.export.reading import Pending, RunReader, Trial
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, holdfast, metrics, server
+from tests.support.running import Server, holdfast, metrics, module_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +31,7 @@ HOSTILE = "<script>alert(1)</script> ]]> &amp; \x00\x1b[31m \ud7ff\ufffe \r\n <!
 VOID = {"meta", "input", "line", "circle", "link", "br"}
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture(scope="module")

@@ -6,27 +6,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from holdfast.export.wandb import detect
 from tests.support.lab import Lab, rows
-from tests.support.running import ROOT, Server, environment, holdfast, metrics, server
+from tests.support.running import ROOT, Server, environment, holdfast, metrics, module_server
 from tests.support.wandb_double import wandb_double
 from tests.support.wandb_file import OfflineRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEY = "5ecre7" + "0123456789abcdef" * 2 + "01"
 NOBODY = "http://127.0.0.1:1"
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture

@@ -10,26 +10,17 @@ import pytest
 
 from tests.support.breaking import assert_same_numbers, kept, metrics_bytes
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, holdfast, metrics, server
+from tests.support.running import Server, holdfast, metrics, module_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = 6
 NOBODY = "http://127.0.0.1:1/v1"
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Server]:
-    with server(answer="judge") as running:
-        yield running
+provider = module_server()
+judge = module_server(answer="judge")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, environment, lines, server, start, wait_for
+from tests.support.running import Server, environment, lines, module_server, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +72,8 @@ if __name__ == "__main__":
 '''
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    """A model that calls two tools before each answer."""
-    with server(tool_calls=2) as running:
-        yield running
+provider = module_server(tool_calls=2)
+"""A model that calls two tools before each answer."""
 
 
 @pytest.fixture

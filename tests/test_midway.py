@@ -16,10 +16,9 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab, remove
-from tests.support.running import Server, lines, run_dir, server, start, wait_for
+from tests.support.running import Server, lines, module_server, run_dir, start, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 TURNS = 20
@@ -41,11 +40,8 @@ def count(number: int, context) -> int:
 '''
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    """A model that calls two tools before each answer."""
-    with server(tool_calls=2) as running:
-        yield running
+provider = module_server(tool_calls=2)
+"""A model that calls two tools before each answer."""
 
 
 @pytest.fixture

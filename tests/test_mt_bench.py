@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.running import Server, module_server
 
 QUESTIONS = [json.loads(line) for line in (Path(__file__).parent / "data" / "mt_bench.jsonl").read_text().splitlines()]
 SPEC = {
@@ -25,16 +22,8 @@ SPEC = {
 }
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Server]:
-    with server(answer="judge") as running:
-        yield running
+provider = module_server()
+judge = module_server(answer="judge")
 
 
 def asked_and_said(run: Path) -> dict[str, list[dict[str, Any]]]:

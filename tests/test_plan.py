@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.lab import Lab, rows, tree
-from tests.support.running import Server, holdfast, metrics, server
+from tests.support.running import Server, holdfast, metrics, module_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = 6
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
+provider = module_server()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, server, start, wait_for
+from tests.support.running import Server, lines, module_server, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -32,11 +32,8 @@ needs_framework = pytest.mark.skipif(find_spec("pydantic_ai") is None, reason="a
 KEY = "sk-a-very-secret-key"
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    """A model that calls two tools before its answer, where it is offered any."""
-    with server(tool_calls=2) as running:
-        yield running
+provider = module_server(tool_calls=2)
+"""A model that calls two tools before its answer, where it is offered any."""
 
 
 @pytest.fixture

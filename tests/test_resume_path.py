@@ -11,9 +11,8 @@ import pytest
 
 from holdfast.cluster import layout
 from holdfast.cluster.slurm import Slurm
-from tests.support.invocations import Launched, end_all, launched, public_folder, register
+from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
-from tests.test_cluster_status import env_of, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.breaking import assert_same_numbers, kept, metrics_bytes
 from tests.support.lab import Lab, remove, rows
-from tests.support.running import Server, holdfast, lines, metrics, server, start, wait_for
+from tests.support.running import Server, holdfast, lines, metrics, module_server, server, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,16 +27,8 @@ def length(output):
 """
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Server]:
-    with server(answer="judge") as running:
-        yield running
+provider = module_server()
+judge = module_server(answer="judge")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast.targets.model import join_tool_call
 from holdfast.targets.tools import ToolContext, function_tool
 from tests.support.breaking import kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, server
+from tests.support.running import Server, lines, module_server
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 CONTEXT = ToolContext({"id": "a"}, 1, 2, None)
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server(tool_calls=2) as running:
-        yield running
+provider = module_server(tool_calls=2)
 
 
 @pytest.fixture

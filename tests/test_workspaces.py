@@ -13,17 +13,14 @@ from holdfast.store import workspace as store
 from holdfast.store.workspace import Blobs, TooLarge, restore, snapshot
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, run_dir, server
+from tests.support.running import Server, lines, module_server, run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Server]:
-    with server(tool_calls=1) as running:
-        yield running
+provider = module_server(tool_calls=1)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from holdfast.cluster import layout
 from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
+from tests.support.slurm import wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,3 +122,29 @@ def end_all(lab: Lab, *made: Launched) -> None:
     slurm = Slurm(lab.here)
     for one in made:
         slurm.cancel({job.name for job in slurm.jobs(invocation=one.id) if job.active})
+
+
+@pytest.fixture
+def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+    """An invocation of two tasks, without jobs yet; those it gets are ended with the test."""
+    one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
+    yield one
+    end_all(slurm, one)
+
+
+def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
+    """What a user of the lab has in the environment."""
+    return {
+        "SLURM_CONF": lab.env["SLURM_CONF"],
+        "HOLDFAST_HOME": str(home),
+        "HOLDFAST_SSH_CONFIG": str(lab.ssh_config),
+        **more,
+    }
+
+
+def running(made: Launched, lab: Lab, task: int = 0) -> str:
+    """A main job that runs; its id."""
+    job = made.submit(task=task)
+    wait_for_job(Slurm(lab.here), job.intent.name, lambda state: state.state == "running")
+    assert job.id is not None
+    return job.id

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from holdfast.spec.fields import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -75,6 +77,17 @@ def server(**settings: Any) -> Iterator[Server]:
         process.stdout.close()
         process.kill()
         process.wait()
+
+
+def module_server(**settings: Any) -> Any:
+    """A fixture: a server that the tests of a module share. `provider = module_server()`."""
+
+    @pytest.fixture(scope="module")
+    def shared() -> Iterator[Server]:
+        with server(**settings) as running:
+            yield running
+
+    return shared
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
