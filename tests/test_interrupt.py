@@ -184,7 +184,7 @@ def test_a_function_that_never_returns_is_given_up_on_and_nothing_hangs_at_the_l
     limit: str, tmp_path: Path
 ) -> None:
     source = SLEEPER.replace("    open", "    if prompt != 'question 3': return prompt\n    open")
-    eval_file = python_eval(tmp_path, source, limits={limit: 0.3, "retries": 1})
+    eval_file = python_eval(tmp_path, source, limits={limit: 1, "retries": 1})
     ended = holdfast("eval", eval_file, cwd=tmp_path, check=3)
     assert "1 trial has errors and stays pending" in ended.stdout
     run = run_dir(tmp_path)
@@ -197,7 +197,7 @@ def test_a_function_that_never_returns_is_given_up_on_and_nothing_hangs_at_the_l
 
 def test_a_server_that_never_answers_the_last_sample_does_not_hang_the_run(tmp_path: Path, provider: Server) -> None:
     provider.control(fail={"hang": 0.02})
-    eval_file = write_eval(tmp_path, provider.base_url, rows=100, limits={"turn_timeout": 0.3, "retries": 0})
+    eval_file = write_eval(tmp_path, provider.base_url, rows=100, limits={"turn_timeout": 1.5, "retries": 0})
     holdfast("eval", eval_file, cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
     hung = provider.stats()["outcomes"]["hang"]

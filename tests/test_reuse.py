@@ -342,7 +342,7 @@ class TestAcceptingDrift:
     def test_a_run_begun_without_it_by_mistake_does_not_stand_in_its_way(self, lab: Lab) -> None:
         self.drifted(lab)
         (lab.folder / "calls.txt").rename(lab.folder / "counted.txt")
-        lab.eval("--max-time", "0.000001s", check=3)
+        lab.eval("--concurrency", "1", "--max-time", "0.000001s", check=3)
         assert lab.eval("--accept-drift").asked == 0
 
     def test_it_is_refused_where_nothing_fits(self, lab: Lab) -> None:

@@ -39,7 +39,7 @@ def test_a_server_that_fails_in_every_way_is_asked_until_it_answers(
     fail = {"429": 0.15, "500": 0.15, "503": 0.1, "hang": 0.1, "cut": 0.15, "garbage": 0.15}
     provider.control(fail=fail, fail_first=2)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
-    holdfast("eval", eval_file, "limits.turn_timeout=0.5", cwd=tmp_path)
+    holdfast("eval", eval_file, "limits.turn_timeout=1.5", cwd=tmp_path)
     run = run_dir(tmp_path)
     outcomes = provider.stats()["outcomes"]
     assert all(outcomes.get(how, 0) > 0 for how in fail), outcomes
