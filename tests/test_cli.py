@@ -37,23 +37,30 @@ def everything(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))
 
 
+def watched(folder, *words):
+    """What a command imports and opens."""
+    script = (
+        "import json, sys\n"
+        "from holdfast.cli.main import main\n"
+        "sys.argv = ['holdfast', *sys.argv[1:]]\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, given: event == 'open' and opened.append(str(given[0])))\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps({'imported': list(sys.modules), 'opened': opened}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=folder, env=environment()
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class TestItself:
     def test_its_version(self, tmp_path):
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
     def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path, words):
-        script = (
-            "import sys\n"
-            "from holdfast.cli.main import main\n"
-            "sys.argv = ['holdfast', *sys.argv[1:]]\n"
-            "try:\n    main()\nexcept SystemExit:\n    pass\n"
-            "print('imported:', *sorted({name.partition('.')[0] for name in sys.modules}))\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path, env=environment()
-        )
-        imported = set(done.stdout.splitlines()[-1].split()[1:])
+        imported = {name.partition(".")[0] for name in watched(tmp_path, *words)["imported"]}
         assert "click" in imported and "holdfast" in imported
         heavy = {
             "aiohttp",
@@ -68,6 +75,16 @@ class TestItself:
             "jmespath",
         }
         assert imported & heavy == set()
+
+    def test_an_eval_reads_its_file_once_and_imports_only_what_it_uses(self, tmp_path):
+        write_spec(tmp_path, target={"mock": "waza"})
+        seen = watched(tmp_path, "eval", "eval.yaml")
+        assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
+        assert [path for path in seen["opened"] if path.endswith("eval.yaml")] == ["eval.yaml"]
+        imported = set(seen["imported"])
+        assert "holdfast.engine" in imported
+        others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.waza", "mlflow", "wandb"}
+        assert imported & others == set()
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])
     def test_help_lists_every_verb(self, type_in, words):

@@ -17,6 +17,7 @@ from holdfast.engine.run import run_eval
 from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError, UsageError
 from holdfast.formats import load_any
+from holdfast.spec.document import read_document
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.overrides import parse_override
 from holdfast.store.rundir import RunDir
@@ -60,7 +61,7 @@ def _path(key: str) -> str:
 
 
 def load(path: Path, *overrides: str) -> Eval:
-    return load_any(path, [parse_override(text) for text in overrides])
+    return load_any(read_document(path), [parse_override(text) for text in overrides])
 
 
 def refused(path: Path, *overrides: str) -> str:

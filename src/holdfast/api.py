@@ -20,8 +20,8 @@ from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
-from holdfast.formats import read_any
-from holdfast.spec.document import Document
+from holdfast.formats import in_our_words
+from holdfast.spec.document import Document, read_document
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 from holdfast.store.index import read_line
@@ -125,7 +125,8 @@ def _spec(
     document, folder = Document({}), Path.cwd()
     if eval_file is not None:
         given: list[Override] = [] if target is None else [(("target",), _kind(target))]
-        document, folder = read_any(Path(eval_file), given)[0], Path(eval_file).resolve().parent
+        path = Path(eval_file)
+        document, folder = in_our_words(read_document(path), given)[0], path.resolve().parent
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}

@@ -97,17 +97,21 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     """
     from holdfast.cli.launching import is_configuration, launch_command
     from holdfast.formats import load_any
+    from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 
     if given["named"] is not None:
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
     if config is None:
         raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
-    if given["run"] or given["batch"] or is_configuration(Path(config)) or (given["named"] and _is_name(config)):
+    if given["run"] or given["batch"] or (given["named"] and _is_name(config)):
+        return launch_command(config, overrides, given)
+    document = read_document(Path(config))
+    if is_configuration(document):
         return launch_command(config, overrides, given)
     if given["force_squash"]:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
-    spec = load_any(Path(config), _overrides(overrides, given))
+    spec = load_any(document, _overrides(overrides, given))
     options = _options(given)
     baseline = baseline_of(spec)
     if given["dry_run"]:

@@ -46,6 +46,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     from holdfast.engine.run import run_eval
     from holdfast.formats import load_any
     from holdfast.report.table import print_outcome
+    from holdfast.spec.document import read_document
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
@@ -58,7 +59,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         overrides, config = (config, *overrides), None
     laid_over = [parse_override(text) for text in overrides]
     spec = (
-        load_any(Path(config), laid_over)
+        load_any(read_document(Path(config)), laid_over)
         if config
         else eval_of_run(
             _without_budgets(manifest.eval),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,23 +10,17 @@ import click
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.cluster.config import Launch
     from holdfast.cluster.submission import Invocation
+    from holdfast.spec.document import Document
 
 SECTIONS = ("execution", "deployment", "evaluation")
 """keys by which a configuration is told from an eval file"""
 
 
-def is_configuration(path: Path) -> bool:
+def is_configuration(document: Document) -> bool:
     """Whether a file is a configuration for a cluster rather than an eval file."""
-    from holdfast.errors import HoldfastError
-    from holdfast.spec.document import read_document
-
-    with suppress(HoldfastError, OSError):
-        return path.is_file() and any(key in read_document(path).data for key in SECTIONS)
-    return False
+    return any(key in document.data for key in SECTIONS)
 
 
 def launch_command(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:

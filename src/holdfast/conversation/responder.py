@@ -15,7 +15,6 @@ from holdfast.functions import Function, load_function, split_reference
 from holdfast.spec.source import source_fingerprint
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 from holdfast.store.records import Usage
-from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -158,6 +157,8 @@ class _FunctionPlayer:
 
 class _ModelPlayer:
     def __init__(self, block: ResponderBlock, prices: Prices) -> None:
+        from holdfast.targets.model import Model  # few conversations have a simulated user
+
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _Ending(block)

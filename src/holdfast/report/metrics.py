@@ -66,18 +66,26 @@ def together(places: Sequence[GraderPlace], verdicts: Sequence[VerdictNow | None
     A checkpoint that fails makes it fail, whatever the end says; one that ended the conversation leaves it no score
     but 0. None is a verdict that is still to come.
     """
-    if any(verdict is None or verdict[0] == "error" for verdict in verdicts):
-        return "error", None
-    judged = [(place, *verdict) for place, verdict in zip(places, verdicts, strict=True) if verdict is not None]
-    passed = all(status != "failed" for _, status, _ in judged)
-    if not passed and any(place.turn is None and status == "not_reached" for place, status, _ in judged):
+    passed, cut_short, scored = True, False, False
+    weights: list[float] = []
+    weighted: list[float] = []
+    for place, verdict in zip(places, verdicts, strict=True):
+        if verdict is None or verdict[0] == "error":
+            return "error", None
+        status, score = verdict
+        passed = passed and status != "failed"
+        cut_short = cut_short or (status == "not_reached" and place.turn is None)
+        if score is not None:
+            scored = True
+            if place.turn is None:
+                weights.append(place.block.weight)
+                weighted.append(place.block.weight * score)
+    if cut_short and not passed:
         return "failed", 0.0
-    final = [(place.block.weight, score) for place, _, score in judged if place.turn is None and score is not None]
-    if not final and all(score is None for _, _, score in judged):
+    if not scored:
         return "skipped", None
-    total = sum(weight for weight, _ in final)
-    score = sum(weight * score for weight, score in final) / total if total else None
-    return "passed" if passed else "failed", score
+    total = sum(weights)
+    return "passed" if passed else "failed", sum(weighted) / total if total else None
 
 
 class _Report:
@@ -130,21 +138,18 @@ class _Report:
         self._usage.add(ref.usage)
         self._seconds.append(ref.seconds)
         verdicts = self._verdicts(key, ref)
-        absent = {number for number in self._choosy if stays_away(self._places[number].block, sample.fields)}
+        absent = [number for number in self._choosy if stays_away(self._places[number].block, sample.fields)]
         for number in absent:
             verdicts[number] = ("skipped", None)
-        for number, (known, verdict) in enumerate(zip(by_grader, verdicts, strict=True)):
+        grades: dict[str, dict[str, Any]] = {}
+        for number, verdict in enumerate(verdicts):
             if verdict is not None and number not in absent:
-                known.append(verdict)
+                by_grader[number].append(verdict)
+                grades[self._names[number]] = {"status": verdict[0], "score": verdict[1]}
         status, score = together(self._places, verdicts)
         if status != "error":
             self._graded += 1
             overall.append((status, score))
-        grades = {
-            name: {"status": verdict[0], "score": verdict[1]}
-            for number, (name, verdict) in enumerate(zip(self._names, verdicts, strict=True))
-            if verdict is not None and number not in absent
-        }
         return {**entry, "status": status, "score": score, "output": texts.read(ref), "grades": grades}
 
     def _verdicts(self, key: str, ref: OutputRef) -> list[VerdictNow | None]:

@@ -13,8 +13,6 @@ from rich.text import Text
 from holdfast.display.format import dollars, duration, share
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.plan.changes import counted
-from holdfast.report.compare import read_finished
-from holdfast.report.paired import paired_difference
 from holdfast.spec.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -93,6 +91,9 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
+    from holdfast.report.compare import read_finished
+    from holdfast.report.paired import paired_difference
+
     assert first.metrics is not None and second.metrics is not None
     ours, theirs = (read_finished(outcome.rundir).scores for outcome in (first, second))
     names = [outcome.metrics["target"] for outcome in (first, second) if outcome.metrics]

@@ -1,10 +1,8 @@
 """What users may write in an eval file, one model per block. Unknown keys are errors."""
 
-from __future__ import annotations
-
 import posixpath
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -69,7 +67,9 @@ LoosePattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles_loos
 class Block(BaseModel):
     """A block of the eval file: fixed keys, values that do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # So that starting is fast, a model is built only when it is used, and the modules that every eval needs do not
+    # postpone annotations: reading them back out of strings takes pydantic a third of its time.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     templates: ClassVar[tuple[str, ...]] = ()
     """fields that hold templates over the row"""
@@ -115,7 +115,7 @@ class McpBlock(Block):
     """for the URL; values may name environment variables as ${NAME}"""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> McpBlock:
+    def _one_of_them(self) -> Self:
         if bool(self.command) == (self.url is not None):
             raise ValueError("is either a `command` or a `url`")
         for name, value in self.env.items():
@@ -141,7 +141,7 @@ class ToolBlock(Block):
     """change it when the same tool answers differently from now on"""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> ToolBlock:
+    def _one_of_them(self) -> Self:
         if (self.python is None) == (self.mcp is None):
             raise ValueError("is either a `python` function or an `mcp` server")
         if self.only and self.mcp is None:
@@ -181,7 +181,7 @@ class ModelTarget(Block):
     """model calls in one turn, where there are tools"""
 
     @model_validator(mode="after")
-    def _tools_need_chat(self) -> ModelTarget:
+    def _tools_need_chat(self) -> Self:
         if self.tools and self.api != "chat":
             raise ValueError("tools need `api: chat`")
         return self
@@ -275,7 +275,7 @@ class Limits(Block):
     max_time: Seconds | None = None
 
     @model_validator(mode="after")
-    def _positive(self) -> Limits:
+    def _positive(self) -> Self:
         if isinstance(self.concurrency, int) and self.concurrency < 1:
             raise ValueError("concurrency is at least 1, or auto")
         return self
@@ -309,7 +309,7 @@ class ResponderBlock(Block):
     templates: ClassVar[tuple[str, ...]] = ("instructions",)
 
     @model_validator(mode="after")
-    def _somebody(self) -> ResponderBlock:
+    def _somebody(self) -> Self:
         if self.python is not None and (self.model is not None or self.instructions is not None):
             raise ValueError("is either a function (python) or a model with instructions, not both")
         if self.python is None and not self.instructions:
@@ -354,7 +354,7 @@ class HookBlock(Block):
         return self.command.split() if isinstance(self.command, str) else list(self.command)
 
     @model_validator(mode="after")
-    def _some_program(self) -> HookBlock:
+    def _some_program(self) -> Self:
         if not self.arguments:
             raise ValueError("a hook's command is empty")
         return self
@@ -439,7 +439,7 @@ class MlflowExport(TrackerExport):
     tags: dict[str, str | int | float | bool] = {}
 
     @model_validator(mode="after")
-    def _no_password(self) -> MlflowExport:
+    def _no_password(self) -> Self:
         if re.search(r"//[^/@]+@", self.tracking_uri or ""):
             raise ValueError(
                 "passwords are not written into files: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"

@@ -1,8 +1,6 @@
 """What users may write in a grader that looks at a trial's files or runs a program on them. Unknown keys are errors."""
 
-from __future__ import annotations
-
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,7 +16,7 @@ class ContentPattern(Block):
     must_not_match: tuple[Pattern, ...] = ()
 
     @model_validator(mode="after")
-    def _checks_something(self) -> ContentPattern:
+    def _checks_something(self) -> Self:
         if not self.must_match and not self.must_not_match:
             raise ValueError("checks nothing: give must_match or must_not_match (must_exist is for files as such)")
         return self
@@ -47,7 +45,7 @@ class ExpectedFile(Block):
     """texts in it; with `-` in front, texts that are not; a `+` in front is only for show"""
 
     @model_validator(mode="after")
-    def _checks_something(self) -> ExpectedFile:
+    def _checks_something(self) -> Self:
         if self.snapshot is None and not self.contains:
             raise ValueError("checks nothing: give snapshot or contains")
         if not all(text for _, text in self.fragments()):
@@ -98,7 +96,7 @@ class CodeGrader(TextBlock):
     templates: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
-    def _are_expressions(self) -> CodeGrader:
+    def _are_expressions(self) -> Self:
         if self.language == "python":
             for assertion in self.assertions:
                 try:

@@ -3,9 +3,7 @@
 What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
 """
 
-from __future__ import annotations
-
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,7 +33,7 @@ class GraderBlock(Block):
     needs_workspace: ClassVar[bool] = False
 
     @model_validator(mode="after")
-    def _checks_something(self) -> GraderBlock:
+    def _checks_something(self) -> Self:
         if self.checks and not any(self._is_set(field) for field in self.checks):
             written = (type(self).model_fields[field].alias or field for field in self.checks)
             raise ValueError(f"checks nothing: give at least one of {', '.join(written)}")
@@ -96,7 +94,7 @@ class TextGrader(TextBlock):
     templates: ClassVar[tuple[str, ...]] = checks[:6]
 
     @model_validator(mode="after")
-    def _regexes_compile(self) -> TextGrader:
+    def _regexes_compile(self) -> Self:
         for pattern in [*self.regex_match, *self.regex_not_match]:
             compile_regex(pattern)
         if any("" in getattr(self, field) for field in self.checks):
@@ -126,7 +124,7 @@ class NumberGrader(TextBlock):
     """the tolerance is a share of the expected number"""
 
     @model_validator(mode="after")
-    def _regex_compiles(self) -> NumberGrader:
+    def _regex_compiles(self) -> Self:
         if self.after is not None:
             compile_regex(self.after)
         return self
@@ -213,7 +211,7 @@ class PromptGrader(GraderBlock):
     later: ClassVar[tuple[str, ...]] = ("where", "prompt", "continue_session", "mode")
 
     @model_validator(mode="after")
-    def _judges_alone(self) -> PromptGrader:
+    def _judges_alone(self) -> Self:
         if self.continue_session:
             raise ValueError(
                 "continue_session: a judge never goes on in the target's own session; `transcript: all` shows it "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import ValidationError
@@ -120,5 +119,7 @@ def _written_names(model: type[Block]) -> Iterator[str]:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """The nearest known word, as the end of a message; empty where none is near."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,8 +1,6 @@
 """What users may write in a grader that looks at tool calls. Unknown keys are errors."""
 
-from __future__ import annotations
-
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +17,7 @@ class Range(Block):
     lt: float | None = None
 
     @model_validator(mode="after")
-    def _bounds_something(self) -> Range:
+    def _bounds_something(self) -> Self:
         if all(bound is None for bound in (self.gte, self.lte, self.gt, self.lt)):
             raise ValueError("checks nothing: give at least one of gte, lte, gt, lt")
         return self
@@ -37,7 +35,7 @@ class Matcher(Block):
     json_schema: dict[str, Any] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _one_way(self) -> Matcher:
+    def _one_way(self) -> Self:
         given = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"is exactly one of {', '.join(type(self).model_fields)}")
@@ -110,7 +108,7 @@ class SkillInvocationGrader(ToolBlock):
     decides: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _knows_how(self) -> SkillInvocationGrader:
+    def _knows_how(self) -> Self:
         if self.required_skills and self.mode is None:
             raise ValueError("required_skills need a mode: exact_match, in_order or any_order")
         if not self.required_skills and "allow_extra" in self.model_fields_set and not self.allow_extra:
@@ -132,7 +130,7 @@ class ToolCallsGrader(ToolBlock):
     checks: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools", "min_calls", "max_calls", "expect")
 
     @model_validator(mode="after")
-    def _can_be_met(self) -> ToolCallsGrader:
+    def _can_be_met(self) -> Self:
         if self.max_calls is not None and self.min_calls > self.max_calls:
             raise ValueError(f"no number of calls is at least {self.min_calls} and at most {self.max_calls}")
         return self
