@@ -328,6 +328,20 @@ def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path):
     ]
 
 
+def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that_says_it(tmp_path: Path):
+    write(tmp_path / "env.toml", '[p]\nexecutor = "slurm"\nhost = "login"\nremote_job_dir = "/shared/me"\n')
+    text = "execution:\n  hostname: ???\n  account: ???\n  output_dir: ???\ndeployment: {type: none}\n"
+    assert refused(tmp_path, text, profile="p").splitlines() == [
+        "config/c.yaml:3: execution.account: must be given: write it, or execution.account=… on the command line"
+    ]
+    tree = composed(tmp_path, text, "execution.account=a", "execution.output_dir=/mine", profile="p").tree
+    assert (tree.get("execution", "hostname"), tree.origin(("execution", "hostname"))) == ("login", "env.toml:3")
+    assert tree.get("execution", "output_dir") == "/mine"
+    assert composed(tmp_path, text, "execution.account=a", profile="p").tree.get("execution", "output_dir") == (
+        "/shared/me/evaluations"
+    )
+
+
 def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path):
     write(tmp_path / "env.toml", '\n[p]\nexecutor = "slurm"\n')
     text = MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.interpolate import Interpolated, interpolate
+from holdfast.cluster.interpolate import MANDATORY, Interpolated, interpolate
 from holdfast.cluster.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
 from holdfast.cluster.tree import COMMAND_LINE, Tree, tree_of
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -26,6 +26,14 @@ SECTIONS = ("execution", "deployment")
 """what has groups of defaults that come with Holdfast"""
 PREFERRED = ("container_image", "nodes", "gpus_per_node", "ntasks_per_node", "nproc_per_node")
 """keys of run.env for which a configuration that says something is followed, and not the profile"""
+KNOWN_BY_PROFILE = {
+    "hostname": "host",
+    "username": "user",
+    "account": "account",
+    "partition": "partition",
+    "walltime": "time",
+}
+"""keys of `execution`, and the profile's key that answers a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
 DEFAULT = "default ("
 
@@ -82,6 +90,7 @@ def compose(
     for edit in edits:
         edit.apply(tree)
     _merge_profile(tree, profile, cwd, environ, detached=detached)
+    _fill_in(tree)
 
     found: Interpolated = interpolate(tree, environ, profile)
     return Composed(path, found.tree, found.notices)
@@ -361,6 +370,16 @@ def _merge_profile(
     image: Location = ("run", "env", "container_image")
     if tree.get("run", "env", "container") is None:
         tree.put(("run", "env", "container"), tree.get(*image), tree.origin(image))
+
+
+def _fill_in(tree: Tree) -> None:
+    """Answer the `???` of an execution with what the profile has laid over `run.env`."""
+    answers = {key: ("run", "env", name) for key, name in KNOWN_BY_PROFILE.items()}
+    for key, known in {**answers, "output_dir": ("run", "env", "remote_job_dir")}.items():
+        value = tree.get(*known)
+        if tree.get("execution", key) == MANDATORY and value not in (None, MANDATORY):
+            answer = f"{value}/evaluations" if key == "output_dir" else value
+            tree.put(("execution", key), answer, tree.origin(known))
 
 
 def _effective(profile: Profile, *, detached: bool) -> dict[str, tuple[Any, str]]:
