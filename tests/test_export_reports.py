@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
@@ -211,7 +212,7 @@ def trial(draw: st.DrawFn) -> Trial | Pending:
     output = Output("k", name, 1, 1, messages, said, 1, said, Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
     grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
-    return Trial({said: {"deep": feedback}}, output, [grade], status, None)
+    return Trial({said: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 
 @settings(max_examples=60)
