@@ -46,7 +46,8 @@ class Grading:
     ) -> None:
         self._graders = graders
         self._work = work
-        self._on_the_way = any(slot.turn is not None for slot in work.slots)
+        self._all_new = not index.verdicts and all(slot.turn is None for slot in work.slots)
+        """no output that is made now can have a verdict already"""
         self._index = index
         self._attempts = attempts
         self._keeper = keeper
@@ -67,8 +68,8 @@ class Grading:
             # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
             if await self.after_turn(turn, _as_of(case, turn), job):
                 break
-        if job.output is None and not self._on_the_way:
-            missing = job.panel.graders  # a new output that no checkpoint has seen
+        if job.output is None and self._all_new:
+            missing = job.panel.graders
         else:
             missing = self._work.missing(job.key, ref, self._index.verdicts, job.panel)
         self._keeper.owes(job.key, missing)
