@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.data.panels import Conditions
 from holdfast.engine.setup import identify
+from holdfast.errors import ConfigError
 from holdfast.export.reading import RunReader
 from holdfast.plan.keys import grade_key
 from holdfast.spec.load import eval_of_run
@@ -149,6 +150,12 @@ class TestWhatDoesNotApply:
         run = evaluate(LONG, NOT_D, {**LONG, "name": "too"}, {"type": "exact", "expected": "{{ id }}"}, trials=3)
         assert run.exit_code == 0
         assert set(looked.values()) == {1} and len(looked) == 2 * len(ROWS)
+
+    def test_what_only_its_rows_have_may_stand_in_its_templates(self, evaluate):
+        steps = {"type": "exact", "name": "steps", "expected": "{{ 'abc'[steps // 4] }}", "where": "steps is defined"}
+        assert said(evaluate(steps)) == {**{name: {"steps": "passed"} for name in "abc"}, "d": {}}
+        with pytest.raises(ConfigError, match="'steps' is undefined"):
+            evaluate({**steps, "where": "true"})
 
     def test_among_workers_it_is_the_same(self, tmp_path, evaluate):
         keys = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}

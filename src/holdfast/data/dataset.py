@@ -211,23 +211,25 @@ class _TemplateChecks:
         self._document = spec.document
         self._fields: set[str] = set()
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
-        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str]]] = []
+        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
+        self._graders = list(spec.placed_graders())
+        numbers = {location: number for number, (location, _) in enumerate(self._graders)}
         for location, source, given in spec.templates():
             compiled = Template(source)
             if needed := compiled.names - given:
                 given_too = dict.fromkeys(compiled.names - needed, "")
-                self._templates.append((location, partial(_rendered, compiled, given_too), needed))
-        self._graders = list(spec.placed_graders())
+                grader = numbers.get(location[:-1])
+                self._templates.append((location, partial(_rendered, compiled, given_too), needed, grader))
 
     def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()
         self._fields |= fields
-        for location, fill_in, needed in self._templates:
-            if not needed <= fields:
+        for location, fill_in, needed, grader in self._templates:
+            if not needed <= fields and (grader is None or grader in panel.graders):
                 self._try(sample, location, fill_in, needed)
         for number in panel.unsure:
-            location, grader = self._graders[number]
-            condition = expression(grader.where or "")
+            location, block = self._graders[number]
+            condition = expression(block.where or "")
             if not condition.names <= fields:
                 self._try(sample, (*location, "where"), condition, condition.names)
 
