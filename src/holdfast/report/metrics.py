@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -116,8 +115,6 @@ class _Report:
         self._index = index
         self._places = grader_places(found.spec)
         self._tallies = [Tally(found.spec.trials) for _ in self._places]
-        self._missing: Counter[int] = Counter()
-        """how many verdicts each grader still has to give"""
         self._overall = Tally(found.spec.trials)
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
@@ -166,10 +163,8 @@ class _Report:
         sample, panel = "sha256:" + found.survey.of(position).hex(), found.survey.panels.of(position)
         trials = [self._judge(sample, trial, panel) for trial in range(1, found.spec.trials + 1)]
         for number in panel.graders:
-            verdicts = [each.verdicts[number] for each in trials if each.ref is not None]
+            verdicts = [each.verdicts.get(number) for each in trials]
             self._tallies[number].add([verdict for verdict in verdicts if verdict is not None])
-            given = sum(verdict is not None and verdict[0] != "error" for verdict in verdicts)
-            self._missing[number] += len(trials) - given
         graded = [(each.status, each.score) for each in trials if each.status != "error"]
         self._graded += len(graded)
         self._overall.add(graded)
@@ -206,7 +201,7 @@ class _Report:
             place.name: {
                 **tally.summary(),
                 **({} if place.block.where is None else {"rows": rows[number]}),
-                **({"missing": self._missing[number]} if so_far else {}),
+                **({"missing": rows[number] * self._found.spec.trials - tally.given} if so_far else {}),
                 **rules[place.name],
             }
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
