@@ -92,7 +92,7 @@ def write_trial(
     usage = Usage(12, 90, 1, 0.0001)
     said = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
     output(to_line(Output(key, sample, trial, 1, said, ANSWER, 1, "stop", usage, Timing(0.0, 0.1), DIGEST)))
-    own = grade_key(key, DIGEST, found.work.graders[0])
+    own = grade_key(key, DIGEST, found.work.slots[0].fingerprint)
     grade(to_line(Grade(key, own, sample, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
 
 

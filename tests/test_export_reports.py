@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
@@ -163,6 +164,17 @@ class TestPage:
             assert wanted in page.text
         assert page.addresses == ["../../outputs.jsonl"] and (run / "export" / "html" / page.addresses[0]).exists()
 
+    def test_graders_that_checked_nothing_or_have_no_threshold_are_on_it(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        idle = {"type": "exact", "name": "idle", "where": "id == 'nobody'"}
+        calls = {"type": "action_sequence", "expected_actions": ["look"], "matching_mode": "any_order_match"}
+        run = Lab(tmp_path, provider, rows=rows(2), spec={"graders": [idle, calls, {"type": "exact"}]}).eval().run
+        for kind in ("html", "junit", "waza", "csv"):
+            holdfast("export", run, "--to", kind, cwd=tmp_path)
+        page = Page((run / "export" / "html" / "report.html").read_text())
+        assert "grader `idle` applies to no row: check its `where`" in page.text and "action_sequence" in page.text
+
     def test_it_is_one_file_that_asks_for_nothing(self, run: Path) -> None:
         holdfast("export", run, "--to", "html", "-o", "page", cwd=run)
         text = (run / "page" / "report.html").read_text()
@@ -211,7 +223,7 @@ def trial(draw: st.DrawFn) -> Trial | Pending:
     output = Output("k", name, 1, 1, messages, said, 1, said, Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
     grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
-    return Trial({said: {"deep": feedback}}, output, [grade], status, None)
+    return Trial({said: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 
 @settings(max_examples=60)

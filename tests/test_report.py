@@ -206,6 +206,48 @@ class TestTheFiles:
         assert seconds[1] <= run.metrics["timing"]["trial_seconds_p95"] <= seconds[2]
 
 
+class TestUnfinished:
+    def test_an_unfinished_run_shows_what_it_has_and_what_is_missing_and_is_not_finished_by_it(self, tmp_path):
+        (tmp_path / "agent.py").write_text(AGENT)
+        picky = {"type": "python", "name": "picky", "function": "agent.py:picky"}
+        some = text("some", "a", where="q != 'ab'")
+        samples = [{"id": f"s{number}", "q": q} for number, q in enumerate(["a", "b", "ab", "fail"])]
+        spec = {"schemaVersion": "1.0", "name": "e", "samples": samples, "prompt": "{{ q }}"}
+        spec |= {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}}
+        spec["graders"] = [text("any", ["a"]), some, picky]
+        (tmp_path / "e.yaml").write_text(json.dumps(spec))
+        done = run_command("eval", "e.yaml", cwd=tmp_path, check=3)
+        assert "e · agent.py:reply · incomplete" in done.stdout
+        cells = [[cell.strip() for cell in line.strip("│┃").split(line[0])] for line in table(done.stdout)]
+        head, *found = cells
+        by_name = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in found}
+        assert {name: (row["graded"], row["missing"]) for name, row in by_name.items()} == {
+            "any": ("3", "1"),
+            "some": ("2", "1"),
+            "picky": ("1", "3"),
+            "overall": ("1", "3"),
+        }
+        assert [by_name[name]["score"] for name in by_name] == ["0.667", "0.500", "1.000", "1.000"]
+        assert "incomplete: grades are missing (3 of `picky`, 1 of `any`, 1 of `some`)" in done.stdout
+        assert "3 of 4 trials have an output, 2 of them without all their grades" in done.stdout
+        run = run_dir(tmp_path)
+        assert not (run / "metrics.json").exists() and not (run / "results.json").exists()
+
+        accepted = run_command("eval", "e.yaml", "--accept-errors", cwd=tmp_path)
+        assert "incomplete" not in accepted.stdout and (run / "metrics.json").exists()
+
+    def test_where_nothing_was_graded_there_is_no_table(self, tmp_path, evaluate):
+        spec = {"schemaVersion": "1.0", "name": "e", "samples": [{"q": "fail"}], "prompt": "{{ q }}"}
+        spec |= {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}, "graders": [text("t", "a")]}
+        (tmp_path / "e.yaml").write_text(json.dumps(spec))
+        done = run_command("eval", "e.yaml", cwd=tmp_path, check=3)
+        assert "│" not in done.stdout and "0 of 1 trials have an output" in done.stdout
+
+
+def table(printed):
+    return [line for line in printed.splitlines() if line.startswith(("│", "┃"))]
+
+
 class TestAfterTheFact:
     def test_other_thresholds_and_weights_make_the_numbers_anew_without_a_request(self, tmp_path):
         with server() as mock:

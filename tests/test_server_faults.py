@@ -209,7 +209,7 @@ def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, 
     run = run_dir(tmp_path)
     assert "grader 'judged' is out of action, outputs go on being kept" in stopped.stderr
     assert "refuses connections" in stopped.stdout and "Start it" in stopped.stdout
-    assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them not graded" in stopped.stdout
+    assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them without all their grades" in stopped.stdout
     assert len(kept(run)) == ROWS
     assert Counter(grade["grader"] for grade in kept(run, "grades")) == {"exact": ROWS}
     provider.reset()

@@ -434,7 +434,7 @@ class _Progress:
         with suppress(OSError):
             self._follower.refresh()
         outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, len(self._index.verdicts) // self._slots) if self._slots else outputs
+        done = min(outputs, int(len(self._index.verdicts) / self._slots)) if self._slots else outputs
         failed = sum(key not in self._index.outputs for key in self._index.attempts)
         now = time.monotonic()
         self._marks = [*self._marks[-30:], (now, outputs)]

@@ -36,8 +36,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """of a run that is finished, or wants nothing more; else None"""
     total: int = 0
     done: int = 0
-    slots: int = 0
-    """verdicts that a trial needs"""
+    slots: float = 0
+    """verdicts that a trial needs, on average"""
     exports: bool = False
     """whether the eval file asks for exports of a run that is finished"""
     error: str = ""
@@ -71,7 +71,7 @@ def _prepare(folder: Path, base_url: str | None) -> Prepared:
         rundir = found.directory(Path(task.runs_dir))
         if newest_round(rundir) is not None and list(live_workers(rundir)):
             total = found.survey.count * spec.trials
-            return Prepared(run_dir=str(rundir.path), total=total, slots=len(found.work.slots))
+            return Prepared(run_dir=str(rundir.path), total=total, slots=found.survey.panels.mean)
         return _described(spec, _share(spec, task.runs_dir, task.workers, -1.0, command))
 
 
@@ -92,7 +92,7 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
             exports=bool(spec.exports),
             error=error,
         )
-    plan, slots = shared.plan, len(shared.found.work.slots)
+    plan, slots = shared.plan, shared.found.survey.panels.mean
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)

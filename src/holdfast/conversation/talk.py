@@ -7,7 +7,6 @@ hands in a `Partner`.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -62,6 +61,11 @@ class Lines(NamedTuple):
 
 class Partner(Protocol):
     """The engine's side of a conversation."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the conversation has taken so far."""
+        ...
 
     async def ask(self, turn: Turn) -> Reply:
         """The target's reply."""
@@ -127,7 +131,6 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
     messages = [*lines.opening]
     usage: Usage | None = None
     state: Any = None
-    begun = time.monotonic()
     marks: list[Mark] = []
     prompt: str | None = lines.prompts[0]
     while True:
@@ -139,8 +142,8 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
         text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
         files = UNSET if reply.files is None else reply.files
-        seconds = round(time.monotonic() - begun, 6)
-        marks.append(Mark(len(messages), messages_digest(messages, reply.files), text, usage, seconds, files))
+        digest = messages_digest(messages, reply.files)
+        marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files))
         stopped = await partner.after_turn(number, messages, marks[-1], reply)
         if stopped:
             break

@@ -15,6 +15,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes
+from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.selection import Selection
@@ -23,6 +24,7 @@ from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expre
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from holdfast.data.panels import Panel
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
@@ -49,6 +51,8 @@ class Survey:
     """of the selected samples in their order"""
     digests: bytes
     """16 bytes per sample, to notice a row that changes under a running eval"""
+    panels: Panels
+    """which graders look at which sample"""
 
     def of(self, position: int) -> bytes:
         """The digest of the sample at a position, as bytes."""
@@ -108,21 +112,24 @@ class Dataset:
     def survey(self) -> Survey:
         """Read everything once: count it, digest it, and refuse what cannot be evaluated."""
         whole, digests, ids = sha256(), bytearray(), array("Q")
-        checks = _TemplateChecks(self._eval)
+        checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval)
+        panels = Panels(conditions.everyone)
         count = 0
         for sample in self:
             raw = bytes.fromhex(sample.digest[7:])
             digests += raw
             whole.update(raw)
             ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
-            checks.look(sample)
+            panel = conditions.of(sample.fields)
+            panels.add(panel)
+            checks.look(sample, panel)
             count += 1
         if count == 0:
             raise DataError(", ".join(self.source), "no samples: the dataset is empty, or nothing is selected")
         checks.conclude()
         if len(set(ids)) < count:
             self._name_duplicate()
-        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests))
+        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels)
 
     def _name_duplicate(self) -> None:
         seen: dict[str, str] = {}
@@ -204,29 +211,35 @@ class _TemplateChecks:
         self._document = spec.document
         self._fields: set[str] = set()
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
-        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str]]] = []
+        self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
+        self._graders = list(spec.placed_graders())
+        numbers = {location: number for number, (location, _) in enumerate(self._graders)}
         for location, source, given in spec.templates():
             compiled = Template(source)
             if needed := compiled.names - given:
                 given_too = dict.fromkeys(compiled.names - needed, "")
-                self._templates.append((location, partial(_rendered, compiled, given_too), needed))
-        for location, grader in spec.placed_graders():
-            if grader.where is not None:
-                names = Template(f"{{% if {grader.where} %}}{{% endif %}}").names
-                self._templates.append(((*location, "where"), expression(grader.where), names))
+                grader = numbers.get(location[:-1])
+                self._templates.append((location, partial(_rendered, compiled, given_too), needed, grader))
 
-    def look(self, sample: Sample) -> None:
+    def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()
         self._fields |= fields
-        for location, fill_in, needed in self._templates:
-            if needed <= fields:
-                continue
-            try:
-                fill_in(sample.fields)
-            except TemplateError as error:
-                self._missing.setdefault(location, (sample.where, str(error), needed - fields))
-            except RENDER_ERRORS:
-                continue  # no matter of a missing field: an error of that trial, when it comes to it
+        for location, fill_in, needed, grader in self._templates:
+            if not needed <= fields and (grader is None or grader in panel.graders):
+                self._try(sample, location, fill_in, needed)
+        for number in panel.unsure:
+            location, block = self._graders[number]
+            condition = expression(block.where or "")
+            if not condition.names <= fields:
+                self._try(sample, (*location, "where"), condition, condition.names)
+
+    def _try(self, sample: Sample, location: Location, fill_in: Callable[[Row], Any], needed: frozenset[str]) -> None:
+        try:
+            fill_in(sample.fields)
+        except TemplateError as error:
+            self._missing.setdefault(location, (sample.where, str(error), needed - sample.fields.keys()))
+        except RENDER_ERRORS:
+            return  # no matter of a missing field: an error of that trial, when it comes to it
 
     def conclude(self) -> None:
         problems = []

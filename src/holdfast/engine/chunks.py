@@ -169,7 +169,7 @@ class _Rows:
         for position, sample in self._between(first // trials, (end - 1) // trials):
             for trial in range(1, trials + 1):
                 if first <= position * trials + trial - 1 < end:
-                    job = job_of(sample, trial, found.work, self._opened.index)
+                    job = job_of(sample, trial, found.survey.panels.of(position), found.work, self._opened.index)
                     if job is not None:
                         jobs.append(job)
         return jobs

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.progress import Progress
-from holdfast.engine.run import Outcome, already_finished
+from holdfast.engine.run import Outcome, already_finished, so_far_of
 from holdfast.engine.setup import Opened
 from holdfast.engine.shared import finish_run, prepare, shared_eval
 from holdfast.errors import BudgetReached, Fault, Interrupted
@@ -129,7 +129,7 @@ class _Crew:
         found, plan, index = self._found, self._plan, Index()
         follower = Follower(self._rundir, index)
         follower.refresh()
-        slots = max(1, len(found.work.slots))
+        slots = found.survey.panels.mean
         progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
         self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
         with _Passing(self._tell):
@@ -145,7 +145,7 @@ class _Crew:
                             progress.score_sum += line.head.score
                             progress.score_count += 1
                 progress.outputs = min(plan.total, len(index.outputs))
-                progress.graded = min(progress.outputs, len(index.verdicts) // slots)
+                progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
                 progress.mark()
                 self._display.tick(progress)
         for worker in self._workers:
@@ -189,7 +189,8 @@ class _Crew:
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
                 remedy="What they finished is on disk.",
             )
-        return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders)
+        so_far = so_far_of(found, index, reason)
+        return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders, so_far=so_far)
 
 
 class _Passing:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.graders.build import applies
-from holdfast.graders.types import Case, Verdict
-from holdfast.plan.keys import grade_key
+from holdfast.graders.build import refuse_unsure
+from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
 
 if TYPE_CHECKING:
@@ -27,12 +26,9 @@ if TYPE_CHECKING:
 
     from holdfast.engine.attempts import Attempts
     from holdfast.engine.keeper import Keeper
-    from holdfast.graders.types import InstantGrader, WaitingGrader
+    from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import Job, Work
     from holdfast.store.index import Index, OutputRef
-
-
-_DOES_NOT_APPLY: Final = Verdict(None, "does not apply to this row")
 
 
 class Grading:
@@ -50,8 +46,8 @@ class Grading:
     ) -> None:
         self._graders = graders
         self._work = work
-        self._everyone = tuple(range(len(work.slots)))
-        self._on_the_way = any(slot.turn is not None for slot in work.slots)
+        self._all_new = not index.verdicts and all(slot.turn is None for slot in work.slots)
+        """no output that is made now can have a verdict already"""
         self._index = index
         self._attempts = attempts
         self._keeper = keeper
@@ -72,10 +68,10 @@ class Grading:
             # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
             if await self.after_turn(turn, _as_of(case, turn), job):
                 break
-        if job.output is None and not self._on_the_way:
-            missing = self._everyone  # a new output that no checkpoint has seen
+        if job.output is None and self._all_new:
+            missing = job.panel.graders
         else:
-            missing = self._work.missing(job.key, ref, self._index.verdicts)
+            missing = self._work.missing(job.key, ref, self._index.verdicts, job.panel)
         self._keeper.owes(job.key, missing)
         for number in missing:
             grader = self._graders[number]
@@ -92,10 +88,11 @@ class Grading:
         A grader that cannot judge ends nothing: the trial stays pending for that grade.
         """
         stops = False
-        for number, slot in enumerate(self._work.slots if self._graders else ()):
+        for number in job.panel.graders if self._graders else ():
+            slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            wanted = grade_key(job.key, case.output.digest, slot.fingerprint, turn)
+            wanted = slot.key(job.key, _moment(case))
             verdict = self._index.verdicts.get(wanted)
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
@@ -141,9 +138,9 @@ class Grading:
     def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade:
         started = time.monotonic()
         try:
-            result: Verdict | AttemptError = (
-                grader.check(case) if applies(grader.block, case.sample.fields) else _DOES_NOT_APPLY
-            )
+            if number in job.panel.unsure:
+                refuse_unsure(grader.block, case.sample.fields)
+            result: Verdict | AttemptError = grader.check(case)
         except AttemptError as error:
             result = error
         except Exception as error:  # what an answer does to one grader must not end the run
@@ -158,12 +155,14 @@ class Grading:
         assert not _is_instant(grader)
         name = grader.block.name
         started = time.monotonic()
+
+        async def asked() -> Verdict:
+            if number in job.panel.unsure:
+                refuse_unsure(grader.block, case.sample.fields)
+            return await grader.judge(case)
+
         try:
-            result: Verdict | AttemptError = (
-                await self._attempts.grader(lambda: grader.judge(case), job, name)
-                if applies(grader.block, case.sample.fields)
-                else _DOES_NOT_APPLY
-            )
+            result: Verdict | AttemptError = await self._attempts.grader(asked, job, name)
         except AttemptError as error:
             result = error
         except Fault as fault:
@@ -185,7 +184,7 @@ class Grading:
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
-            grade_key=grade_key(job.key, case.output.digest, slot.fingerprint, slot.turn),
+            grade_key=slot.key(job.key, _moment(case)),
             sample=job.sample.id,
             trial=job.trial,
             grader=block.name,
@@ -200,6 +199,11 @@ class Grading:
             usage=usage,
             time=round(time.time(), 3),
         )
+
+
+def _moment(case: Case) -> Moment:
+    """What a verdict on an output is known by."""
+    return Moment(case.output.digest, case.output.usage.tokens, case.output.timing.seconds)
 
 
 def _as_of(case: Case, turn: int | None) -> Case:

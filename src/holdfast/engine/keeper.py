@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
-from holdfast.store.index import OutputRef, VerdictRef
+from holdfast.store.index import OutputRef, VerdictRef, moments
 from holdfast.store.records import to_line
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Keeper:
             record.digest,
             record.usage,
             timing.seconds,
-            () if isinstance(record.marks, UnsetType) else tuple(mark.digest for mark in record.marks),
+            () if isinstance(record.marks, UnsetType) else moments(record.marks, record.usage, timing.seconds),
             None if isinstance(record.stopped_by, UnsetType) else record.stopped_by,
             timing.started,
         )

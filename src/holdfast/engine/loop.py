@@ -293,7 +293,7 @@ class Loop:
             timing=Timing(round(started, 3), round(time.monotonic() - clock, 6), said.first_token),
             digest=said.marks[-1].digest,
             state=said.state,
-            marks=said.marks if said.turns > 1 else UNSET,
+            marks=said.marks if said.turns > 1 or self._checkpoints else UNSET,  # which graded it as it was then
             files=UNSET if said.files is None else said.files,
             stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )

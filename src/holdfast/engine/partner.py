@@ -115,6 +115,12 @@ class TrialPartner:
         messages = reply.messages or _with_tool_calls(reply.text, calls.heard, turn.messages)
         return replace(reply, messages=messages, usage=calls.usage or reply.usage, files=files)
 
+    @property
+    def seconds(self) -> float:
+        """How long the conversation has taken so far: by the record where there is one, so that it stays the same."""
+        steps = self._steps if self._turn_by_turn else None
+        return round(time.time() - self._started if steps is None else steps.seconds, 6)
+
     async def next_message(self, messages: list[Message], turn: int) -> tuple[str | None, Usage]:
         """What the simulated user says, if there is one."""
         player = self._player
@@ -147,7 +153,7 @@ class TrialPartner:
             turns=turn,
             stop=reply.stop,
             usage=reply.usage if isinstance(mark.usage, UnsetType) else mark.usage,
-            timing=Timing(self._started, time.time() - self._started),
+            timing=Timing(self._started, self.seconds),
             digest=mark.digest,
             files=mark.files,
         )

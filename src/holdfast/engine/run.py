@@ -19,8 +19,10 @@ from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
 from holdfast.errors import DataError, Fault, Interrupted, UsageError, VersionError
+from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
-from holdfast.report.metrics import grading_rules, write_report
+from holdfast.report.idle import without_rows
+from holdfast.report.metrics import grading_rules, report_so_far, write_report
 from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
 from holdfast.spec.grader_fields import PromptGrader
 from holdfast.spec.load import target_name
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.engine.supply import Supply
     from holdfast.errors import BudgetReached
     from holdfast.spec.load import Eval
-    from holdfast.store.index import Spent
+    from holdfast.store.index import Index, Spent
     from holdfast.store.rundir import RunDir
 
 
@@ -55,6 +57,8 @@ class Outcome:
     skipped_graders: bool = False
     grade_only: bool = False
     missed_gates: tuple[str, ...] = ()
+    so_far: dict[str, Any] | None = None
+    """the same numbers of a run that is not finished, where it has grades; they are in no file"""
     finisher: str | None = None
     """who makes the report, where this process is one of several workers and another does"""
 
@@ -88,6 +92,8 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
         return done
     parts = Parts.build(spec, options)
     say_notices(spec, display)
+    for message in without_rows(spec, grader_places(spec), found.survey.panels):
+        display.notice(message)
     opened = open_run(found, options, display.notice)
     try:
         # Looked at again: the process that we waited for may have finished it.
@@ -125,7 +131,8 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.work.slots and left.to_grade):
         skipped, only = options.skip_graders, options.grade_only
-        return Outcome(rundir, left, None, spent, reason, skipped_graders=skipped, grade_only=only)
+        so_far = None if skipped else so_far_of(found, opened.index, reason)
+        return Outcome(rundir, left, None, spent, reason, skipped_graders=skipped, grade_only=only, so_far=so_far)
     try:
         metrics = write_report(found, rundir, opened.index)
         end_rounds(rundir)
@@ -139,6 +146,13 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         return Outcome(rundir, left, None, spent, fault)
     log.write(f"finished score={metrics['score']} coverage={metrics['coverage']}")
     return Outcome(rundir, left, metrics, spent, missed_gates=_gates(found.spec, metrics))
+
+
+def so_far_of(
+    found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
+) -> dict[str, Any] | None:
+    """The numbers of an unfinished run that has grades; who interrupted it is not kept waiting for them."""
+    return report_so_far(found, index) if index.verdicts and not isinstance(reason, Interrupted) else None
 
 
 def run_loop(

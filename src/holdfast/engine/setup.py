@@ -133,7 +133,7 @@ def _slots(spec: Eval) -> tuple[tuple[Slot, ...], dict[str, Any]]:
     for place in grader_places(spec):
         identities[place.name] = grader_identity(place.block, spec, spec.document.where(place.where))
         fingerprint = digest(identities[place.name])
-        slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block)))
+        slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures))
     return tuple(slots), identities
 
 

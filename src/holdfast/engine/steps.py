@@ -66,6 +66,8 @@ class Steps:
         self._opening = asyncio.Lock()
         self.counted = False
         """what the target used was counted call by call"""
+        self.seconds = 0.0
+        """how long the turns took so far, also those that an earlier process has seen"""
 
     @property
     def reached(self) -> int:
@@ -100,6 +102,7 @@ class Steps:
         self._earlier.clear()
         self._this_turn.clear()
         self._turn = self._tried = 0
+        self.seconds = 0.0
         if self.workspace is not None:
             self.workspace.start_anew()
         await self.close()
@@ -116,6 +119,7 @@ class Steps:
     async def answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
         """The result of a call, as JSON: from the record, or from `live` and then recorded."""
         if (known := self._earlier.pop(key, None)) is not None:
+            self._took(known)
             return known.response
         unasked = set(self._earlier)
         begun = time.monotonic()
@@ -146,8 +150,13 @@ class Steps:
             seconds=round(time.monotonic() - begun, 6),
         )
         await self._keeper.step(step)
+        self._took(step)
         if turn == self._turn and kind != "turn":
             self._this_turn[turn, kind, request, nth] = step
+
+    def _took(self, step: Step) -> None:
+        if step.kind not in _INNER:
+            self.seconds += step.seconds
 
     def _drop(self, unasked: set[_Key], turn: int) -> None:
         """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""

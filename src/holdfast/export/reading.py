@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.data.dataset import Dataset
+from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.graders.build import GraderPlace, grader_places, stays_away, threshold
+from holdfast.graders.build import GraderPlace, grader_places, threshold
 from holdfast.plan.plan import Slot, Work
 from holdfast.report.metrics import grading_rules, together
 from holdfast.spec.load import eval_of_run
@@ -54,6 +55,8 @@ class Trial(NamedTuple):
     """checkpoints' first, by turn; what a grader does not look at is left out"""
     status: GradeStatus
     score: float | None
+    panel: Panel
+    """the graders that look at it"""
 
 
 class Pending(NamedTuple):
@@ -87,6 +90,8 @@ class RunReader:
                     known = self._grades.get(grade.grade_key)
                     if known is None or (known.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
                         self._grades[grade.grade_key] = grade
+        self._take_earlier_keys()
+        self._conditions = Conditions(self.spec)
         self.missing_rows = 0
         """outputs whose row the dataset no longer has"""
 
@@ -148,7 +153,32 @@ class RunReader:
 
     def _slot(self, place: GraderPlace) -> Slot:
         fingerprints: dict[str, str] = self.manifest.fingerprints.get("graders", {})
-        return Slot(fingerprints.get(place.name, ""), place.turn, place.stops, place.block.threshold)
+        fingerprint = fingerprints.get(place.name, "")
+        return Slot(fingerprint, place.turn, place.stops, place.block.threshold, place.block.measures)
+
+    def _take_earlier_keys(self) -> None:
+        """Verdicts on tokens and time that were once kept by the digest of what was said alone, as all others are."""
+        for number, slot in enumerate(self._work.slots):
+            if not slot.measures:
+                continue
+            plain = slot._replace(measures=())
+            for key, ref in self._outputs.items():
+                if (moment := ref.at(slot.turn)) is not None and (known := plain.key(key, moment)) in self._grades:
+                    now = str(self._work.grade_key(key, ref, number))
+                    self._verdicts.setdefault(now, self._verdicts[known])
+                    self._grades.setdefault(now, self._grades[known])
+
+    def _panel(self, ref: OutputRef, key: str, fields: dict[str, Any]) -> Panel:
+        """The graders that look at a row; of those with a `where`, if the row is gone, the ones that have."""
+        if fields:
+            return self._conditions.of(fields)
+        return Panel(
+            tuple(
+                number
+                for number, place in enumerate(self._places)
+                if place.block.where is None or self._work.grade_key(key, ref, number) in self._grades
+            )
+        )
 
     def _errors(self) -> dict[str, str]:
         """The last failure of each trial of the target."""
@@ -163,21 +193,18 @@ class RunReader:
 
     def _trial(self, ref: OutputRef, fields: dict[str, Any]) -> Trial:
         output = read_output(ref)
-        verdicts: list[VerdictNow | None] = [("not_reached", None)] * len(self._places)
+        panel = self._panel(ref, output.key, fields)
+        verdicts: dict[int, VerdictNow | None] = dict.fromkeys(panel.graders, ("not_reached", None))
         grades = []
-        for number, known in self._work.verdicts(output.key, ref, self._verdicts):
-            place = self._places[number]
-            if fields and stays_away(place.block, fields):
-                verdicts[number] = ("skipped", None)
-                continue
+        for number, known in self._work.verdicts(output.key, ref, self._verdicts, panel):
             if known is None:
                 verdicts[number] = None
                 continue
-            grade = self._judged(place, self._grades[str(self._work.grade_key(output.key, ref, number))])
+            grade = self._judged(self._places[number], self._grades[str(self._work.grade_key(output.key, ref, number))])
             verdicts[number] = (grade.status, grade.score)
             grades.append(grade)
-        status, score = together(self._places, verdicts)
-        return Trial(fields, output, grades, status, score)
+        status, score = together([self._places[number] for number in verdicts], [*verdicts.values()])
+        return Trial(fields, output, grades, status, score, panel)
 
     @staticmethod
     def _judged(place: GraderPlace, grade: Grade) -> Grade:

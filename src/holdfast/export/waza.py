@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.export.reading import Trial
-from holdfast.graders.build import grader_places, stays_away
+from holdfast.graders.build import grader_places
 from holdfast.spec.fields import TARGETS
 from holdfast.store.files import replacing
 from holdfast.waza.triggers import SHOULD
@@ -169,8 +169,9 @@ class _Whole:
     def _checkpoints(self, trial: Trial) -> Iterator[dict[str, Any]]:
         """The checkpoints that stand on a trial's way, also those it never came to."""
         by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
-        for place in self._places:
-            if place.turn is not None and not (trial.fields and stays_away(place.block, trial.fields)):
+        for number in trial.panel.graders:
+            place = self._places[number]
+            if place.turn is not None:
                 by_turn[place.turn].append(place)
         for turn, places in sorted(by_turn.items()):
             grades = [grade for grade in trial.grades if grade.turn == turn]

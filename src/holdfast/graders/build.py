@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -112,25 +111,12 @@ def grader_places(spec: Eval) -> list[GraderPlace]:
     ]
 
 
-def applies(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
-    """Whether a grader looks at the outputs of a row; AttemptError where its `where` cannot say it of this one."""
-    if block.where is None:
-        return True
+def refuse_unsure(block: GraderBlock, fields: Mapping[str, Any]) -> None:
+    """Raise AttemptError where a grader's `where` does not say whether it looks at the outputs of a row."""
     try:
-        return bool(_where(block.where)(fields))
+        expression(block.where or "")(fields)
     except RENDER_ERRORS as error:
         raise AttemptError("grader", f"`where` cannot be evaluated for this row: {error}", retry=False) from error
-
-
-def stays_away(block: GraderBlock, fields: Mapping[str, Any]) -> bool:
-    """Whether a grader is known not to look at the outputs of a row; where nobody can say, its grade is an error."""
-    try:
-        return not applies(block, fields)
-    except AttemptError:
-        return False
-
-
-_where = lru_cache(maxsize=None)(expression)
 
 
 def threshold(block: GraderBlock) -> float | None:

@@ -46,7 +46,9 @@ class Behavior(Check):
         """One check per limit and per tool."""
         block = self.block
         calls = calls_of(case.output.messages)
-        spent = {"tool_calls": len(calls), "duration_ms": case.output.timing.seconds * 1000}
+        spent: dict[str, float] = {"tool_calls": len(calls)}  # and what has a limit: the rest is not in the key
+        if block.max_duration_ms is not None:
+            spent["duration_ms"] = case.output.timing.seconds * 1000
         if block.max_tokens is not None:
             spent["tokens"] = _tokens(case)
         limits = {
@@ -66,10 +68,10 @@ class Behavior(Check):
 
 
 def _tokens(case: Case) -> int:
-    usage = case.output.usage
-    if usage.input_tokens is None or usage.output_tokens is None:
+    tokens = case.output.usage.tokens
+    if tokens is None:
         raise AttemptError("grader", "max_tokens cannot be checked: the target does not say what it used", retry=False)
-    return usage.input_tokens + usage.output_tokens
+    return tokens
 
 
 def _names(calls: Sequence[Call], required: Sequence[str], forbidden: Sequence[str]) -> list[str]:

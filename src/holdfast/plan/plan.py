@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.data.dataset import Dataset, Sample, Survey
+    from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
-    from holdfast.store.index import Index, OutputRef, VerdictRef
+    from holdfast.spec.grader_fields import Measure
+    from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
     from holdfast.store.records import GradeStatus
 
 
@@ -30,10 +32,19 @@ class Slot(NamedTuple):
     """its failure ends the conversation"""
     threshold: float | None
     """None: the grader itself says whether an output passes"""
+    measures: tuple[Measure, ...] = ()
+    """what it looks at beside what was said"""
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
         """Whether a verdict is a failure by the present threshold."""
         return status_by(self.threshold, status, score) == "failed"
+
+    def key(self, generation: str, moment: Moment) -> str:
+        """The key of its verdict on a conversation as it was at a moment."""
+        seen = moment.digest
+        if self.measures:
+            seen = digest([seen, {measure: getattr(moment, measure) for measure in self.measures}])
+        return grade_key(generation, seen, self.fingerprint, self.turn)
 
 
 @dataclass(frozen=True)
@@ -60,15 +71,18 @@ class Work:
     def grade_key(self, key: str, ref: OutputRef, number: int) -> str | None:
         """The key of a slot's verdict on an output; None where the conversation did not get so far."""
         slot = self.slots[number]
-        digest = ref.digest_at(slot.turn)
-        return None if digest is None else grade_key(key, digest, slot.fingerprint, slot.turn)
+        if slot.turn is None and not slot.measures:  # as most are: no more is needed of the output than its digest
+            return grade_key(key, ref.digest, slot.fingerprint)
+        moment = ref.at(slot.turn)
+        return None if moment is None else slot.key(key, moment)
 
     def verdicts(
-        self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef]
+        self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel
     ) -> Iterator[tuple[int, VerdictRef | None]]:
         """The slots that look at an output, each with its verdict so far. Behind a checkpoint that stops come none."""
         stopped: int | None = None
-        for number, slot in enumerate(self.slots):
+        for number in panel.graders:
+            slot = self.slots[number]
             if stopped is not None and slot.turn != stopped:
                 return
             wanted = self.grade_key(key, ref, number)
@@ -79,10 +93,12 @@ class Work:
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
 
-    def missing(self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef]) -> tuple[int, ...]:
+    def missing(self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel) -> tuple[int, ...]:
         """Which slots have no verdict on an output yet. An error is no verdict."""
         return tuple(
-            number for number, verdict in self.verdicts(key, ref, known) if verdict is None or verdict.status == "error"
+            number
+            for number, verdict in self.verdicts(key, ref, known, panel)
+            if verdict is None or verdict.status == "error"
         )
 
     def stop_digest(self, turn: int) -> str:
@@ -104,6 +120,8 @@ class Job(NamedTuple):
     """None: it has to be run"""
     missing: tuple[int, ...]
     """the slots that have to look at it; none before it was run"""
+    panel: Panel
+    """all that look at this sample"""
 
 
 @dataclass(frozen=True)
@@ -168,10 +186,11 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
             ref = own or lent.get(key)
             if ref is None:
                 continue
-            if own is not None and not work.missing(key, ref, index.verdicts):
+            panel = survey.panels.of(number // work.trials)
+            if own is not None and not work.missing(key, ref, index.verdicts, panel):
                 finished += 1
                 done[number] = 1
-            elif work.missing(key, ref, verdicts):
+            elif work.missing(key, ref, verdicts, panel):
                 to_grade += 1
             else:
                 reused += 1
@@ -192,7 +211,7 @@ def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
         for trial in range(1, work.trials + 1):
-            if (job := job_of(sample, trial, work, index)) is not None:
+            if (job := job_of(sample, trial, survey.panels.of(position), work, index)) is not None:
                 yield job
 
 
@@ -207,17 +226,17 @@ def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
         raise changed_under_us("it has fewer rows now")
 
 
-def job_of(sample: Sample, trial: int, work: Work, index: Index) -> Job | None:
+def job_of(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> Job | None:
     """What there is to do about a trial; None when it is finished."""
     key = work.key(sample.digest, trial)
     ref = index.outputs.get(key)
-    missing = () if ref is None else work.missing(key, ref, index.verdicts)
-    return Job(sample, trial, key, ref, missing) if ref is None or missing else None
+    missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
+    return Job(sample, trial, key, ref, missing, panel) if ref is None or missing else None
 
 
 def left_over(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
     """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
     for number, key in enumerate(work.keys(survey)):
         ref = index.outputs.get(key)
-        if ref is None or (grades and work.missing(key, ref, index.verdicts)):
+        if ref is None or (grades and work.missing(key, ref, index.verdicts, survey.panels.of(number // work.trials))):
             yield number

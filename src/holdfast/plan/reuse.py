@@ -19,10 +19,11 @@ from holdfast.store.lines import is_sound, scan_raw, with_source
 from holdfast.store.workspace import Blobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Set
     from pathlib import Path
 
     from holdfast.data.dataset import Survey
+    from holdfast.data.panels import Panel
     from holdfast.plan.plan import Work
     from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
@@ -64,15 +65,19 @@ def borrow(
     lenders = list(lenders)
     if not lenders:
         return found  # with nobody to ask, a large run need not make all its keys
-    wanted = {key for key in work.keys(survey) if key not in index.outputs}
+    wanted: dict[str, Panel] = {}
     owed: set[str] = set()
-    for key, ref in index.outputs.items():
-        owed.update(_owed(work, key, ref, index))
+    for number, key in enumerate(work.keys(survey)):
+        panel = survey.panels.of(number // work.trials)
+        if (own := index.outputs.get(key)) is None:
+            wanted[key] = panel
+        else:
+            owed.update(_owed(work, key, own, index, panel))
     for name, rundir in lenders:
         if not wanted and not (owed and grades):
             break
         for path in rundir.journals("outputs"):
-            for offset, line in _hits(path, _KEY, wanted):
+            for offset, line in _hits(path, _KEY, wanted.keys()):
                 head = read_output_head(line)
                 if head is None:
                     continue
@@ -81,10 +86,11 @@ def borrow(
                     continue
                 found.outputs[head.key] = ref
                 found.lenders[head.key] = name
-                wanted.discard(head.key)
-                owed.update(_owed(work, head.key, ref, index))
+                owed.update(_owed(work, head.key, ref, index, wanted[head.key]))
+            for key in found.outputs.keys() & wanted.keys():
+                del wanted[key]  # not before the end of the file: of two that it has the later one counts
         for path in rundir.journals("steps"):
-            for offset, line in _hits(path, _KEY, wanted - index.steps.keys()):
+            for offset, line in _hits(path, _KEY, wanted.keys() - index.steps.keys()):
                 found.steps.append((name, line[_KEY].decode(), (path, offset, len(line))))
         for path in rundir.journals("grades") if grades else ():
             for offset, line in _hits(path, _GRADE_KEY, owed):
@@ -98,8 +104,8 @@ def borrow(
     return found
 
 
-def _owed(work: Work, key: str, ref: OutputRef, index: Index) -> Iterator[str]:
-    for number in range(len(work.slots)):
+def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[str]:
+    for number in panel.graders:
         wanted = work.grade_key(key, ref, number)
         verdict = None if wanted is None else index.verdicts.get(wanted)
         if wanted is not None and (verdict is None or verdict.status == "error"):
@@ -130,7 +136,7 @@ def _places(borrowed: Borrowed) -> Iterator[tuple[Path, int, int]]:
     yield from (place for _, _, place in borrowed.steps)
 
 
-def _hits(path: Path, place: slice, wanted: set[str]) -> Iterator[tuple[int, bytes]]:
+def _hits(path: Path, place: slice, wanted: Set[str]) -> Iterator[tuple[int, bytes]]:
     """The sound lines whose key, read from its fixed place without decoding the line, is wanted.
 
     A file that cannot be read lends nothing, and stops nobody.

@@ -2,6 +2,7 @@
 
 `stats`    intervals and pass@k, pure
 `tally`    what is counted on the way through a run
+`idle`     graders that checked nothing, in words
 `metrics`  results.json and metrics.json
 `table`    what a person sees at the end
 `paired`   two runs on the same samples, pure

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import grader_places, stays_away, threshold
+from holdfast.graders.build import grader_places, threshold
+from holdfast.report.idle import without_rows, without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
@@ -24,7 +25,7 @@ from holdfast.store.records import SCHEMA_VERSION, status_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.data.dataset import Sample
+    from holdfast.data.panels import Panel
     from holdfast.engine.setup import Identified
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 VerdictNow = tuple["GradeStatus", "float | None"]
-Verdicts = list[VerdictNow]
 
 
 def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, Any]:
@@ -51,6 +51,13 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
     with replacing(rundir.metrics) as file:
         file.write(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
     return metrics
+
+
+def report_so_far(found: Identified, index: Index) -> dict[str, Any]:
+    """The same numbers of a run that is not finished, each grader's with how many verdicts are `missing`."""
+    report = _Report(found, index)
+    report.count()
+    return report.metrics(so_far=True)
 
 
 def grading_rules(spec: Eval) -> dict[str, dict[str, float | None]]:
@@ -88,6 +95,18 @@ def together(places: Sequence[GraderPlace], verdicts: Sequence[VerdictNow | None
     return "passed" if passed else "failed", sum(weighted) / total if total else None
 
 
+class _Judged(NamedTuple):
+    """A trial with what its graders say of it."""
+
+    trial: int
+    key: str
+    ref: OutputRef | None
+    verdicts: dict[int, VerdictNow | None]
+    """of the graders that look at it; None is a verdict that is still to come"""
+    status: GradeStatus
+    score: float | None
+
+
 class _Report:
     """One pass over a run in the dataset's order."""
 
@@ -95,9 +114,6 @@ class _Report:
         self._found = found
         self._index = index
         self._places = grader_places(found.spec)
-        self._names = [place.name for place in self._places]
-        self._choosy = [number for number, place in enumerate(self._places) if place.block.where is not None]
-        """which of them do not look at every row"""
         self._tallies = [Tally(found.spec.trials) for _ in self._places]
         self._overall = Tally(found.spec.trials)
         self._usage, self._judges = UsageTally(), UsageTally()
@@ -113,49 +129,63 @@ class _Report:
             for position, sample in enumerate(self._found.dataset):
                 if bytes.fromhex(sample.digest[7:]) != self._found.survey.of(position):
                     raise changed_under_us(sample.where)
-                by_grader: list[Verdicts] = [[] for _ in self._names]
-                overall: Verdicts = []
-                for trial in range(1, self._found.spec.trials + 1):
-                    yield encode(self._entry(sample, trial, by_grader, overall, texts))
-                for tally, verdicts in zip(self._tallies, by_grader, strict=True):
-                    tally.add(verdicts)
-                self._overall.add(overall)
+                for judged in self._trials_of(position):
+                    yield encode(self._entry(sample.id, judged, texts))
                 seen += 1
             if seen != self._found.survey.count:
                 raise changed_under_us(", ".join(self._found.dataset.source))
         finally:
             texts.close()
 
-    def _entry(
-        self, sample: Sample, trial: int, by_grader: list[Verdicts], overall: Verdicts, texts: TextReader
-    ) -> dict[str, Any]:
-        key = self._found.work.key(sample.digest, trial)
+    def count(self) -> None:
+        """Count alone, for which no row and no transcript is read."""
+        for position in range(self._found.survey.count):
+            self._trials_of(position)
+
+    def _entry(self, sample: str, judged: _Judged, texts: TextReader) -> dict[str, Any]:
+        return {
+            "sample": sample,
+            "trial": judged.trial,
+            "key": judged.key,
+            "status": judged.status,
+            "score": judged.score,
+            "output": None if judged.ref is None else texts.read(judged.ref),
+            "grades": {
+                self._places[number].name: {"status": verdict[0], "score": verdict[1]}
+                for number, verdict in judged.verdicts.items()
+                if verdict is not None
+            },
+        }
+
+    def _trials_of(self, position: int) -> list[_Judged]:
+        """Judge and count the trials of a sample."""
+        found = self._found
+        sample, panel = "sha256:" + found.survey.of(position).hex(), found.survey.panels.of(position)
+        trials = [self._judge(sample, trial, panel) for trial in range(1, found.spec.trials + 1)]
+        for number in panel.graders:
+            verdicts = [each.verdicts.get(number) for each in trials]
+            self._tallies[number].add([verdict for verdict in verdicts if verdict is not None])
+        graded = [(each.status, each.score) for each in trials if each.status != "error"]
+        self._graded += len(graded)
+        self._overall.add(graded)
+        return trials
+
+    def _judge(self, sample: str, trial: int, panel: Panel) -> _Judged:
+        key = self._found.work.key(sample, trial)
         ref = self._index.outputs.get(key)
-        entry: dict[str, Any] = {"sample": sample.id, "trial": trial, "key": key}
         if ref is None:
-            return {**entry, "status": "error", "score": None, "output": None, "grades": {}}
+            return _Judged(trial, key, None, {}, "error", None)
         self._outputs += 1
         self._usage.add(ref.usage)
         self._seconds.append(ref.seconds)
-        verdicts = self._verdicts(key, ref)
-        absent = [number for number in self._choosy if stays_away(self._places[number].block, sample.fields)]
-        for number in absent:
-            verdicts[number] = ("skipped", None)
-        grades: dict[str, dict[str, Any]] = {}
-        for number, verdict in enumerate(verdicts):
-            if verdict is not None and number not in absent:
-                by_grader[number].append(verdict)
-                grades[self._names[number]] = {"status": verdict[0], "score": verdict[1]}
-        status, score = together(self._places, verdicts)
-        if status != "error":
-            self._graded += 1
-            overall.append((status, score))
-        return {**entry, "status": status, "score": score, "output": texts.read(ref), "grades": grades}
+        verdicts = self._verdicts(key, ref, panel)
+        places = [self._places[number] for number in verdicts]
+        return _Judged(trial, key, ref, verdicts, *together(places, [*verdicts.values()]))
 
-    def _verdicts(self, key: str, ref: OutputRef) -> list[VerdictNow | None]:
-        """What each slot says of an output by the present thresholds; None where it still has to say it."""
-        found: list[VerdictNow | None] = [("not_reached", None)] * len(self._places)
-        for number, verdict in self._found.work.verdicts(key, ref, self._index.verdicts):
+    def _verdicts(self, key: str, ref: OutputRef, panel: Panel) -> dict[int, VerdictNow | None]:
+        """What each grader says of an output by the present thresholds; None where it still has to say it."""
+        found: dict[int, VerdictNow | None] = dict.fromkeys(panel.graders, ("not_reached", None))
+        for number, verdict in self._found.work.verdicts(key, ref, self._index.verdicts, panel):
             if verdict is None:
                 found[number] = None
                 continue
@@ -165,15 +195,28 @@ class _Report:
             found[number] = (status_by(limit, verdict.status, verdict.score), verdict.score)
         return found
 
-    def metrics(self) -> dict[str, Any]:
+    def _by_grader(self, *, so_far: bool) -> dict[str, dict[str, Any]]:
+        rules, rows = grading_rules(self._found.spec), self._found.survey.panels.rows()
+        return {
+            place.name: {
+                **tally.summary(),
+                **({} if place.block.where is None else {"rows": rows[number]}),
+                **({"missing": rows[number] * self._found.spec.trials - tally.given} if so_far else {}),
+                **rules[place.name],
+            }
+            for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
+        }
+
+    def metrics(self, *, so_far: bool = False) -> dict[str, Any]:
         """The numbers, after all entries were taken."""
         found = self._found
         spec, total = found.spec, found.survey.count * found.spec.trials
         covered = self._graded if self._places else self._outputs
         overall = self._overall.summary()
-        rules = grading_rules(spec)
         decided = self._overall.statuses["passed"] + self._overall.statuses["failed"]
         seconds = sorted(self._seconds)
+        metrics = self._by_grader(so_far=so_far)
+        notices = [*without_rows(spec, self._places, found.survey.panels), *without_verdicts(self._places, metrics)]
         return {
             "schemaVersion": SCHEMA_VERSION,
             "run": found.id,
@@ -187,10 +230,9 @@ class _Report:
             "coverage": covered / total,
             "score": overall["score"] if self._places else None,
             "passed": self._overall.statuses["passed"] / decided if decided else None,
-            "metrics": {
-                name: {**tally.summary(), **rules[name]} for name, tally in zip(self._names, self._tallies, strict=True)
-            },
-            "overall": overall if self._places else None,
+            "metrics": metrics,
+            "overall": {**overall, **({"missing": total - self._graded} if so_far else {})} if self._places else None,
+            **({"notices": notices} if notices else {}),
             "usage": self._usage.summary(),
             "judge_usage": self._judges.summary(),
             "timing": {

@@ -12,7 +12,9 @@ from rich.text import Text
 
 from holdfast.display.format import dollars, duration, share
 from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.graders.build import grader_places
 from holdfast.plan.changes import counted
+from holdfast.report.idle import without_rows
 from holdfast.spec.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -51,16 +53,18 @@ def print_outcome(outcome: Outcome, command: str, anew: str = "Start anew with -
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
-def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
-    title = f"{metrics['eval']} · {metrics['target']}"
+def _print_metrics(console: Console, metrics: dict[str, Any], *, so_far: bool = False) -> None:
+    title = f"{metrics['eval']} · {metrics['target']}{' · incomplete' if so_far else ''}"
     if metrics["metrics"]:
         table = Table(title=title, title_justify="left", title_style="bold")
-        extra = [key for key in ("not_reached", "errors") if any(v.get(key) for v in metrics["metrics"].values())]
+        # What looks at no row is said below the table; where verdicts are missing, errors are among them.
+        rows = {name: values for name, values in metrics["metrics"].items() if values.get("rows") != 0}
+        kinds = ("not_reached", "missing" if so_far else "errors")
+        extra = [key for key in kinds if any(values.get(key) for values in rows.values())]
         ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
         more = [key.replace("_", " ") for key in extra]
         for column in ("grader", "score", "95 % interval", "passed", "graded", *more, *(f"pass@{k}" for k in ks)):
             table.add_column(column, justify="left" if column == "grader" else "right")
-        rows = dict(metrics["metrics"])
         if len(rows) > 1:
             rows["overall"] = metrics["overall"]
         for name, values in rows.items():
@@ -87,6 +91,8 @@ def _print_metrics(console: Console, metrics: dict[str, Any]) -> None:
         duration(metrics["timing"]["seconds"]),
     ]
     console.print(" · ".join(facts))
+    for notice in metrics.get("notices", ()):
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
@@ -118,6 +124,9 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     left, reason = outcome.plan, outcome.reason
+    if outcome.so_far is not None:
+        _print_metrics(console, outcome.so_far, so_far=True)
+        console.print(_missing(outcome.so_far), soft_wrap=True)
     if isinstance(reason, Fault):
         console.print(Text(f"stopped: {reason}", style="bold red"))
     elif isinstance(reason, BudgetReached):
@@ -125,7 +134,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
     done = left.total - left.to_run
-    ungraded = f", {left.to_grade:,} of them not graded" if left.to_grade else ""
+    ungraded = f", {left.to_grade:,} of them without all their grades" if left.to_grade else ""
     console.print(f"{done:,} of {left.total:,} trials have an output{ungraded}")
     if outcome.skipped_graders and left.to_run == 0:
         console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
@@ -147,6 +156,16 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     console.print(f"  {command}", soft_wrap=True)
 
 
+def _missing(so_far: dict[str, Any]) -> Text:
+    """Whose verdicts the numbers of an unfinished run are without, the most first."""
+    counts = {name: values["missing"] for name, values in so_far["metrics"].items() if values["missing"]}
+    most = sorted(counts, key=lambda name: -counts[name])
+    named = ", ".join(f"{counts[name]:,} of `{name}`" for name in most[:5])
+    more = f" and some of {counted(len(most) - 5, 'other grader')}" if len(most) > 5 else ""
+    said = f"incomplete: grades are missing ({named}{more}); these numbers are over the grades there are"
+    return Text(said, style="bold yellow")
+
+
 def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_json: bool) -> None:
     """The eval as it was understood, and what a run would do: the eval's own, then its baseline's if it has one."""
     if as_json:
@@ -165,6 +184,12 @@ def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_jso
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
+    for notice in _notices(planned[0][0]):
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+
+
+def _notices(found: Identified) -> list[str]:
+    return without_rows(found.spec, grader_places(found.spec), found.survey.panels)
 
 
 def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
@@ -174,5 +199,6 @@ def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
+        "notices": _notices(found),
         "eval": without_secrets(found.spec.document.data),
     }

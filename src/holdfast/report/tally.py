@@ -44,6 +44,11 @@ class Tally:
             self._pass_at[k - 1] += pass_at_k(len(scores), passes, k)
             self._pass_samples[k - 1] += 1
 
+    @property
+    def given(self) -> int:
+        """How many trials it has a word on: an error is none."""
+        return self.statuses.total() - self.statuses["error"]
+
     def summary(self) -> dict[str, Any]:
         """The block of `metrics.json` for this grader."""
         counts = {

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, EvalPath, Names, Pattern, Seconds, WorkspacePath
-from holdfast.spec.grader_fields import GraderBlock, TextBlock
+from holdfast.spec.grader_fields import GraderBlock, Measure, TextBlock
 
 
 class ContentPattern(Block):
@@ -94,6 +94,11 @@ class CodeGrader(TextBlock):
     timeout: Seconds = 30
 
     templates: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The time, where an assertion speaks of it; to the others it is not told."""
+        return ("seconds",) if any("duration_ms" in assertion for assertion in self.assertions) else ()
 
     @model_validator(mode="after")
     def _are_expressions(self) -> Self:

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from holdfast.spec.fields import Block, EvalPath, Seconds, Strings
 from holdfast.spec.regex import compile_regex
 
+Measure = Literal["tokens", "seconds"]
+
 
 class GraderBlock(Block):
     """What every grader has."""
@@ -31,6 +33,11 @@ class GraderBlock(Block):
     decides: ClassVar[bool] = False
     """it says itself whether it passes; a threshold, where one is given, goes before"""
     needs_workspace: ClassVar[bool] = False
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What it looks at beside what was said: a part of its grades' keys, since the same words may take longer."""
+        return ()
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

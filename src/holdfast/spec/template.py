@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import jinja2
 
@@ -75,7 +76,49 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def expression(source: str) -> Callable[[Mapping[str, Any]], Any]:
-    """A sandboxed expression over a row's fields, as in `where: level == "hard"`."""
-    compiled = _environment.compile_expression(source, undefined_to_none=True)
-    return lambda fields: compiled(dict(fields))  # not as keywords: a field may be called `self`
+class Expression:
+    """A compiled expression and the variables it names; called with a row's fields, it is its value."""
+
+    def __init__(self, source: str) -> None:
+        parser = Parser(_environment, source, state="variable")
+        parsed = parser.parse_expression()
+        if not parser.stream.eos:
+            raise TemplateSyntaxError("more than one expression", parser.stream.current.lineno)
+        self.equality = _equality(parsed)
+        """field and text, where it says no more than `field == "text"`"""
+        self._body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), parsed, lineno=1)], lineno=1)
+        self._body.set_environment(_environment)
+        self._compiled: jinja2.Template | None = None
+        if self.equality is not None:
+            self.names = frozenset({self.equality[0]})
+        else:
+            self.names = frozenset(meta.find_undeclared_variables(self._body))
+            self._compiled = _environment.from_string(self._body)
+
+    def __call__(self, fields: Mapping[str, Any]) -> Any:
+        """The value for one row; an undefined one is None."""
+        if self.equality is not None and type(text := fields.get(self.equality[0])) is str:
+            return text == self.equality[1]
+        if self._compiled is None:
+            self._compiled = _environment.from_string(self._body)
+        # As in Template.render; and in one mapping, not as keywords: a field may be called `self`.
+        context = self._compiled.new_context({**_globals, **fields}, shared=True)
+        for _ in self._compiled.root_render_func(context):
+            pass
+        value = context.vars["result"]
+        return None if isinstance(value, Undefined) else value
+
+
+def _equality(parsed: nodes.Expr) -> tuple[str, str] | None:
+    match parsed:
+        case nodes.Compare(
+            expr=nodes.Name(name=str(name)), ops=[nodes.Operand(op="eq", expr=nodes.Const(value=str(text)))]
+        ):
+            return name, text
+    return None
+
+
+@cache
+def expression(source: str) -> Expression:
+    """A sandboxed expression over a row's fields, as in `where: level == "hard"`, compiled once."""
+    return Expression(source)

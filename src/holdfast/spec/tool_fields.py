@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, LoosePattern, Names, Pattern
-from holdfast.spec.grader_fields import GraderBlock
+from holdfast.spec.grader_fields import GraderBlock, Measure
 
 
 class Range(Block):
@@ -82,6 +82,12 @@ class BehaviorGrader(ToolBlock):
         "required_tools",
         "forbidden_tools",
     )
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """Those that have a limit."""
+        limits: dict[Measure, float | None] = {"tokens": self.max_tokens, "seconds": self.max_duration_ms}
+        return tuple(name for name, limit in limits.items() if limit is not None)
 
 
 class ActionSequenceGrader(ToolBlock):

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Moment(NamedTuple):
+    """A conversation after a turn, or at its end: all of it that a grade's key may be made of."""
+
+    digest: str
+    tokens: int | None
+    seconds: float
+
+
 class OutputRef(NamedTuple):
     """Where a finished trial's line is, and what grading needs to know of it."""
 
@@ -32,18 +40,28 @@ class OutputRef(NamedTuple):
     digest: str
     usage: Usage
     seconds: float
-    marks: tuple[str, ...] = ()
-    """digests at the ends of the turns, where there were several"""
+    marks: tuple[Moment, ...] = ()
+    """the ends of the turns, where they are on record"""
     stopped_by: str | None = None
     started: float = 0.0
 
-    def digest_at(self, turn: int | None) -> str | None:
-        """The digest of the conversation after a turn, or at its end; None where it did not get so far."""
-        if turn is None:
-            return self.digest
-        if not self.marks:
-            return self.digest if turn == 1 else None
+    def at(self, turn: int | None) -> Moment | None:
+        """The conversation after a turn, or at its end; None where it did not get so far."""
+        if turn is None or (turn == 1 and not self.marks):
+            return Moment(self.digest, self.usage.tokens, self.seconds)
         return self.marks[turn - 1] if turn <= len(self.marks) else None
+
+
+def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment, ...]:
+    """What the index keeps of marks; early ones do not say what was used, and it is taken from the whole."""
+    return tuple(
+        Moment(
+            mark.digest,
+            (usage if isinstance(mark.usage, msgspec.UnsetType) else mark.usage).tokens,
+            seconds if isinstance(mark.seconds, msgspec.UnsetType) else mark.seconds,
+        )
+        for mark in marks
+    )
 
 
 class VerdictRef(NamedTuple):
@@ -152,8 +170,8 @@ class OutputHead(msgspec.Struct):
 
     def ref(self, path: Path, offset: int, length: int) -> OutputRef:
         """Where it is, with what the index keeps of it."""
-        marks = tuple(mark.digest for mark in self.marks)
         timing = self.timing
+        marks = moments(self.marks, self.usage, timing.seconds)
         return OutputRef(
             path, offset, length, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started
         )

@@ -30,6 +30,13 @@ class Usage(Struct, frozen=True):
     requests: int = 0
     cost: float | None = None
 
+    @property
+    def tokens(self) -> int | None:
+        """Those that went in and those that came out."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return None
+        return self.input_tokens + self.output_tokens
+
 
 NO_USAGE: Final = Usage(0, 0, 0, 0.0)
 """Known to be nothing."""

@@ -1,0 +1,162 @@
+"""Verdicts on tokens and time are about an output as it was made: the same words, made anew, are looked at again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.export.reading import RunReader
+from holdfast.plan.keys import grade_key
+from holdfast.plan.plan import Slot
+from holdfast.store.index import Moment
+from holdfast.store.lines import seal
+from holdfast.store.rundir import RunDir
+from tests.support.running import lines
+
+AGENT = """\
+import json
+from pathlib import Path
+from holdfast.store.records import Usage
+from holdfast.targets.types import Reply
+
+def reply(prompt, context):
+    how = json.loads(Path({how!r}).read_text())
+    if prompt == how.get("fails"):
+        raise RuntimeError("down")
+    return Reply(text="the same words", usage=Usage(how["tokens"], 1, 1, 0.0))
+"""
+READS = {
+    "tokens": {"type": "behavior", "max_tokens": 100},
+    "time": {"type": "behavior", "max_duration_ms": 3_600_000},
+    "code": {"type": "code", "assertions": ["duration_ms < 3_600_000"]},
+}
+DOES_NOT = {
+    "text": {"type": "text", "contains": "same"},
+    "calls": {"type": "behavior", "max_tool_calls": 3},
+    "untimed": {"type": "code", "assertions": ["'same' in output"]},
+}
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT.format(how=str(tmp_path / "how.json")))
+
+    def run(graders, how, **keys):
+        (tmp_path / "how.json").write_text(json.dumps({"tokens": 10, **how}))
+        return holdfast.evaluate(
+            name="e",
+            samples=[{"id": "a"}],
+            prompt="{{ id }}",
+            target={"python": f"{tmp_path}/agent.py:reply"},
+            graders=[{"name": name, **grader} for name, grader in graders.items()],
+            runs_dir=tmp_path / "runs",
+            **{"limits": {"retries": 0}, **keys},
+        )
+
+    return run
+
+
+def forget_output(run):
+    """As if it had been lost: its verdicts are there, and it has to be made anew."""
+    for name in ("outputs.jsonl", "steps.jsonl", "metrics.json", "results.json"):
+        (run.path / name).unlink(missing_ok=True)
+
+
+def told(run):
+    return {name: grade["status"] for name, grade in run.results()[0]["grades"].items()}
+
+
+def grades(run, name):
+    return [grade for grade in lines(run.path / "grades.jsonl") if grade["grader"] == name]
+
+
+def count(run, name):
+    return len(grades(run, name))
+
+
+def last(run, name):
+    return grades(run, name)[-1]
+
+
+def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate):
+    graders = {**READS, **DOES_NOT}
+    first = evaluate(graders, {})
+    assert told(first) == dict.fromkeys(graders, "passed")
+    forget_output(first)
+    second = evaluate(graders, {"tokens": 1000})
+    assert told(second) == {**dict.fromkeys(graders, "passed"), "tokens": "failed"}
+    counts = {name: count(second, name) for name in graders}
+    assert counts == {**dict.fromkeys(READS, 2), **dict.fromkeys(DOES_NOT, 1)}
+    (output,) = second.outputs()
+    assert last(second, "time")["details"]["duration_ms"] == output["timing"]["seconds"] * 1000
+
+
+def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate):
+    hidden = {"type": "code", "assertions": ["'duration' + '_ms' not in globals()"]}
+    assert told(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
+
+
+def test_an_output_that_stays_keeps_its_verdicts(evaluate):
+    graders = {**READS, **DOES_NOT}
+    run = evaluate(graders, {})
+    for name in ("metrics.json", "results.json"):
+        (run.path / name).unlink()
+    again = evaluate(graders, {"tokens": 1000})
+    assert told(again) == dict.fromkeys(graders, "passed")
+    assert {count(again, name) for name in graders} == {1}
+
+
+CHECKPOINT = {"after_turn": 1, "graders": [{"name": name, **grader} for name, grader in READS.items()]}
+
+
+class TestCheckpoints:
+    def test_a_conversation_of_one_turn_is_graded_once_and_finished(self, evaluate):
+        run = evaluate({}, {}, checkpoints=[CHECKPOINT])
+        assert run.exit_code == 0 and {count(run, name) for name in READS} == {1}
+        for name in ("metrics.json", "results.json"):
+            (run.path / name).unlink()
+        assert evaluate({}, {}, checkpoints=[CHECKPOINT]).exit_code == 0
+        assert {count(run, name) for name in READS} == {1}
+
+    def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate):
+        """The time that a turn took is the time that it took, also for the process that only reads of it."""
+        keys = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
+        first = evaluate({}, {"fails": "more"}, **keys)
+        assert first.exit_code == 3 and {count(first, name) for name in READS} == {1}
+        second = evaluate({}, {"tokens": 1000}, **keys)
+        assert second.exit_code == 0 and {count(second, name) for name in READS} == {1}
+        assert told(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
+        (output,) = second.outputs()
+        assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
+
+
+def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate):
+    run = evaluate({**READS, **DOES_NOT}, {})
+    fingerprints = RunDir(run.path).read_manifest().fingerprints["graders"]
+    (output,) = run.outputs()
+    grades = lines(run.path / "grades.jsonl")
+    with (run.path / "grades.jsonl").open("wb") as file:
+        for grade in grades:
+            key = grade_key(output["key"], output["digest"], fingerprints[grade["grader"]])
+            assert (key == grade["grade_key"]) == (grade["grader"] in DOES_NOT)
+            grade.pop("sum", None)
+            file.write(seal(json.dumps({**grade, "grade_key": key}, separators=(",", ":")).encode()))
+    (trial,) = RunReader(RunDir(run.path)).trials()
+    assert trial.status == "passed"
+    assert {grade.grader: grade.status for grade in trial.grades} == told(run)
+
+
+moments = st.builds(Moment, st.sampled_from(["d1", "d2"]), st.sampled_from([None, 1, 2]), st.sampled_from([0.5, 1.5]))
+
+
+@given(one=moments, other=moments, measures=st.sampled_from([(), ("tokens",), ("seconds",), ("tokens", "seconds")]))
+def test_a_key_covers_what_its_grader_reads_and_no_more(one, other, measures):
+    slot = Slot("f", None, False, None, measures)
+    same = one.digest == other.digest and all(getattr(one, name) == getattr(other, name) for name in measures)
+    assert (slot.key("k", one) == slot.key("k", other)) == same
+    if not measures:
+        assert slot.key("k", one) == grade_key("k", one.digest, "f")
