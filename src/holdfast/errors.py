@@ -142,12 +142,13 @@ class AttemptError(HoldfastError):
         kind: AttemptKind,
         message: str,
         *,
+        remedy: str | None = None,
         status: int | None = None,
         retry: bool = True,
         retry_after: float | None = None,
         usage: Any = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, remedy=remedy)
         self.usage = usage
         """what the failed attempt has used all the same, where that is known"""
         self.kind = kind
