@@ -308,7 +308,7 @@ class TestJsonSchema:
             ({"schema": {"type": "nonsense"}}, None, "not a JSON Schema"),
             ({"schema": {"$ref": "#/nowhere"}}, None, "not a JSON Schema"),
             ({"schema": {"$ref": "http://127.0.0.1:9/far.json"}}, None, "is not fetched"),
-            ({"schema_file": "s.json"}, None, "not a JSON Schema"),
+            ({"schema_file": "s.json"}, None, "cannot be read: No such file"),
             ({"schema_file": "s.json"}, "{", "not a JSON Schema"),
             ({"schema_file": "s.json"}, "[]", "not an object"),
             ({"schema_file": "../s.json"}, "{}", "stays inside"),

@@ -12,10 +12,10 @@ import click
 
 from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
 from holdfast.cli.places import command_line
-from holdfast.errors import Interrupted, UsageError
+from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.engine.run import Outcome
+    from holdfast.errors import BudgetReached
 
 
 @click.command("work")
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--base-url", metavar="URL", help="Where the model is served, as seen from here.")
 @click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
-@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say how it ended as JSON.")
+@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 def command(run: Path, worker: str | None, **given: Any) -> int:
     """Work on the run directory RUN, whose work `holdfast eval --workers` has shared out, beside other workers.
@@ -44,9 +44,15 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)
     display = make_display(given["display"])
-    outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
+    try:
+        outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
+    except Fault as fault:
+        if not given["attached"]:
+            raise
+        _say_why_it_ended(fault)  # once for all the workers, who have it in common
+        return fault.exit_code
     if given["attached"]:
-        _say_how_it_ended(outcome)
+        _say_why_it_ended(outcome.reason)
     elif outcome.finisher is not None:
         click.echo(f"{worker}: nothing is left to do; the report is made by {outcome.finisher}")
     else:
@@ -67,9 +73,9 @@ def _watch_input(cancelled: threading.Event) -> None:
     cancelled.set()
 
 
-def _say_how_it_ended(outcome: Outcome) -> None:
+def _say_why_it_ended(reason: Fault | BudgetReached | Interrupted | None) -> None:
     import msgspec
 
     from holdfast.engine.crew import Ended
 
-    click.echo(msgspec.json.encode(Ended.of(outcome)).decode())
+    click.echo(msgspec.json.encode(Ended.of(reason)).decode())

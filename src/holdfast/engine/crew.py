@@ -53,9 +53,8 @@ class Ended(msgspec.Struct):
     remedy: str = ""
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Ended:
-        """How a worker's part ended."""
-        reason = outcome.reason
+    def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
+        """Why a worker's part ended."""
         if isinstance(reason, BudgetReached):
             return cls("budget", reason.message, reason.remedy)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()

@@ -1,7 +1,8 @@
 """Programs of the user's around a run and around its trials. What they do is in no key.
 
 Only what comes before can fail something: a trial whose `before_task` fails is an error and stays pending, and when the
-first all fail so the run stops; a failing `before_run` stops it at once. What comes after finds the results on disk, and its failure is said and no more.
+first all fail so the run stops; a failing `before_run` stops it at once. What comes after finds the results on disk,
+and its failure is said and no more.
 """
 
 from __future__ import annotations

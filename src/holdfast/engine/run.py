@@ -18,7 +18,7 @@ from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
-from holdfast.errors import DataError, Fault, Interrupted, UsageError, VersionError
+from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.plan.plan import Plan
 from holdfast.report.metrics import grading_rules, write_report
 from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
@@ -89,11 +89,18 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     parts = Parts.build(spec, options)
     say_notices(spec, display)
     opened = open_run(found, options, display.notice)
+    forgotten = False
     try:
         # Looked at again: the process that we waited for may have finished it.
         return already_finished(found, rundir, options) or go_on(opened, parts, options, display)
+    except HoldfastError:
+        forgotten = opened.new and rundir.forget_if_never_begun()
+        raise
     finally:
         opened.lease.release()
+        if forgotten:
+            with suppress(OSError):  # it holds other runs
+                rundir.path.parent.rmdir()
 
 
 def say_notices(spec: Eval, display: Display) -> None:
@@ -118,9 +125,13 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         if work:
             loop, reason = run_loop(opened, parts, options, display)
             left, reason = loop.progress.left, reason or next(iter(loop.faults), None)
+    except BaseException as error:
+        log.write(f"end {str(error) or type(error).__name__}")
+        raise
+    else:
+        log.write(f"end {reason or 'nothing left to start'}")
     finally:
         display.end()
-        log.write(f"end {reason or 'nothing left to start'}")
     spent = opened.index.spent
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.work.slots and left.to_grade):

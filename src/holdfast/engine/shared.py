@@ -213,12 +213,15 @@ def _work(opened: Opened, chunks: Chunks, parts: Parts, options: Options, displa
     display.log.open()
     display.begin(spec.name, target_name(spec.target), str(rundir.path), opened.plan)
     display.log.write(f"begin worker={opened.worker} pid={os.getpid()} {opened.plan}")
-    reason = None
     try:
         loop, reason = run_loop(opened, parts, options, display, chunks)
+    except BaseException as error:
+        display.log.write(f"end {str(error) or type(error).__name__}")
+        raise
+    else:
+        display.log.write(f"end {reason or 'nothing left to start'}")
     finally:
         display.end()
-        display.log.write(f"end {reason or 'nothing left to start'}")
     return Outcome(rundir, loop.progress.left, None, opened.index.spent, reason, skipped_graders=options.skip_graders)
 
 
