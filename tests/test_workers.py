@@ -268,6 +268,86 @@ def test_of_many_that_find_all_done_one_makes_the_report(tmp_path: Path, provide
     assert provider.requests == ROWS
 
 
+JUDGE = """import os, time
+from pathlib import Path
+here = Path(__file__).parent
+def check(output):
+    seen = here / output.replace(" ", "-")
+    if not seen.exists():
+        seen.touch()
+        raise ValueError("not at the first time")
+    (here / "held").write_text(str(os.getpid()))
+    while (here / "hold").exists():
+        time.sleep(0.01)
+    return True
+"""
+
+
+def held_while_finishing(folder: Path, provider: Server) -> Path:
+    """An eval whose grades are all left to the one who makes the report, and who is held over the first of them."""
+    (folder / "judge.py").write_text(JUDGE)
+    (folder / "hold").touch()
+    graders = [{"type": "python", "function": "judge.py:check"}]
+    return write_eval(folder, provider.base_url, rows=8, graders=graders, limits={"retries": 0})
+
+
+def finisher(folder: Path) -> int:
+    """The process that makes the report, once it is in the middle of that."""
+    return int(wait_for(lambda: (folder / "held").exists() and (folder / "held").read_text(), "the report to be begun"))
+
+
+def kill_finisher(folder: Path) -> int:
+    pid = finisher(folder)
+    (folder / "held").unlink()
+    psutil.Process(pid).kill()
+    return pid
+
+
+def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
+    tmp_path: Path, provider: Server
+) -> None:
+    run = share(held_while_finishing(tmp_path, provider))
+    workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"), worker(run, "c"))}
+    workers.pop(kill_finisher(tmp_path)).communicate()
+    workers.pop(kill_finisher(tmp_path)).communicate()
+    finisher(tmp_path)
+    late = worker(run, "d")
+    (tmp_path / "hold").unlink()
+    (last,) = workers.values()
+    said = leave(last, late)
+    assert "coverage 100.0%" in said[0]
+    assert "made the report" in said[1] or "already finished" in said[1]
+    assert json.loads((run / "metrics.json").read_text())["score"] == 1
+    assert provider.requests == 8
+
+
+def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Path, provider: Server) -> None:
+    run = share(held_while_finishing(tmp_path, provider))
+    workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
+    first = workers.pop(finisher(tmp_path))
+    assert end(first, signal.SIGTERM) == 143
+    (other,) = workers.values()
+    out, err = other.communicate(timeout=120)
+    assert other.returncode == 3 and "has left without a report" in out, out + err
+    assert not (run / "metrics.json").exists()
+    (tmp_path / "hold").unlink()
+    leave(worker(run, "c"))
+
+
+def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die_over_it(
+    tmp_path: Path, provider: Server
+) -> None:
+    crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
+    kill_finisher(tmp_path)
+    kill_finisher(tmp_path)
+    assert finisher(tmp_path) == crew.pid
+    (tmp_path / "hold").unlink()
+    out, err = crew.communicate(timeout=120)
+    assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
+    assert err.count("a worker was ended by SIGKILL") == 2
+    assert provider.requests == 8
+
+
 def test_a_worker_mends_its_own_journal_and_no_other(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:

@@ -30,7 +30,8 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     """Work on the run directory RUN, whose work `holdfast eval --workers` has shared out, beside other workers.
 
     Start as many as you like, on any machine that sees the directory, at any time. When nothing is left, one of them
-    makes the report; its exit code is that of `holdfast eval`, the others' is 0.
+    makes the report; its exit code is that of `holdfast eval`. The others stay until it is there, and make it if that
+    one dies; theirs is 0, or 3 where there is none in the end.
     """
     from holdfast.engine.options import Options
     from holdfast.engine.shared import run_worker, shared_eval, worker_id
@@ -54,7 +55,8 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     if given["attached"]:
         _say_why_it_ended(outcome.reason)
     elif outcome.finisher is not None:
-        click.echo(f"{worker}: nothing is left to do; the report is made by {outcome.finisher}")
+        how = "made the report" if rundir.finished else "has left without a report; see its log, then run this again"
+        click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {how}")
     else:
         from holdfast.report.table import print_outcome
 

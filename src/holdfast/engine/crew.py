@@ -177,12 +177,14 @@ class _Crew:
         if self._told is not None:
             reason = Interrupted(signal.SIGTERM if self._told == signal.SIGUSR2 else self._told)
         codes = [worker.returncode for worker in self._workers]
-        if reason is None and not {1, 3} & set(codes) and any(codes):
-            # Some died, and nobody says that it made the report.
+        if reason is None and not {1, 3} & set(codes) and (any(codes) or not options.skip_graders):
+            # Nobody says that it made the report, or why there is none.
             _, shared, place = shared_eval(rundir)
             if Claims(place, len(shared.chunks), "", rundir).all_done:
                 opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
-                return finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
+                done = finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
+                if done.finisher is None or (done := already_finished(found, rundir, options)) is not None:
+                    return replace(done, already=False)
             reason = Fault(
                 "rejected",
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",

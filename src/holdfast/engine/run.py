@@ -56,7 +56,7 @@ class Outcome:
     grade_only: bool = False
     missed_gates: tuple[str, ...] = ()
     finisher: str | None = None
-    """who makes the report, where this process is one of several workers and another does"""
+    """who made the report, or left without it, where this process is one of several workers and another was to"""
 
     @property
     def exit_code(self) -> int:
@@ -64,7 +64,7 @@ class Outcome:
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
         if self.finisher is not None:
-            return 0
+            return 0 if self.rundir.finished else 3
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             return 0 if ungraded_on_purpose else 3

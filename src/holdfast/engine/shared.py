@@ -2,7 +2,7 @@
 
 prepare      one process alone: manifest, what other runs can lend, and the chunks of what is left
 run_worker   any number of them: claim a chunk, do it, claim the next; each writes only below `workers/<id>/`
-             the first to find all done makes the report, alone; the others leave
+             the first to find all done makes the report, alone; the others stand by, and do it where that one dies
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.spec.secrets import without_secrets
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
 from holdfast.store.files import slug
 from holdfast.store.follow import Follower
-from holdfast.store.holding import await_workers, finish, is_being_finished, join
+from holdfast.store.holding import await_workers, finish, is_being_finished, join, stand_by
 from holdfast.store.index import load_index
 from holdfast.store.lease import RunLease
 
@@ -173,9 +173,10 @@ def run_worker(
     try:
         opened.lease = join(rundir, worker, options.wait, noting.notice, lost)
     except RunHeld:
-        if is_being_finished(rundir):
-            return Outcome(rundir, _NO_PLAN, None, None, finisher=RunLease(rundir.lease).describe())
-        raise
+        if not is_being_finished(rundir):
+            raise
+        opened.lease = RunLease(rundir.lease)  # not taken: all is done
+        return finish_run(opened, options, noting)
     try:
         chunks = _begin(opened, plan, place, noting)
         outcome = _work(opened, chunks, parts, options, noting)
@@ -226,14 +227,17 @@ def _work(opened: Opened, chunks: Chunks, parts: Parts, options: Options, displa
 
 
 def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
-    """Make the report of a run whose chunks are all done, or say who does. Grades what is left to grade."""
+    """Make the report of a run whose chunks are all done. Grades what is left to grade.
+
+    Where another process does so, stay until it has: if it dies over that, it is for us to do.
+    """
     found, rundir, own = opened.identified, opened.rundir, opened.lease
     lease = finish(rundir)
-    if lease is None:
-        who = str(RunLease(rundir.lease).holder or "another worker")
+    who = str(RunLease(rundir.lease).holder or "another worker")
+    own.release()
+    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set)) is None:
         return Outcome(rundir, opened.plan, None, opened.index.spent, finisher=who)
     try:
-        own.release()
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)
         parts = Parts.build(found.spec, alone)

@@ -72,6 +72,22 @@ def finish(rundir: RunDir) -> RunLease | None:
         time.sleep(_LOOK_SECONDS)
 
 
+def stand_by(rundir: RunDir, stopped: Callable[[], bool] = lambda: False) -> RunLease | None:
+    """Stay while another process makes the report: its lease, where it died over that; None where it has left.
+
+    Needs that we hold no lease of a worker: whoever makes the report waits until these are gone.
+    """
+    lease = RunLease(rundir.lease, finishing=True)
+    while not (rundir.finished or stopped()):
+        holder = lease.holder  # of one that has left there is no note any more, of one that died there is
+        if holder is None or not holder.finishing:
+            return None
+        if lease.take_if_dead():
+            return lease
+        time.sleep(5 * _LOOK_SECONDS)
+    return None
+
+
 def is_being_finished(rundir: RunDir) -> bool:
     """Whether somebody makes the run's report just now."""
     holder = RunLease(rundir.lease).holder
