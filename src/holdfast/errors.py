@@ -130,6 +130,8 @@ class Fault(HoldfastError):
         super().__init__(message, remedy=remedy)
         self.kind = kind
         self.status = status
+        self.body: Any = None
+        """what the server answered with that status, where it was JSON"""
 
 
 class AttemptError(HoldfastError):
@@ -153,5 +155,7 @@ class AttemptError(HoldfastError):
         """what the failed attempt has used all the same, where that is known"""
         self.kind = kind
         self.status = status
+        self.body: Any = None
+        """what the server answered with that status, where it was JSON"""
         self.retry = retry
         self.retry_after = retry_after
