@@ -93,9 +93,10 @@ def _module(path: Path, folder: Path) -> Any:
         return _modules[path][1]
     _forget_others(path, digests)
     sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
-    known = sys.modules.get(path.stem)
-    if path not in _modules and getattr(known, "__file__", None) == str(path):
-        module = known  # the script that runs us, or something it has imported
+    known = [sys.modules.get(name) for name in (path.stem, "__main__")]
+    module = next((module for module in known if getattr(module, "__file__", None) == str(path)), None)
+    if path not in _modules and module is not None:
+        pass  # the script that runs us, or something it has imported
     else:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:

@@ -6,6 +6,7 @@ when we do, however we go.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from holdfast.errors import FaultKind
     from holdfast.spec.load import Eval
 
+WORKER: Final = "HOLDFAST_WORKER"
+"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
 
@@ -102,6 +105,7 @@ class _Crew:
                 *(sys.executable, "-m", "holdfast", "work", str(self._rundir.path)),
                 *("--worker", worker, "--attached", "--display", "none"),
             ],
+            env={**os.environ, WORKER: worker},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -143,6 +147,8 @@ class _Crew:
                         if name == "grades" and line.head.score is not None:
                             progress.score_sum += line.head.score
                             progress.score_count += 1
+                        elif name == "steps":
+                            progress.step(line.head.kind)
                 progress.outputs = min(plan.total, len(index.outputs))
                 progress.graded = min(progress.outputs, len(index.verdicts) // slots)
                 progress.mark()

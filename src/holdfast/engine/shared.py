@@ -17,7 +17,7 @@ import msgspec
 from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.chunks import Chunks
 from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop
+from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop, say_notices
 from holdfast.engine.setup import Opened, Parts, identify, open_run
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.plan import Plan, left_over, make_plan
@@ -72,6 +72,7 @@ def prepare(
         return done
     parts = Parts.build(spec, options)
     noting = Noting(display, RunLog(rundir.log))
+    say_notices(spec, noting)
     opened = open_run(found, options, noting.notice)
     try:
         if (done := already_finished(found, rundir, options)) is not None:
