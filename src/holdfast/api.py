@@ -17,7 +17,6 @@ import msgspec
 
 from holdfast.canonical import digest
 from holdfast.display.text import Quiet
-from holdfast.engine.crew import WORKER, run_workers
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
@@ -108,6 +107,8 @@ def evaluate(
     if workers is None:
         outcome = _in_own_thread(lambda: run_eval(spec, options, shown), options)
     else:
+        from holdfast.engine.crew import run_workers
+
         again = "the same call of holdfast.evaluate"
         outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown, command=again), options)
     if isinstance(outcome.reason, Interrupted):
@@ -133,6 +134,8 @@ def evaluate(
 
 
 def _refuse_workers(workers: int) -> None:
+    from holdfast.engine.crew import WORKER
+
     if workers < 1:
         raise UsageError(f"workers is {workers}; it is a number of processes, 1 or more")
     if WORKER in os.environ:

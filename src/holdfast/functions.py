@@ -7,7 +7,6 @@ does not keep the process from ending.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -71,6 +70,8 @@ def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any
 
 def _instead(module: Any, name: str) -> str:
     """What a file has instead of the function that was named."""
+    import difflib
+
     own = [
         known
         for known, value in vars(module).items()
@@ -93,11 +94,10 @@ def _module(path: Path, folder: Path) -> Any:
         return _modules[path][1]
     _forget_others(path, digests)
     sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
-    known = [sys.modules.get(name) for name in (path.stem, "__main__")]
+    # The script that runs us, or something it has imported, is there already, and must not run a second time.
+    known = [] if path in _modules else [sys.modules.get(name) for name in (path.stem, "__main__")]
     module = next((module for module in known if getattr(module, "__file__", None) == str(path)), None)
-    if path not in _modules and module is not None:
-        pass  # the script that runs us, or something it has imported
-    else:
+    if module is None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
             raise ImportError("not a Python file")
