@@ -12,6 +12,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
 from holdfast.formats import load_any
+from holdfast.spec.document import read_document
 from tests.support.running import holdfast, run_dir
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def refused(folder: Path, text: str) -> str:
     """What is said of an eval that cannot start, which leaves nothing behind."""
     path = write(folder, text)
     with pytest.raises(UsageError) as caught:
-        run_eval(load_any(path), Options(folder / "runs"), Quiet())
+        run_eval(load_any(read_document(path)), Options(folder / "runs"), Quiet())
     assert not (folder / "runs").exists()
     return str(caught.value)
 

@@ -276,7 +276,7 @@ def check(output):
     if not seen.exists():
         seen.touch()
         raise ValueError("not at the first time")
-    (here / "held").write_text(str(os.getpid()))
+    (here / f"held-{os.getpid()}").touch()
     while (here / "hold").exists():
         time.sleep(0.01)
     return True
@@ -291,16 +291,16 @@ def held_while_finishing(folder: Path, provider: Server) -> Path:
     return write_eval(folder, provider.base_url, rows=8, graders=graders, limits={"retries": 0})
 
 
-def finisher(folder: Path) -> int:
+def finisher(folder: Path, *killed: int) -> int:
     """The process that makes the report, once it is in the middle of that."""
-    return int(wait_for(lambda: (folder / "held").exists() and (folder / "held").read_text(), "the report to be begun"))
+    begun = {int(path.name.partition("-")[2]) for path in folder.glob("held-*")} - {*killed}
+    return begun.pop() if begun else 0
 
 
-def kill_finisher(folder: Path) -> int:
-    pid = finisher(folder)
-    (folder / "held").unlink()
+def kill_finisher(folder: Path, *killed: int) -> int:
+    pid = wait_for(lambda: finisher(folder, *killed), "the report to be begun")
     psutil.Process(pid).kill()
-    return pid
+    return int(pid)
 
 
 def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
@@ -308,9 +308,11 @@ def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_di
 ) -> None:
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"), worker(run, "c"))}
-    workers.pop(kill_finisher(tmp_path)).communicate()
-    workers.pop(kill_finisher(tmp_path)).communicate()
-    finisher(tmp_path)
+    first = kill_finisher(tmp_path)
+    second = kill_finisher(tmp_path, first)
+    for pid in (first, second):
+        workers.pop(pid).communicate()
+    wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more")
     late = worker(run, "d")
     (tmp_path / "hold").unlink()
     (last,) = workers.values()
@@ -324,7 +326,7 @@ def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_di
 def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Path, provider: Server) -> None:
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
-    first = workers.pop(finisher(tmp_path))
+    first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     assert end(first, signal.SIGTERM) == 143
     (other,) = workers.values()
     out, err = other.communicate(timeout=120)
@@ -338,13 +340,14 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     tmp_path: Path, provider: Server
 ) -> None:
     crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
-    kill_finisher(tmp_path)
-    kill_finisher(tmp_path)
-    assert finisher(tmp_path) == crew.pid
+    first = kill_finisher(tmp_path)
+    second = kill_finisher(tmp_path, first)
+    assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid
     (tmp_path / "hold").unlink()
     out, err = crew.communicate(timeout=120)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was ended by SIGKILL") == 2
+    assert err.count("is gone without a report, which is made here now") == 1, "the second worker took over"
     assert provider.requests == 8
 
 

@@ -236,7 +236,7 @@ def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
     lease = finish(rundir)
     who = str(RunLease(rundir.lease).holder or "another worker")
     own.release()
-    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set)) is None:
+    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, display.notice)) is None:
         return Outcome(rundir, opened.plan, None, opened.index.spent, finisher=who)
     try:
         await_workers(rundir)
