@@ -327,8 +327,11 @@ def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Pat
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
     first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
-    assert end(first, signal.SIGTERM) == 143
     (other,) = workers.values()
+    assert other.stderr is not None
+    while f"waiting for process {first.pid}" not in other.stderr.readline():
+        assert other.poll() is None
+    assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=120)
     assert other.returncode == 3 and "has left without a report" in out, out + err
     assert not (run / "metrics.json").exists()

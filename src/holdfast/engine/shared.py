@@ -179,6 +179,9 @@ def run_worker(
         opened.lease = RunLease(rundir.lease)  # not taken: all is done
         return finish_run(opened, options, noting)
     try:
+        # Looked at again: it may have been finished while we waited to join.
+        if (done := already_finished(found, rundir, options)) is not None:
+            return done
         chunks = _begin(opened, plan, place, noting)
         outcome = _work(opened, chunks, parts, options, noting)
         if outcome.reason is not None or not chunks.all_done:

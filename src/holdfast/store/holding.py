@@ -84,7 +84,7 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
         if holder is None or not holder.finishing:
             return None
         if lease.take_if_dead():
-            if rundir.finished:  # it has left since we looked
+            if rundir.finished or not lease.inherited:  # it has left since we looked
                 lease.release()
                 return None
             notice(f"{holder} is gone without a report, which is made here now")
