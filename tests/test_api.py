@@ -383,3 +383,49 @@ def test_a_run_can_be_read_without_holdfast(evaluate):
     assert json.loads((run.path / "metrics.json").read_text()) == run.metrics
     kept = [json.loads(line)["sample"] for line in (run.path / "outputs.jsonl").read_text().splitlines()]
     assert kept == [output["sample"] for output in run.outputs()]
+
+
+class TestWorkers:
+    @pytest.fixture
+    def eval_file(self, tmp_path):
+        (tmp_path / "agent.py").write_text("def reply(prompt):\n    return prompt.upper()\n")
+        samples = [{"id": f"s{number}", "q": f"word{number}", "expected": f"WORD{number}"} for number in range(12)]
+        return write_spec(tmp_path, samples=samples, prompt="{{ q }}", target={"python": "agent.py:reply"})
+
+    def test_they_share_the_work_and_give_the_numbers_of_one_process(self, evaluate, eval_file, tmp_path):
+        shared = evaluate(eval_file, workers=2)
+        assert shared.finished and shared.score == 1 and shared.exit_code == 0
+        assert list(shared.path.glob("workers/w*/outputs.jsonl"))
+        alone = evaluate(eval_file, runs_dir=tmp_path / "alone")
+        assert {**alone.metrics, "timing": None} == {**shared.metrics, "timing": None}
+
+    def test_they_work_where_an_event_loop_is_running(self, evaluate, eval_file):
+        async def notebook():
+            return evaluate(eval_file, workers=1)
+
+        assert asyncio.run(notebook()).finished
+
+    def test_what_they_cannot_do_is_refused_before_anything_is_written(self, evaluate, eval_file, tmp_path):
+        with pytest.raises(UsageError, match=r"cannot be given .*:shout"):
+            evaluate(target=shout, graders=[{"type": "exact"}], workers=2)
+        with pytest.raises(UsageError, match="1 or more"):
+            evaluate(eval_file, workers=0)
+        assert not (tmp_path / "runs").exists()
+
+    @pytest.mark.parametrize("guarded", [True, False])
+    def test_a_script_that_holds_the_function_is_not_started_anew_by_its_workers(self, tmp_path, guarded):
+        call = (
+            "run = holdfast.evaluate(name='e', samples=[{'id': 'a'}], prompt='x', graders=[{'type': 'text',"
+            " 'contains': 'X'}], target={'python': 'script.py:reply'}, workers=2)"
+        )
+        guard = "if __name__ == '__main__': " if guarded else ""
+        (tmp_path / "script.py").write_text(
+            "import holdfast\ndef reply(prompt):\n    return prompt.upper()\n"
+            f"{guard}{call}\n{guard}print(run.finished, run.score)\n"
+        )
+        done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+        if guarded:
+            assert done.stdout == "True 1.0\n", done.stderr
+        else:
+            assert done.stdout == "False None\n", done.stderr
+            assert 'Put the call under `if __name__ == "__main__":`' in done.stderr

@@ -15,15 +15,17 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from holdfast.display.format import dollars, duration, money, share, tokens
+import holdfast
+from holdfast.display.format import dollars, duration, inside, money, share, tokens
 from holdfast.display.live import LiveDisplay, _drawing
 from holdfast.display.text import Events, Plain, Quiet
+from holdfast.display.types import Display
 from holdfast.engine.progress import Progress
 from holdfast.plan.plan import Plan
 from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
 from tests.support.running import HOLDFAST, environment, server, write_eval
-from tests.support.specs import output_of
+from tests.support.specs import output_of, write_spec
 
 
 def plan(**numbers):
@@ -114,6 +116,13 @@ class TestProgress:
         assert state.rate == pytest.approx(5.0)
         assert state.eta == pytest.approx((200 - 125) / 5)
 
+    def test_turns_and_calls_are_counted_where_there_are_any(self):
+        state = progress()
+        assert inside(state) == []
+        for kind in ("model", "tool", "turn", "intent", "responder", "restart"):
+            state.step(kind)
+        assert inside(state) == ["1 turn", "2 calls"]
+
     def test_the_score_is_over_what_was_graded(self):
         assert progress().score is None
         assert progress(score_sum=3.0, score_count=4).score == 0.75
@@ -121,6 +130,39 @@ class TestProgress:
     def test_what_is_left_follows_from_what_is_done(self):
         left = progress(outputs=150, graded=120).left
         assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
+
+
+class Seen(Display):
+    """Notes how far a run was at each look before its first trial was finished."""
+
+    def __init__(self):
+        self.turns, self.calls = [], []
+
+    def tick(self, progress):
+        if not progress.outputs:
+            self.turns.append(progress.turns)
+            self.calls.append(progress.calls)
+
+
+AGENT = """import time
+def look(n):
+    return n
+def reply(context):
+    for n in range(2):
+        context.tool(look, {"n": n})
+    time.sleep(0.1)
+    return "x"
+"""
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_long_conversation_is_seen_to_move_before_a_trial_is_finished(tmp_path, workers):
+    (tmp_path / "agent.py").write_text(AGENT)
+    path = write_spec(tmp_path, target={"python": "agent.py:reply"}, follow_ups=["more"] * 19)
+    seen = Seen()
+    holdfast.evaluate(path, runs_dir=tmp_path / "runs", display=seen, workers=workers)
+    assert len(set(seen.turns)) > 2 and max(seen.turns) <= 40
+    assert len(set(seen.calls)) > 2 and max(seen.calls) <= 80
 
 
 class TestPlans:

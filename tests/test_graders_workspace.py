@@ -127,13 +127,15 @@ class TestProgram:
     @pytest.mark.parametrize(
         ("block", "said"),
         [
-            ({"type": "program", "command": "no-such-program"}, "cannot be run: "),
+            ({"type": "program", "command": "no-shell.sh"}, "cannot be run: "),
             (shell("sleep 60", timeout=0.3), "did not end within 0.3 s"),
             (shell("kill -SEGV $$"), "was ended by SIGSEGV"),
         ],
         ids=str,
     )
     def test_what_does_not_come_to_its_end_is_an_error_and_no_score(self, tmp_path, block, said):
+        (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
+        (tmp_path / "no-shell.sh").chmod(0o755)
         error = grade(tmp_path, block, "x", files=FILES)
         assert isinstance(error, AttemptError) and said in error.message and not error.retry
 

@@ -243,10 +243,11 @@ def test_a_server_that_cannot_start_stops_the_run_with_what_it_said(lab: Lab, so
     assert "Traceback" not in done.err and done.asked == 0
 
 
-def test_a_program_that_is_not_there_stops_the_run(lab: Lab) -> None:
-    use(lab, {"command": ["./no-such-shop"]})
+def test_a_program_that_ends_at_once_stops_the_run(lab: Lab) -> None:
+    use(lab, {"command": ["false"]})
     done = lab.eval(check=3)
-    assert "no-such-shop" in done.out + done.err and "Traceback" not in done.err
+    assert "MCP server false" in done.out + done.err and "Traceback" not in done.err
+    assert done.asked == 0
 
 
 def test_a_url_where_nobody_is_stops_the_run(lab: Lab) -> None:
@@ -328,9 +329,9 @@ def test_two_servers_with_a_tool_of_one_name_are_refused_and_both_let_go(lab: La
 
 def test_a_shared_server_is_let_go_when_the_next_one_cannot_start(lab: Lab) -> None:
     shared = {**lab.spec["target"]["tools"][0], "per": "run"}
-    lab.spec["target"]["tools"] = [shared, {"mcp": {"command": ["./no-such-shop"]}}]
+    lab.spec["target"]["tools"] = [shared, {"mcp": {"command": ["false"]}}]
     done = lab.eval(check=3)
-    assert "no-such-shop" in done.out + done.err
+    assert "MCP server false" in done.out + done.err
     assert "never retrieved" not in done.err and "was destroyed" not in done.err
 
 

@@ -175,11 +175,11 @@ def test_rate_limits_reach_the_program_with_the_time_to_wait(lab: Lab, provider:
         "while True:\n"
         "    try:\n        print(text(sys.argv[1]))\n        break\n"
         "    except urllib.error.HTTPError as error:\n"
-        "        print(error.code, error.headers['Retry-After'], json.load(error)['error']['code'])\n",
+        "        print(error.code, error.headers['Retry-After'], json.load(error)['error'])\n",
     )
     provider.control(fail={"429": 1.0}, fail_first=2)
     done = lab.eval()
-    assert kept(done.run)[0]["output"].splitlines() == ["429 0.05 rate_limit"] * 2 + ["tea"]
+    assert kept(done.run)[0]["output"].splitlines() == ["429 0.05 {'message': 'told to fail'}"] * 2 + ["tea"]
     assert lines(done.run / "errors.jsonl") == []
     assert kept(done.run)[0]["usage"]["requests"] == 1
 
@@ -231,10 +231,12 @@ class Notes:
         self.kept: list[Any] = []
         self.may_write = asyncio.Event()
         self.may_write.set()
+        self.written = asyncio.Event()
 
     async def step(self, record: Any) -> None:
         await self.may_write.wait()
         self.kept.append(record)
+        self.written.set()
 
 
 Handler = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
@@ -358,6 +360,136 @@ def test_other_paths_and_what_they_used_go_through_too() -> None:
         calls.check()  # a wrong request is the agent's own affair
 
     through_proxy(answer, test)
+
+
+def upstream(request: web.Request, body: Any) -> web.StreamResponse | dict[str, Any]:
+    """A server as others are: models, embeddings, and its own words for what it refuses."""
+    path = request.path.removeprefix("/v1/")
+    usage = {"prompt_tokens": 3, "total_tokens": 3}
+    if path == "models":
+        return {"object": "list", "data": [{"id": "gpt-4o-mini", "object": "model", "created": 1, "owned_by": "x"}]}
+    if path == "embeddings":
+        return {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}], "usage": usage}
+    if path != "chat/completions":
+        return web.json_response({"detail": "Not Found"}, status=404)
+    if "long" in str(body):
+        error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
+        return web.json_response({"error": error}, status=400)
+    said = {"role": "assistant", "content": f"{len(str(body))} {request.query_string}"}
+    choices = [{"index": 0, "message": said, "finish_reason": "stop"}]
+    about = {"id": "r", "created": 1, "model": "gpt-4o-mini", "object": "chat.completion"}
+    return {**about, "choices": choices, "usage": {**usage, "completion_tokens": 1}}
+
+
+async def answer_as_others_do(request: web.Request) -> web.StreamResponse:
+    said = upstream(request, await request.json() if request.can_read_body else None)
+    return web.json_response(said) if isinstance(said, dict) else said
+
+
+@needs_framework
+def test_the_client_that_everybody_uses_finds_what_it_knows() -> None:
+    import openai
+
+    async def test(_: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        client: Any = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+        async with client:
+            assert [model.id async for model in client.models.list()] == ["gpt-4o-mini"]
+            vectors = await client.embeddings.create(model="gpt-4o-mini", input="?", encoding_format="float")
+            assert vectors.data[0].embedding == [0.5]
+            assert (calls.usage.input_tokens, calls.usage.output_tokens) == (3, 0) and calls.usage.cost > 0
+            big = [{"role": "user", "content": "x" * 500_000}]
+            many = await asyncio.gather(
+                *(client.chat.completions.create(model="m", messages=big, seed=number) for number in range(8))
+            )
+            assert [int(one.choices[0].message.content.split()[0]) > 500_000 for one in many] == [True] * 8
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "long"}])
+            assert (refused.value.code, refused.value.param) == ("too_long", "messages")
+            with pytest.raises(openai.NotFoundError) as missing:
+                await client.responses.create(model="m", input="?")
+            assert missing.value.response.json() == {"detail": "Not Found"}
+            with pytest.raises(openai.APIStatusError, match="only GET and POST") as method:
+                await client.files.delete("file-1")
+            assert method.value.status_code == 405
+        calls.check()  # none of it is an outage: an agent may try what there is
+
+    through_proxy(answer_as_others_do, test)
+
+
+def test_what_is_not_passed_on_is_said_in_the_shape_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.targets.proxy._MOST_BYTES", 1000)
+
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        async def refused(method: str, path: str, **keys: Any) -> tuple[int, str]:
+            async with client.request(method, path, **keys) as response:
+                error = (await response.json())["error"]
+                assert error.keys() == {"message", "type", "param", "code"}
+                return response.status, error["message"]
+
+        base = url.removesuffix("/v1")
+        status, said = await refused("POST", f"{base}/chat/completions", json={})
+        assert status == 404 and "/chat/completions here: use $OPENAI_BASE_URL as it is, with its /v1" in said
+        assert (await refused("GET", f"{base[: base.rindex('/')]}/"))[0] == 404
+        assert await refused("PUT", f"{url}/models", json={}) == (405, "PUT is not passed on: only GET and POST are")
+        assert (await refused("POST", f"{url}/files", data=b"--form"))[0] == 400
+        status, said = await refused("POST", f"{url}/chat/completions", data=b'"' + b"x" * 2000 + b'"')
+        assert status == 413 and "more than 1,000 bytes" in said
+        calls.check()
+        assert notes.kept == []
+
+    through_proxy(answer_as_others_do, test)
+
+
+def test_requests_in_pieces_and_with_a_query_go_through_as_they_are() -> None:
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        async def pieces() -> Any:
+            for piece in (b'{"model": "m", ', b'"messages": []}'):
+                yield piece
+
+        async with client.post(f"{url}//chat/completions?api-version=2", data=pieces()) as response:
+            assert (await response.json())["choices"][0]["message"]["content"].endswith(" api-version=2")
+
+    through_proxy(answer_as_others_do, test)
+
+
+@pytest.mark.parametrize("given", [None, {"chunk_size": 1}, "all"])
+def test_options_of_a_stream_are_kept(given: Any) -> None:
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((await request.json())["stream_options"])
+        return web.Response(body=chunk("a", finish_reason="stop"), content_type="text/event-stream")
+
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        async with client.post(url + "/chat/completions", json={**BODY, "stream_options": given}) as response:
+            assert response.status == 200 and b"finish_reason" in await response.read()
+
+    through_proxy(answer, test)
+    assert seen == ["all" if given == "all" else {**(given or {}), "include_usage": True}]
+
+
+def test_what_an_agent_asked_for_and_did_not_wait_for_is_recorded_all_the_same(caplog: Any) -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await gone.wait()
+        body = chunk("first") + chunk("", finish_reason="stop") + b"data: [DONE]\n\n"
+        return web.Response(body=body, content_type="text/event-stream")
+
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        impatient = asyncio.create_task(client.post(url + "/chat/completions", json=BODY).__aenter__())
+        await asked.wait()
+        impatient.cancel()
+        await asyncio.wait({impatient})
+        gone.set()
+        await notes.written.wait()
+        calls.check()
+        async with client.get(url + "/gone") as response:
+            assert response.status == 502  # the server has no JSON there; and the proxy goes on serving
+
+    through_proxy(answer, test)
+    assert caplog.records == []
 
 
 # A third-party framework

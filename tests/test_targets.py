@@ -473,11 +473,17 @@ class TestCommand:
         assert set(errors(run)) == {("agent", "./agent ended with 7: no memory")}
 
     @pytest.mark.parametrize("name", ["./missing", "no-such-program-anywhere", "./data.txt"])
-    def test_a_program_that_cannot_be_run_stops_the_run_and_says_so(self, tmp_path, name):
+    def test_a_program_that_cannot_be_run_is_refused_before_anything_runs(self, tmp_path, name):
         (tmp_path / "data.txt").write_text("not a program")
-        run = self.run(tmp_path, {"command": [name]})
+        with pytest.raises(ConfigError, match=r"target\.command: .*(is no file|is not on the PATH|is not executable)"):
+            self.run(tmp_path, {"command": [name]})
+
+    def test_a_program_that_turns_out_not_to_run_stops_the_run_and_says_so(self, tmp_path):
+        (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
+        (tmp_path / "no-shell.sh").chmod(0o755)
+        run = self.run(tmp_path, {"command": ["./no-shell.sh"]})
         assert run.exit_code == 3 and not run.finished
-        assert f"{name} cannot be run" in run.reason and str(tmp_path) in run.reason
+        assert "./no-shell.sh cannot be run" in run.reason and str(tmp_path) in run.reason
 
     def test_a_prompt_that_no_program_can_be_given_fails_its_trial_alone(self, tmp_path, program):
         program("print('ok')")

@@ -774,6 +774,21 @@ def test_a_hook_that_must_not_fail_before_a_trial_makes_it_an_error_and_never_a_
     assert run_dir(tmp_path, "small") == run and len(kept(run)) == 2  # hooks are in no key
 
 
+def test_a_hook_that_fails_before_every_trial_stops_the_run(tmp_path: Path, provider: Server) -> None:
+    lab = Lab(tmp_path, provider)
+    lab.rows = [{"id": f"s{number}", "question": f"{number}", "expected": ""} for number in range(200)]
+    lab.spec["hooks"] = {"before_task": [{"command": "sh note.sh bad", "error_on_fail": True}]}
+    (tmp_path / "note.sh").write_text(NOTE)
+    stopped = lab.eval("--concurrency", 4, check=3)
+    assert "all of the first 20 attempts failed: hooks.before_task: sh ended with 7: oh no" in stopped.out
+    assert "Mend the hook" in stopped.out
+    assert len((tmp_path / "notes.txt").read_text().splitlines()) < 30  # those in flight at the twentieth, and no more
+    assert provider.requests == 0
+    (tmp_path / "note.sh").write_text("exit 0\n")
+    lab.eval()
+    assert provider.requests == 200
+
+
 def test_a_hook_that_must_not_fail_before_the_run_stops_it(tmp_path: Path) -> None:
     path = hooked(tmp_path, before_run=_note("bad", fails=True), after_run=_note("end"))
     done = run_command("eval", path, cwd=tmp_path, check=3)

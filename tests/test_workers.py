@@ -268,6 +268,92 @@ def test_of_many_that_find_all_done_one_makes_the_report(tmp_path: Path, provide
     assert provider.requests == ROWS
 
 
+JUDGE = """import os, time
+from pathlib import Path
+here = Path(__file__).parent
+def check(output):
+    seen = here / output.replace(" ", "-")
+    if not seen.exists():
+        seen.touch()
+        raise ValueError("not at the first time")
+    (here / f"held-{os.getpid()}").touch()
+    while (here / "hold").exists():
+        time.sleep(0.01)
+    return True
+"""
+
+
+def held_while_finishing(folder: Path, provider: Server) -> Path:
+    """An eval whose grades are all left to the one who makes the report, and who is held over the first of them."""
+    (folder / "judge.py").write_text(JUDGE)
+    (folder / "hold").touch()
+    graders = [{"type": "python", "function": "judge.py:check"}]
+    return write_eval(folder, provider.base_url, rows=8, graders=graders, limits={"retries": 0})
+
+
+def finisher(folder: Path, *killed: int) -> int:
+    """The process that makes the report, once it is in the middle of that."""
+    begun = {int(path.name.partition("-")[2]) for path in folder.glob("held-*")} - {*killed}
+    return begun.pop() if begun else 0
+
+
+def kill_finisher(folder: Path, *killed: int) -> int:
+    pid = wait_for(lambda: finisher(folder, *killed), "the report to be begun")
+    psutil.Process(pid).kill()
+    return int(pid)
+
+
+def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
+    tmp_path: Path, provider: Server
+) -> None:
+    run = share(held_while_finishing(tmp_path, provider))
+    workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"), worker(run, "c"))}
+    first = kill_finisher(tmp_path)
+    second = kill_finisher(tmp_path, first)
+    for pid in (first, second):
+        workers.pop(pid).communicate()
+    wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more")
+    late = worker(run, "d")
+    (tmp_path / "hold").unlink()
+    (last,) = workers.values()
+    said = leave(last, late)
+    assert "coverage 100.0%" in said[0]
+    assert "made the report" in said[1] or "already finished" in said[1]
+    assert json.loads((run / "metrics.json").read_text())["score"] == 1
+    assert provider.requests == 8
+
+
+def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Path, provider: Server) -> None:
+    run = share(held_while_finishing(tmp_path, provider))
+    workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
+    first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
+    (other,) = workers.values()
+    assert other.stderr is not None
+    while f"waiting for process {first.pid}" not in other.stderr.readline():
+        assert other.poll() is None
+    assert end(first, signal.SIGTERM) == 143
+    out, err = other.communicate(timeout=120)
+    assert other.returncode == 3 and "has left without a report" in out, out + err
+    assert not (run / "metrics.json").exists()
+    (tmp_path / "hold").unlink()
+    leave(worker(run, "c"))
+
+
+def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die_over_it(
+    tmp_path: Path, provider: Server
+) -> None:
+    crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
+    first = kill_finisher(tmp_path)
+    second = kill_finisher(tmp_path, first)
+    assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid
+    (tmp_path / "hold").unlink()
+    out, err = crew.communicate(timeout=120)
+    assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
+    assert err.count("a worker was ended by SIGKILL") == 2
+    assert err.count("is gone without a report, which is made here now") == 1, "the second worker took over"
+    assert provider.requests == 8
+
+
 def test_a_worker_mends_its_own_journal_and_no_other(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:

@@ -247,7 +247,7 @@ def test_a_changed_file_of_the_folder_runs_everything_again_and_says_why(lab: La
 def test_a_missing_folder_is_refused_with_its_line(lab: Lab) -> None:
     lab.spec["workspace"] = {"folder": "nowhere"}
     done = lab.eval(check=2)
-    assert "no such folder: nowhere" in done.err and "e.yaml:" in done.err
+    assert "nowhere: no such folder" in done.err and "e.yaml:" in done.err
 
 
 def test_workspaces_are_lent_with_the_outputs_to_a_run_that_has_them_too(lab: Lab) -> None:

@@ -74,6 +74,7 @@ def evaluate(
     retry_failed: bool = False,
     accept_errors: bool = False,
     skip_graders: bool = False,
+    workers: int | None = None,
     display: Display | None = None,
     **fields: Any,
 ) -> Run:
@@ -83,7 +84,12 @@ def evaluate(
     or both, the arguments laid over the file. `target` may be a function, or a model's name; `graders` may hold
     functions. They need a source file, since their code is part of the keys. Interrupt it as you like: the same
     call goes on. Runs are kept in `runs_dir`, else in $HOLDFAST_RUNS_DIR, else in ./runs.
+
+    With `workers` the work is shared out among so many processes. They read the eval from the run directory, so its
+    functions are named as in a file (`target={"python": "agent.py:reply"}`), not given.
     """
+    if workers is not None:
+        _refuse_workers(workers)
     options = Options(
         runs_dir=Path(runs_dir or os.environ.get("HOLDFAST_RUNS_DIR") or "runs"),
         fresh=fresh,
@@ -92,7 +98,19 @@ def evaluate(
         skip_graders=skip_graders,
     )
     spec = _spec(eval_file, target, graders, fields)
-    outcome = _in_own_thread(spec, options, display or Quiet())
+    if workers is not None and spec.functions:
+        raise UsageError(
+            f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
+            remedy='Name functions as an eval file does: target={"python": "agent.py:reply"}, or leave workers out.',
+        )
+    shown = display or Quiet()
+    if workers is None:
+        outcome = _in_own_thread(lambda: run_eval(spec, options, shown), options)
+    else:
+        from holdfast.engine.crew import run_workers
+
+        again = "the same call of holdfast.evaluate"
+        outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown, command=again), options)
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
     if outcome.metrics is not None and spec.exports:
@@ -113,6 +131,18 @@ def evaluate(
         exit_code=outcome.exit_code,
         reason=reason,
     )
+
+
+def _refuse_workers(workers: int) -> None:
+    from holdfast.engine.crew import WORKER
+
+    if workers < 1:
+        raise UsageError(f"workers is {workers}; it is a number of processes, 1 or more")
+    if WORKER in os.environ:
+        raise UsageError(
+            "a worker cannot start workers: it has imported the script that started it",
+            remedy='Put the call under `if __name__ == "__main__":`, or the function into a file of its own.',
+        )
 
 
 def _spec(
@@ -242,19 +272,19 @@ def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
     return reference
 
 
-def _in_own_thread(spec: Eval, options: Options, display: Display) -> Outcome:
+def _in_own_thread(run: Callable[[], Outcome], options: Options) -> Outcome:
     """Where an event loop is running already, as in a notebook, ours runs in a thread of its own."""
     import asyncio
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run_eval(spec, options, display)
+        return run()
     result: list[Outcome | BaseException] = []
 
     def work() -> None:
         try:
-            result.append(run_eval(spec, options, display))
+            result.append(run())
         except BaseException as error:
             result.append(error)
 

@@ -130,6 +130,8 @@ class Fault(HoldfastError):
         super().__init__(message, remedy=remedy)
         self.kind = kind
         self.status = status
+        self.body: Any = None
+        """what the server answered with that status, where it was JSON"""
 
 
 class AttemptError(HoldfastError):
@@ -142,15 +144,18 @@ class AttemptError(HoldfastError):
         kind: AttemptKind,
         message: str,
         *,
+        remedy: str | None = None,
         status: int | None = None,
         retry: bool = True,
         retry_after: float | None = None,
         usage: Any = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, remedy=remedy)
         self.usage = usage
         """what the failed attempt has used all the same, where that is known"""
         self.kind = kind
         self.status = status
+        self.body: Any = None
+        """what the server answered with that status, where it was JSON"""
         self.retry = retry
         self.retry_after = retry_after

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.source import source_fingerprint
+from holdfast.spec.source import is_file, source_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,20 +30,57 @@ def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
     return folder / Path(file).expanduser(), name
 
 
+def function_source(reference: str, folder: Path, where: str) -> tuple[str, dict[str, str]]:
+    """A function's name and what its code is, read and not imported; `where` is the place in the eval file."""
+    path, name = _found(reference, folder, where)
+    return name, source_fingerprint(path, folder)
+
+
+def _found(reference: str, folder: Path, where: str) -> tuple[Path, str]:
+    path, name = split_reference(reference, folder)
+    if not is_file(path):
+        raise ConfigError(
+            [Problem(where, f"{path}: no such file")],
+            remedy=f"Name the function as FILE.py:NAME, the file as seen from {folder}.",
+        )
+    return path, name
+
+
 def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any]:
     """Import the file and take the function; `where` is the place in the eval file, for messages."""
-    path, name = split_reference(reference, folder)
+    path, name = _found(reference, folder, where)
     try:
-        found: Any = _module(path.resolve(), folder)
+        module = found = _module(path.resolve(), folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # the file is the user's: whatever it raises is theirs to see
+        said = f"{path} cannot be imported: {said_with_place(error)}"
+        missing = isinstance(error, ModuleNotFoundError)
+        remedy = f"Install it for {sys.executable}, or put it beside the file." if missing else None
+        raise ConfigError([Problem(where, said)], remedy=remedy) from error
+    try:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
-        raise ConfigError([Problem(where, f"{path} has no function {name!r}")]) from None
-    except Exception as error:  # the file is the user's: whatever it raises is theirs to see
-        raise ConfigError([Problem(where, f"{path} cannot be imported: {type(error).__name__}: {error}")]) from error
+        raise ConfigError([Problem(where, f"{path} has no function {name!r}")], remedy=_instead(module, name)) from None
     if not callable(found):
-        raise ConfigError([Problem(where, f"{name!r} in {path} is not a function")])
+        raise ConfigError([Problem(where, f"{name!r} in {path} is not a function")], remedy=_instead(module, name))
     return found  # type: ignore[no-any-return]
+
+
+def _instead(module: Any, name: str) -> str:
+    """What a file has instead of the function that was named."""
+    import difflib
+
+    own = [
+        known
+        for known, value in vars(module).items()
+        if callable(value) and known[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    ]
+    close = difflib.get_close_matches(name, own, n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"It has: {', '.join(own)}." if own else "It has no functions at all."
 
 
 _modules: dict[Path, tuple[dict[str, str], Any]] = {}
@@ -57,10 +94,10 @@ def _module(path: Path, folder: Path) -> Any:
         return _modules[path][1]
     _forget_others(path, digests)
     sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
-    known = sys.modules.get(path.stem)
-    if path not in _modules and getattr(known, "__file__", None) == str(path):
-        module = known  # the script that runs us, or something it has imported
-    else:
+    # The script that runs us, or something it has imported, is there already, and must not run a second time.
+    known = [] if path in _modules else [sys.modules.get(name) for name in (path.stem, "__main__")]
+    module = next((module for module in known if getattr(module, "__file__", None) == str(path)), None)
+    if module is None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
             raise ImportError("not a Python file")

@@ -12,10 +12,10 @@ import click
 
 from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
 from holdfast.cli.places import command_line
-from holdfast.errors import Interrupted, UsageError
+from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.engine.run import Outcome
+    from holdfast.errors import BudgetReached
 
 
 @click.command("work")
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--base-url", metavar="URL", help="Where the model is served, as seen from here.")
 @click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
-@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say how it ended as JSON.")
+@click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 def command(run: Path, worker: str | None, **given: Any) -> int:
     """Work on the run directory RUN, whose work `holdfast eval --workers` has shared out, beside other workers.
 
     Start as many as you like, on any machine that sees the directory, at any time. When nothing is left, one of them
-    makes the report; its exit code is that of `holdfast eval`, the others' is 0.
+    makes the report; its exit code is that of `holdfast eval`. The others stay until it is there, and make it if that
+    one dies; theirs is 0, or 3 where there is none in the end.
     """
     from holdfast.engine.options import Options
     from holdfast.engine.shared import run_worker, shared_eval, worker_id
@@ -44,11 +45,18 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)
     display = make_display(given["display"])
-    outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
+    try:
+        outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
+    except Fault as fault:
+        if not given["attached"]:
+            raise
+        _say_why_it_ended(fault)  # once for all the workers, who have it in common
+        return fault.exit_code
     if given["attached"]:
-        _say_how_it_ended(outcome)
+        _say_why_it_ended(outcome.reason)
     elif outcome.finisher is not None:
-        click.echo(f"{worker}: nothing is left to do; the report is made by {outcome.finisher}")
+        how = "made the report" if rundir.finished else "has left without a report; see its log, then run this again"
+        click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {how}")
     else:
         from holdfast.report.table import print_outcome
 
@@ -67,9 +75,9 @@ def _watch_input(cancelled: threading.Event) -> None:
     cancelled.set()
 
 
-def _say_how_it_ended(outcome: Outcome) -> None:
+def _say_why_it_ended(reason: Fault | BudgetReached | Interrupted | None) -> None:
     import msgspec
 
     from holdfast.engine.crew import Ended
 
-    click.echo(msgspec.json.encode(Ended.of(outcome)).decode())
+    click.echo(msgspec.json.encode(Ended.of(reason)).decode())

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.functions import Function, load_function, split_reference
-from holdfast.spec.source import source_fingerprint
+from holdfast.functions import Function, function_source, load_function
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
@@ -73,8 +72,9 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
         return None
     identity = block.model_dump(exclude={"base_url", "api_key_env"})
     if block.python is not None:
-        path, name = split_reference(block.python, spec.folder)
-        identity |= {"python": name, "source": source_fingerprint(path, spec.folder)}
+        where = spec.document.where(("responder", "python"))
+        name, source = function_source(block.python, spec.folder, where)
+        identity |= {"python": name, "source": source}
     return identity
 
 
@@ -88,7 +88,7 @@ def build_player(spec: Eval) -> Player | None:
         function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
         return _FunctionPlayer(Function(function, OFFERED, where), block)
     assert block.model is not None
-    return _ModelPlayer(block, Prices(block.model, spec.prices))
+    return _ModelPlayer(block, Prices(block.model, spec.prices), spec.document.where(("responder", "model")))
 
 
 class _Ending:
@@ -156,13 +156,13 @@ class _FunctionPlayer:
 
 
 class _ModelPlayer:
-    def __init__(self, block: ResponderBlock, prices: Prices) -> None:
+    def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
         from holdfast.targets.model import Model  # few conversations have a simulated user
 
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _Ending(block)
-        self._model = Model.of(block, prices)
+        self._model = Model.of(block, prices, where)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

@@ -23,6 +23,7 @@ from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expre
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from holdfast.data.panels import Panel
     from holdfast.spec.document import Location
@@ -104,7 +105,7 @@ class Dataset:
         if self._block is None or self._hub_path() is not None:
             return ()
         try:
-            stats = [path.stat() for path in find_files(self._block.path, self._eval.folder)]
+            stats = [path.stat() for path in self._files(self._block.path)]
         except (OSError, DataError):
             return ((-1, -1),)
         return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
@@ -148,6 +149,9 @@ class Dataset:
         path = self._block.path[0] if self._block else ""
         return path.removeprefix("hf://") if path.startswith("hf://") else None
 
+    def _files(self, paths: list[str]) -> list[Path]:
+        return find_files(paths, self._eval.folder, self._eval.document.where(("dataset", "path")))
+
     def _rows(self) -> Iterator[tuple[str, Row]]:
         if self._block is None:
             document = self._eval.document
@@ -156,7 +160,7 @@ class Dataset:
         elif (name := self._hub_path()) is not None:
             yield from read_hub(name, self._block.split, self._block.subset, self.revision or "main")
         else:
-            for path in find_files(self._block.path, self._eval.folder):
+            for path in self._files(self._block.path):
                 yield from read_rows(path, self._block.format)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:

@@ -35,9 +35,10 @@ _FORMATS = {
 csv.field_size_limit(1 << 30)
 
 
-def find_files(patterns: list[str], folder: Path) -> list[Path]:
-    """The files that the paths and globs of a dataset name, globs in sorted order."""
+def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
+    """The files that the paths and globs of a dataset name, globs in sorted order; `where` is what names them."""
     files: list[Path] = []
+    remedy = f"Paths are seen from the eval file's folder, {folder}."
     for pattern in patterns:
         path = folder / Path(pattern).expanduser()
         if any(mark in pattern for mark in "*?[") and not path.exists():
@@ -45,8 +46,10 @@ def find_files(patterns: list[str], folder: Path) -> list[Path]:
             names = glob.glob(str(Path(pattern).expanduser()), root_dir=folder, recursive=True)
             matches = [folder / name for name in sorted(names)]
             if not matches:
-                raise DataError(str(path), "matches no file")
+                raise DataError(where, f"{path}: matches no file", remedy=remedy)
             files.extend(match for match in matches if match.is_file())
+        elif not path.exists():
+            raise DataError(where, f"{path}: no such file", remedy=remedy)
         else:
             files.append(path)
     return files

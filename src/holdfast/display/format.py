@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
     from holdfast.store.index import Spent
 
@@ -43,6 +44,12 @@ def money(spent: Spent) -> str:
     if not spent.unpriced:
         return dollars(spent.cost)
     return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"
+
+
+def inside(progress: Progress) -> list[str]:
+    """How far trials of many turns or calls have come: they may take minutes, and nothing else would move."""
+    counts = ((progress.turns, "turn"), (progress.calls, "call"))
+    return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
 
 
 def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.display.format import duration, money, plan_lines, share, tokens
+from holdfast.display.format import duration, inside, money, plan_lines, share, tokens
 from holdfast.display.types import Display
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _drawing(progress: Progress) -> RenderableType:
     facts = [
         f"score {share(progress.score)}",
         f"{progress.graded:,} graded",
+        *inside(progress),
         tokens(spent),
         money(spent),
         f"{progress.in_flight} of {progress.limit} in flight",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.display.format import duration, money, plan_lines, share, tokens
+from holdfast.display.format import duration, inside, money, plan_lines, share, tokens
 from holdfast.display.types import Display
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -70,6 +70,7 @@ class Plain(Quiet):
             f"{progress.rate:.1f}/s",
             f"left {duration(progress.eta)}",
             f"score {share(progress.score)}",
+            *inside(progress),
             tokens(spent),
             money(spent),
         ]

@@ -66,13 +66,13 @@ class Streak:
             return Fault(
                 "rejected",
                 f"all of the first {self._refused} attempts failed: {error.message}",
-                remedy="Mend the target or its parameters, then run the same command again.",
+                remedy=error.remedy or "Mend the target or its parameters, then run the same command again.",
             )
         if self._given_up >= max(_ALIKE, limit):
             return Fault(
                 "rejected",
                 f"{self._given_up} trials in a row failed after all their retries: {error.message}",
-                remedy="When the target works again, run the same command: it goes on from here.",
+                remedy=error.remedy or "When the target works again, run the same command: it goes on from here.",
             )
         return None
 
@@ -142,6 +142,10 @@ class Attempts:
             self._window.overloaded()
         else:
             self._window.strained()
+        return self._one_too_many(error, job, final)
+
+    def _one_too_many(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
+        """Count a failure among those in a row; True when that stops the run."""
         # Trials known to fail tell nothing of the others: with only them left, a streak would never let the run end.
         if isinstance(error, Fault) or self._keeper.failed_before(job.key):
             return False
@@ -156,6 +160,11 @@ class Attempts:
             return None
         delay = delay_before(retry, error)
         return None if time.monotonic() + delay > deadline else delay
+
+    def never_asked(self, error: AttemptError, job: Job, begun: float) -> None:
+        """Record that a trial failed before the target was asked. Where all do, the rest would too."""
+        self._one_too_many(error, job, final=True)
+        self.failed(error, job, "target", begun, final=True)
 
     def failed(self, error: AttemptError | Fault, job: Job, where: str, begun: float, *, final: bool) -> None:
         """Record a failed attempt."""

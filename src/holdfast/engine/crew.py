@@ -6,6 +6,7 @@ when we do, however we go.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from holdfast.errors import FaultKind
     from holdfast.spec.load import Eval
 
+WORKER: Final = "HOLDFAST_WORKER"
+"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
 
@@ -53,9 +56,8 @@ class Ended(msgspec.Struct):
     remedy: str = ""
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Ended:
-        """How a worker's part ended."""
-        reason = outcome.reason
+    def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
+        """Why a worker's part ended."""
         if isinstance(reason, BudgetReached):
             return cls("budget", reason.message, reason.remedy)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
@@ -103,6 +105,7 @@ class _Crew:
                 *(sys.executable, "-m", "holdfast", "work", str(self._rundir.path)),
                 *("--worker", worker, "--attached", "--display", "none"),
             ],
+            env={**os.environ, WORKER: worker},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -144,6 +147,8 @@ class _Crew:
                         if name == "grades" and line.head.score is not None:
                             progress.score_sum += line.head.score
                             progress.score_count += 1
+                        elif name == "steps":
+                            progress.step(line.head.kind)
                 progress.outputs = min(plan.total, len(index.outputs))
                 progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
                 progress.mark()
@@ -178,12 +183,14 @@ class _Crew:
         if self._told is not None:
             reason = Interrupted(signal.SIGTERM if self._told == signal.SIGUSR2 else self._told)
         codes = [worker.returncode for worker in self._workers]
-        if reason is None and not {1, 3} & set(codes) and any(codes):
-            # Some died, and nobody says that it made the report.
+        if reason is None and not {1, 3} & set(codes) and (any(codes) or not options.skip_graders):
+            # Nobody says that it made the report, or why there is none.
             _, shared, place = shared_eval(rundir)
             if Claims(place, len(shared.chunks), "", rundir).all_done:
                 opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
-                return finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
+                done = finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
+                if done.finisher is None or (done := already_finished(found, rundir, options)) is not None:
+                    return replace(done, already=False)
             reason = Fault(
                 "rejected",
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",

@@ -1,7 +1,8 @@
 """Programs of the user's around a run and around its trials. What they do is in no key.
 
-Only what comes before can fail something: a trial whose `before_task` fails is an error and stays pending; a failing
-`before_run` stops the run. What comes after finds the results on disk, and its failure is said and no more.
+Only what comes before can fail something: a trial whose `before_task` fails is an error and stays pending, and when the
+first all fail so the run stops; a failing `before_run` stops it at once. What comes after finds the results on disk,
+and its failure is said and no more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Hooks:
         for hook in self._block.before_task:
             if (failure := await self._failure(hook, _told(job))) is not None:
                 if hook.error_on_fail:
-                    raise AttemptError("agent", f"hooks.before_task: {failure}", retry=False)
+                    remedy = "Mend the hook, then run the same command again: it goes on from here."
+                    raise AttemptError("agent", f"hooks.before_task: {failure}", remedy=remedy, retry=False)
                 self._notice(f"hooks.before_task of {job.sample.id}: {failure}")
 
     async def after_task(self, job: Job) -> None:

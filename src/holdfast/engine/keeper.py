@@ -46,6 +46,7 @@ class Keeper:
         """Keep a call of a conversation; returns when it is on the medium."""
         await self._journal.write("steps", to_line(record))
         self._index.spent.add(record.usage)
+        self._progress.step(record.kind)
 
     async def output(self, record: Output, *, stepwise: bool) -> OutputRef:
         """Keep a finished trial; returns when it is on the medium. `stepwise`: its calls were counted one by one."""

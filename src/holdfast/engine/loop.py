@@ -271,7 +271,7 @@ class Loop:
                 await self._hooks.before_task(job)
             steps = await self._steps(job) if self._stepwise else None
         except AttemptError as error:
-            self._attempts.failed(error, job, "target", clock, final=True)
+            self._attempts.never_asked(error, job, clock)
             raise
         try:
             said = await self._have(lines, job, steps, clock + self._spec.limits.trial_timeout)

@@ -29,6 +29,10 @@ class Progress:
     """failed attempts of this process by class"""
     given_up: int = 0
     """trials this process will not try again"""
+    turns: int = 0
+    """of conversations with several, since this process began"""
+    calls: int = 0
+    """of agents, to models and tools, since this process began"""
     in_flight: int = 0
     backing_off: int = 0
     limit: int = 0
@@ -41,6 +45,11 @@ class Progress:
         if not self.in_flight:
             self._busy_since = time.monotonic()
         self.in_flight += 1
+
+    def step(self, kind: str) -> None:
+        """A part of a trial is done, which may be long before the trial is."""
+        self.turns += kind == "turn"
+        self.calls += kind in ("model", "tool")
 
     def end(self) -> None:
         """It is no more."""

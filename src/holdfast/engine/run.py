@@ -18,7 +18,7 @@ from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, identify, open_run
-from holdfast.errors import DataError, Fault, Interrupted, UsageError, VersionError
+from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
 from holdfast.report.idle import without_rows
@@ -60,7 +60,7 @@ class Outcome:
     so_far: dict[str, Any] | None = None
     """the same numbers of a run that is not finished, where it has grades; they are in no file"""
     finisher: str | None = None
-    """who makes the report, where this process is one of several workers and another does"""
+    """who made the report, or left without it, where this process is one of several workers and another was to"""
 
     @property
     def exit_code(self) -> int:
@@ -68,7 +68,7 @@ class Outcome:
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
         if self.finisher is not None:
-            return 0
+            return 0 if self.rundir.finished else 3
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             return 0 if ungraded_on_purpose else 3
@@ -95,11 +95,18 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     for message in without_rows(spec, grader_places(spec), found.survey.panels):
         display.notice(message)
     opened = open_run(found, options, display.notice)
+    forgotten = False
     try:
         # Looked at again: the process that we waited for may have finished it.
         return already_finished(found, rundir, options) or go_on(opened, parts, options, display)
+    except HoldfastError:
+        forgotten = opened.new and rundir.forget_if_never_begun()
+        raise
     finally:
         opened.lease.release()
+        if forgotten:
+            with suppress(OSError):  # it holds other runs
+                rundir.path.parent.rmdir()
 
 
 def say_notices(spec: Eval, display: Display) -> None:
@@ -124,9 +131,13 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         if work:
             loop, reason = run_loop(opened, parts, options, display)
             left, reason = loop.progress.left, reason or next(iter(loop.faults), None)
+    except BaseException as error:
+        log.write(f"end {str(error) or type(error).__name__}")
+        raise
+    else:
+        log.write(f"end {reason or 'nothing left to start'}")
     finally:
         display.end()
-        log.write(f"end {reason or 'nothing left to start'}")
     spent = opened.index.spent
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.work.slots and left.to_grade):

@@ -96,6 +96,8 @@ class Opened:
     lost: bool = False
     worker: str | None = None
     """which of the run's workers this process is; None: it has the run for itself"""
+    new: bool = False
+    """this process has made the directory"""
 
     @property
     def writes(self) -> Path:
@@ -174,6 +176,7 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
     manifest = rundir.read_manifest()
     if manifest is None:
         manifest = manifest_of(found, fresh=options.fresh)
+        opened.new = not rundir.path.exists()
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)

@@ -2,7 +2,7 @@
 
 prepare      one process alone: manifest, what other runs can lend, and the chunks of what is left
 run_worker   any number of them: claim a chunk, do it, claim the next; each writes only below `workers/<id>/`
-             the first to find all done makes the report, alone; the others leave
+             the first to find all done makes the report, alone; the others stand by, and do it where that one dies
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.chunks import Chunks
 from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop
+from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop, say_notices
 from holdfast.engine.setup import Opened, Parts, identify, open_run
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.plan import Plan, left_over, make_plan
@@ -26,7 +26,7 @@ from holdfast.spec.secrets import without_secrets
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
 from holdfast.store.files import slug
 from holdfast.store.follow import Follower
-from holdfast.store.holding import await_workers, finish, is_being_finished, join
+from holdfast.store.holding import await_workers, finish, is_being_finished, join, stand_by
 from holdfast.store.index import load_index
 from holdfast.store.lease import RunLease
 
@@ -72,6 +72,7 @@ def prepare(
         return done
     parts = Parts.build(spec, options)
     noting = Noting(display, RunLog(rundir.log))
+    say_notices(spec, noting)
     opened = open_run(found, options, noting.notice)
     try:
         if (done := already_finished(found, rundir, options)) is not None:
@@ -173,10 +174,14 @@ def run_worker(
     try:
         opened.lease = join(rundir, worker, options.wait, noting.notice, lost)
     except RunHeld:
-        if is_being_finished(rundir):
-            return Outcome(rundir, _NO_PLAN, None, None, finisher=RunLease(rundir.lease).describe())
-        raise
+        if not is_being_finished(rundir):
+            raise
+        opened.lease = RunLease(rundir.lease)  # not taken: all is done
+        return finish_run(opened, options, noting)
     try:
+        # Looked at again: it may have been finished while we waited to join.
+        if (done := already_finished(found, rundir, options)) is not None:
+            return done
         chunks = _begin(opened, plan, place, noting)
         outcome = _work(opened, chunks, parts, options, noting)
         if outcome.reason is not None or not chunks.all_done:
@@ -213,24 +218,30 @@ def _work(opened: Opened, chunks: Chunks, parts: Parts, options: Options, displa
     display.log.open()
     display.begin(spec.name, target_name(spec.target), str(rundir.path), opened.plan)
     display.log.write(f"begin worker={opened.worker} pid={os.getpid()} {opened.plan}")
-    reason = None
     try:
         loop, reason = run_loop(opened, parts, options, display, chunks)
+    except BaseException as error:
+        display.log.write(f"end {str(error) or type(error).__name__}")
+        raise
+    else:
+        display.log.write(f"end {reason or 'nothing left to start'}")
     finally:
         display.end()
-        display.log.write(f"end {reason or 'nothing left to start'}")
     return Outcome(rundir, loop.progress.left, None, opened.index.spent, reason, skipped_graders=options.skip_graders)
 
 
 def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
-    """Make the report of a run whose chunks are all done, or say who does. Grades what is left to grade."""
+    """Make the report of a run whose chunks are all done. Grades what is left to grade.
+
+    Where another process does so, stay until it has: if it dies over that, it is for us to do.
+    """
     found, rundir, own = opened.identified, opened.rundir, opened.lease
     lease = finish(rundir)
-    if lease is None:
-        who = str(RunLease(rundir.lease).holder or "another worker")
+    who = str(RunLease(rundir.lease).holder or "another worker")
+    own.release()
+    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, display.notice)) is None:
         return Outcome(rundir, opened.plan, None, opened.index.spent, finisher=who)
     try:
-        own.release()
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)
         parts = Parts.build(found.spec, alone)

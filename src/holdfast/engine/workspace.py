@@ -128,7 +128,8 @@ def common_files(spec: Eval) -> dict[str, Path]:
     folder = (spec.folder / block.folder).resolve()
     if not folder.is_dir():
         where = spec.document.where(("workspace", "folder"))
-        raise ConfigError([Problem(where, f"no such folder: {block.folder}, relative to the eval file")])
+        said = "not a folder" if folder.exists() else "no such folder"
+        raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are seen from the eval file's folder.")
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
     return {path.relative_to(folder).as_posix(): path for path in paths}
 

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
-from holdfast.functions import load_function, split_reference
+from holdfast.functions import function_source, load_function
 from holdfast.graders.checks import Choice, Exact, Number, Text
 from holdfast.spec.file_fields import CodeGrader, DiffGrader, FileGrader, ProgramGrader
 from holdfast.spec.grader_fields import (
@@ -26,7 +26,7 @@ from holdfast.spec.grader_fields import (
     TextGrader,
     TriggerGrader,
 )
-from holdfast.spec.source import file_inside, files_behind, source_fingerprint
+from holdfast.spec.source import check_program, file_inside, files_behind
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
     ActionSequenceGrader,
@@ -59,14 +59,13 @@ def grader_identity(block: GraderBlock, spec: Eval, where: str = "") -> dict[str
 def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
     match block:
         case PythonGrader():
-            path, name = split_reference(block.function, spec.folder)
-            own = {"function": name, "source": source_fingerprint(path, spec.folder)}
-            return {**block.identity(), **own}
+            name, source = function_source(block.function, spec.folder, where)
+            return {**block.identity(), "function": name, "source": source}
         case PromptGrader():
             identity = block.identity()
             return {key: value for key, value in identity.items() if key not in ("base_url", "api_key_env")}
         case JsonSchemaGrader():
-            return {**block.identity(), "schema_file": None, "json_schema": _schema(block, spec)}
+            return {**block.identity(), "schema_file": None, "json_schema": _schema(block, spec, where)}
         case DiffGrader():
             snapshots = {name: digest_bytes(data) for name, data in _snapshots(block, spec, where).items()}
             return {**block.identity(), "snapshots": snapshots}
@@ -171,7 +170,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.schema import JsonSchema
 
             try:
-                return JsonSchema(block, _schema(block, spec), fingerprint)
+                return JsonSchema(block, _schema(block, spec, where), fingerprint)
             except ValueError as error:
                 raise ConfigError([Problem(where, f"not a JSON Schema: {_first_line(error)}")]) from error
         case PythonGrader():
@@ -182,7 +181,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
         case PromptGrader():
             from holdfast.graders.prompt import Judge
 
-            return Judge(block, fingerprint, Prices(block.model or "", spec.prices))
+            return Judge(block, fingerprint, Prices(block.model or "", spec.prices), where)
         case TriggerGrader():
             from holdfast.graders.trigger import Trigger
 
@@ -230,6 +229,7 @@ def _of_files(block: GraderBlock, spec: Eval, fingerprint: str, where: str) -> W
         case DiffGrader():
             return files.Diff(block, _snapshots(block, spec, where), fingerprint)
         case ProgramGrader():
+            check_program(block.command, spec.folder, where)
             return programs.Program(block, spec.folder, fingerprint)
         case CodeGrader():
             code = programs.Code(block, fingerprint)
@@ -257,17 +257,15 @@ def _skill(block: TriggerGrader, spec: Eval, where: str) -> str:
     return file_inside(spec.folder, name, where).decode("utf-8", "replace")
 
 
-def _schema(block: JsonSchemaGrader, spec: Eval) -> dict[str, Any]:
+def _schema(block: JsonSchemaGrader, spec: Eval, where: str) -> dict[str, Any]:
     if block.json_schema is not None:
         return block.json_schema
     assert block.schema_file is not None
-    path = (spec.folder / block.schema_file).resolve()
-    if not path.is_relative_to(spec.folder.resolve()):
-        raise ConfigError([Problem(str(path), "schema_file stays inside the eval file's folder")])
+    data = file_inside(spec.folder, block.schema_file, where)
     try:
-        schema = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError([Problem(str(path), f"not a JSON Schema: {error}")]) from error
+        schema = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError([Problem(where, f"{block.schema_file} is not a JSON Schema: {error}")]) from error
     if not isinstance(schema, dict):
-        raise ConfigError([Problem(str(path), "not a JSON Schema: it is not an object")])
+        raise ConfigError([Problem(where, f"{block.schema_file} is not a JSON Schema: it is not an object")])
     return schema

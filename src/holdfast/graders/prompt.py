@@ -65,12 +65,12 @@ _OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 class Judge:
     """Asks the judge once per output."""
 
-    def __init__(self, block: PromptGrader, fingerprint: str, prices: Prices) -> None:
+    def __init__(self, block: PromptGrader, fingerprint: str, prices: Prices, where: str) -> None:
         self.block = block
         self.fingerprint = fingerprint
         assert block.model is not None
         self.model = block.model
-        self._model = Model.of(block, prices)
+        self._model = Model.of(block, prices, where)
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

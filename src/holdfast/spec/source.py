@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import io
+import shutil
 import sys
 import sysconfig
 import tokenize
@@ -84,7 +85,28 @@ def file_inside(folder: Path, name: str, where: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError([Problem(where, f"{path} cannot be read: {error.strerror or error}")]) from error
+        raise ConfigError(
+            [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
+            remedy="Paths are seen from the eval file's folder.",
+        ) from error
+
+
+def check_program(word: str, folder: Path, where: str, *, by_name: bool = True) -> None:
+    """Refuse what cannot be run as a program before anything runs it.
+
+    A word with a slash is a file as seen from the folder; one without is on the PATH or, `by_name`, a file there too.
+    """
+    path = folder / word
+    there = is_file(path)
+    if "/" not in word and not (by_name and there):
+        said = f"{word} is not on the PATH"
+        remedy = f"Write it as ./{word}." if there else "Install it, or name a file of the eval's folder as ./FILE."
+    else:
+        said = f"{path} {'is not executable' if there else 'is no file'}"
+        remedy = f"chmod +x {path}" if there else "Paths are seen from the eval file's folder."
+        word = str(path)
+    if shutil.which(word) is None:
+        raise ConfigError([Problem(where, said)], remedy=remedy)
 
 
 def _read(path: Path) -> str:

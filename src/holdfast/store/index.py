@@ -191,6 +191,7 @@ class GradeHead(msgspec.Struct):
 
 class _StepHead(msgspec.Struct):
     key: str
+    kind: str
     usage: Usage
     time: float
     seconds: float

@@ -61,6 +61,8 @@ class RunLease:
         self._finishing = finishing
         self._info = path.with_suffix(".holder")
         self._identity = (0, 0)
+        self.inherited = False
+        """whoever had it before us did not let it go: its note was still there"""
         self._lock = SoftFileLease(
             path,
             lease_duration=LEASE_SECONDS,
@@ -99,6 +101,7 @@ class RunLease:
         try:
             found = self._path.stat()
             self._identity = found.st_dev, found.st_ino
+            self.inherited = self._info.exists()
             self._info.write_bytes(msgspec.json.encode(holder))
         except OSError:
             self.release()

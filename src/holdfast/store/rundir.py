@@ -185,6 +185,16 @@ class RunDir:
                 path.unlink()
         sync_directory(self.path)
 
+    def forget_if_never_begun(self) -> bool:
+        """Remove a run that holds nothing but its manifest and its log. Needs the run's lease."""
+        with suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {self.manifest.name, self.log.name}:
+                self.log.unlink(missing_ok=True)
+                self.manifest.unlink()
+                self.path.rmdir()
+                return True
+        return False
+
     def set_aside(self) -> Path | None:
         """Move the whole run out of the way, never delete it. Returns where it went."""
         if not self.path.exists():

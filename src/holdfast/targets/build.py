@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.functions import split_reference
+from holdfast.functions import function_source
 from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import files_behind, source_fingerprint
+from holdfast.spec.source import files_behind
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, tools_identity
 
@@ -25,11 +25,11 @@ def build_target(spec: Eval) -> Target:
             from holdfast.targets.model import Model
 
             tools = Toolbox(block.tools, spec) if block.tools else None
-            return Model(block, Prices(block.model, spec.prices), tools)
+            return Model(block, Prices(block.model, spec.prices), tools, spec.document.where(("target", "model")))
         case PythonTarget() as block:
             from holdfast.targets.python import PythonFunction
 
-            return PythonFunction(block, spec, where)
+            return PythonFunction(block, spec)
         case HttpTarget() as block:
             from holdfast.targets.http import HttpWorkflow
 
@@ -50,20 +50,20 @@ def target_identity(spec: Eval) -> dict[str, Any]:
         case ModelTarget() as block:
             identity = block.model_dump(include={"model", "api", "params", "version"})
             if block.identity == "url":
-                where = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
-                identity["base_url"] = shown_url(where.rstrip("/"))
+                place = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
+                identity["base_url"] = shown_url(place.rstrip("/"))
             if block.tools:
                 identity |= {"tools": tools_identity(block.tools, spec), "max_steps": block.max_steps}
             return {"kind": "model", **identity}
         case PythonTarget() as block:
-            path, name = split_reference(block.python, spec.folder)
-            files = source_fingerprint(path, spec.folder)
+            where = spec.document.where
+            name, files = function_source(block.python, spec.folder, where(("target", "python")))
             identity = {"function": name, "source": files, "params": block.params, "version": block.version}
             if block.tools:
                 identity["tools"] = tools_identity(block.tools, spec)
             if block.state is not None:
-                for hook in (block.state.save, block.state.restore):
-                    files |= source_fingerprint(split_reference(hook, spec.folder)[0], spec.folder)
+                for key, hook in (("save", block.state.save), ("restore", block.state.restore)):
+                    files |= function_source(hook, spec.folder, where(("target", "state", key)))[1]
             return {"kind": "python", **identity}
         case HttpTarget() as block:
             identity = block.model_dump(include={"http", "request", "response", "version"})

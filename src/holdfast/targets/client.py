@@ -13,6 +13,7 @@ import re
 import ssl
 import time
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -122,6 +123,12 @@ class Client:
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {shown!r}") from error
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
+        refusal = self._meaning(status, headers, data)
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            refusal.body = _decode(self._without_secrets(data.decode()))
+        return refusal
+
+    def _meaning(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
         code, message = _reason(data)
         said = self._without_secrets(f"{self.url} answered {status}: {message}")
         if status in (401, 403):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.source import is_file
+from holdfast.spec.source import check_program, is_file
 from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.targets.types import Reply
 
@@ -52,6 +52,10 @@ class Command:
         self._folder = spec.folder
         self._in_child = die_with_parent()
         self._proxy: Proxy | None = None
+        word, where = block.command[0], spec.document.where(("target", "command"))
+        # One in a workspace may be the row's, or the agent's own work; one with a template is known with its row.
+        if "{{" not in word and (spec.workspace is None or "/" not in word):
+            check_program(word, spec.folder, where, by_name=spec.workspace is not None)
         if block.proxy:
             from holdfast.targets.proxy import Proxy
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import Fault, UsageError
+from holdfast.errors import ConfigError, Fault, Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,6 +105,14 @@ def _leave(model: str, shared: _Shared) -> None:
         if _servers.get(model) is shared:
             del _servers[model]
     shared.stop()
+
+
+def check_embedded(model: str, where: str) -> None:
+    """Refuse a model that is not there; `where` is its place in the eval file."""
+    try:
+        _weights(model)
+    except UsageError as error:
+        raise ConfigError([Problem(where, error.message)], remedy=error.remedy) from None
 
 
 def _weights(model: str) -> Path:

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.secrets import bare_url, filled
-from holdfast.spec.source import is_file
+from holdfast.spec.source import check_program, is_file
 from holdfast.targets.tools import Tool
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class McpServer:
         self._env = {key: filled(value, f"{where}: env") for key, value in block.mcp.env.items()}
         self._headers = {key: filled(value, f"{where}: headers") for key, value in block.mcp.headers.items()}
         self._url = None if block.mcp.url is None else filled(block.mcp.url, f"{where}: url")
+        if self._url is None:
+            check_program(block.mcp.command[0], folder, where)
         self._shared: Connection | None = None
         self._opening = asyncio.Lock()
 

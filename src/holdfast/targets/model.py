@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, UsageError
+from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.targets.client import Client, bearer
-from holdfast.targets.embedded import serve
+from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.tools import answer
 from holdfast.targets.types import Reply
 
@@ -33,17 +33,19 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 class Model:
     """Answers with one request per turn; with tools, with as many as it takes."""
 
-    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None) -> None:
+    def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None, where: str = "") -> None:
         self._block = block
         self._prices = prices
         self._tools = tools
         self._client: Client | None = None
         self._opened = AsyncExitStack()
-        if not is_embedded(block.model):
-            self._check_key(self.base_url)
+        if is_embedded(block.model):
+            check_embedded(block.model, where)
+        else:
+            self._check_key(self.base_url, where)
 
     @classmethod
-    def of(cls, block: PromptGrader | ResponderBlock, prices: Prices) -> Model:
+    def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
         """The model that a judge or a simulated user is."""
         assert block.model is not None
         asked = ModelTarget(
@@ -52,19 +54,19 @@ class Model:
             api_key_env=block.api_key_env or "OPENAI_API_KEY",
             params=block.params,
         )
-        return cls(asked, prices)
+        return cls(asked, prices, where=where)
 
     @property
     def base_url(self) -> str:
         """Where the model is asked; not a part of any key."""
         return (self._block.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
 
-    def _check_key(self, base_url: str) -> None:
+    def _check_key(self, base_url: str, where: str) -> None:
         name = self._block.api_key_env
         if base_url == DEFAULT_BASE_URL and not os.environ.get(name):
-            raise UsageError(
-                f"no API key: {name} is not set",
-                remedy=f"export {name}=…, or point target.base_url (or OPENAI_BASE_URL) at your server.",
+            raise ConfigError(
+                [Problem(where, f"no API key: {name} is not set")],
+                remedy=f"export {name}=…, or point base_url there (or OPENAI_BASE_URL) at your server.",
             )
 
     async def __aenter__(self) -> Self:

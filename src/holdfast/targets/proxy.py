@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
+_GONE: Final = (ConnectionError, aiohttp.ClientError)
+"""what writing to an agent raises that has gone; the answer is kept all the same"""
+_COMPLETIONS: Final = ("chat/completions", "completions")
+"""where a 404 means that the address or the model is wrong; elsewhere it is an agent that tries what there is"""
 _PASSED_ON: Final = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-api-key", "api-key")
 
 
@@ -47,6 +51,7 @@ class Proxy:
     async def __aenter__(self) -> Self:
         application = web.Application(client_max_size=_MOST_BYTES)
         application.router.add_route("*", "/{trial}/v1/{path:.*}", self._handle)
+        application.router.add_route("*", "/{path:.*}", _unknown)
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -76,18 +81,18 @@ class Proxy:
         calls = self._trials.get(request.match_info["trial"])
         if calls is None:
             return _refusal(404, "this base URL belongs to a trial that is over")
-        data = await request.read()
+        if request.method not in ("GET", "POST"):
+            return _refusal(405, f"{request.method} is not passed on: only GET and POST are")
         try:
+            data = await request.read()
             body = msgspec.json.decode(data) if data else None
-        except msgspec.DecodeError as error:
-            return _refusal(400, f"the request is not JSON: {error}")
-        answer = _Answer(self, request, body)
-        asked = {
-            "method": request.method,
-            "path": request.match_info["path"],
-            "query": request.query_string,
-            "body": body,
-        }
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(413, f"a request of more than {_MOST_BYTES:,} bytes is not passed on")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _refusal(400, f"only JSON is passed on, and the request is none: {error}")
+        path = request.match_info["path"].strip("/")
+        answer = _Answer(self, request, path, body)
+        asked = {"method": request.method, "path": path, "query": request.query_string, "body": body}
         try:
             kept = await calls.model(asked, answer.live, self._usage)
         except (AttemptError, Fault) as error:
@@ -97,11 +102,13 @@ class Proxy:
                 return answer.response
             wait = getattr(error, "retry_after", None)
             headers = {} if wait is None else {"Retry-After": f"{wait:g}"}
-            return _refusal(getattr(error, "status", None) or 502, error.message, error.kind, headers)
+            return _refusal(error.status or 502, error.message, error.kind, headers, error.body)
         return await answer.give(kept)
 
     async def client(self, path: str, request: web.Request) -> Client:
         """The client for one path of the real server, with our key, else the agent's own."""
+        if request.query_string and request.method != "GET":
+            path = f"{path}?{request.query_string}"
         headers = bearer(self._key_env) or {
             name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON
         }
@@ -119,17 +126,19 @@ class Proxy:
         prices = Prices(str(kept.get("model") or ""), self._prices)
         given = counts.get("prompt_tokens", counts.get("input_tokens"))
         made = counts.get("completion_tokens", counts.get("output_tokens"))
+        if made is None and given is not None and counts.get("total_tokens") == given:
+            made = 0  # embeddings
         return prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
 
 
 class _Answer:
     """One request on its way to the real server and back."""
 
-    def __init__(self, proxy: Proxy, request: web.Request, body: Any) -> None:
+    def __init__(self, proxy: Proxy, request: web.Request, path: str, body: Any) -> None:
         self._proxy = proxy
         self._request = request
         self._body = body
-        self._path = request.match_info["path"]
+        self._path = path
         self.response: web.StreamResponse | None = None
         """what has been begun to be sent"""
         self._held: list[Any] = []
@@ -140,7 +149,18 @@ class _Answer:
         return isinstance(self._body, dict) and bool(self._body.get("stream"))
 
     async def live(self) -> Any:
-        """Ask the real server. A stream is handed on as it comes, but for its end."""
+        """Ask the real server. What is not there is told to the agent, and is no fault of the target's."""
+        try:
+            return await self._ask()
+        except Fault as fault:
+            if fault.status != 404 or self._path in _COMPLETIONS:
+                raise
+            missing = AttemptError("bad_request", fault.message, status=404, retry=False)
+            missing.body = fault.body
+            raise missing from fault
+
+    async def _ask(self) -> Any:
+        """A stream is handed on as it comes, but for its end."""
         client = await self._proxy.client(self._path, self._request)
         model = self._body.get("model") if isinstance(self._body, dict) else None
         if self._request.method == "GET":
@@ -150,10 +170,11 @@ class _Answer:
             counts = whole.get("usage") if isinstance(whole, dict) else None
             return {"model": model, "whole": whole, "counts": counts}
         body = dict(self._body)
-        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        given = body.get("stream_options") or {}
+        wants_usage = not isinstance(given, dict) or bool(given.get("include_usage"))
         chat = "messages" in body or "prompt" in body
         if chat and not wants_usage:  # without it nobody could say what the call used
-            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+            body["stream_options"] = {**given, "include_usage": True}
         events: list[Any] = []
         counts, finished = None, not chat
         async for event in client.stream(body):
@@ -182,13 +203,12 @@ class _Answer:
         if self.response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
             self.response = web.StreamResponse(headers=headers)
-            await self.response.prepare(self._request)
+            with suppress(*_GONE):
+                await self.response.prepare(self._request)
         for event in events:
             kind = None if "choices" in event else event.get("type")
             head = f"event: {kind}\n".encode() if kind else b""
-            with suppress(
-                ConnectionError, aiohttp.ClientError
-            ):  # the agent may have gone; the answer is kept all the same
+            with suppress(*_GONE):
                 await self.response.write(head + b"data: " + msgspec.json.encode(event) + b"\n\n")
 
     async def give(self, kept: Any) -> web.StreamResponse:
@@ -197,14 +217,25 @@ class _Answer:
             return web.json_response(body=msgspec.json.encode(kept["whole"]))
         await self._send(kept["events"] if self.response is None else self._held)
         assert self.response is not None
-        with suppress(ConnectionError, aiohttp.ClientError, asyncio.CancelledError):
+        with suppress(*_GONE, asyncio.CancelledError):
             await self.response.write(b"data: [DONE]\n\n")
             await self.response.write_eof()
         return self.response
 
 
+async def _unknown(request: web.Request) -> web.StreamResponse:
+    await request.release()
+    return _refusal(404, f"there is no {request.path} here: use $OPENAI_BASE_URL as it is, with its /v1 at the end")
+
+
 def _refusal(
-    status: int, message: str, kind: str = "invalid_request_error", headers: Mapping[str, str] | None = None
+    status: int,
+    message: str,
+    kind: str = "invalid_request_error",
+    headers: Mapping[str, str] | None = None,
+    body: Any = None,
 ) -> web.Response:
-    body = {"error": {"message": message, "type": kind, "code": kind}}
+    """The real server's own words where it has said something, else ours, in the shape that clients read."""
+    if not isinstance(body, dict):
+        body = {"error": {"message": message, "type": kind, "param": None, "code": kind}}
     return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

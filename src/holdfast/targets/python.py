@@ -100,16 +100,18 @@ def _result(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> 
 class PythonFunction:
     """Calls the user's function once per turn."""
 
-    def __init__(self, block: PythonTarget, spec: Eval, where: str) -> None:
-        def load(reference: str, offered: tuple[str, ...]) -> Function:
+    def __init__(self, block: PythonTarget, spec: Eval) -> None:
+        def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
+            where = spec.document.where(("target", *key))
             found = spec.functions.get(reference) or load_function(reference, spec.folder, where)
             return Function(found, offered, where)
 
         self._block = block
         self._prices = spec.prices
-        self._function = load(block.python, OFFERED)
-        self._save = None if block.state is None else load(block.state.save, ("context",))
-        self._restore = None if block.state is None else load(block.state.restore, ("state", "context"))
+        self._function = load(block.python, OFFERED, "python")
+        self._save = None if block.state is None else load(block.state.save, ("context",), "state", "save")
+        restored = ("state", "context")
+        self._restore = None if block.state is None else load(block.state.restore, restored, "state", "restore")
         self._tools = Toolbox(block.tools, spec) if block.tools else None
         self._models: dict[str, Model] = {}
         self._opening = asyncio.Lock()

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.functions import Function, load_function, said_with_place, split_reference
+from holdfast.functions import Function, function_source, load_function, said_with_place
 from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import files_behind, source_fingerprint
+from holdfast.spec.source import files_behind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -211,14 +211,15 @@ def _described(doc: str) -> tuple[str, dict[str, str]]:
 
 def tools_identity(blocks: Sequence[ToolBlock], spec: Eval) -> list[dict[str, Any]]:
     """What of the tools can change an answer."""
-    return [_tool_identity(block, spec) for block in blocks]
+    return [_tool_identity(block, spec, number) for number, block in enumerate(blocks)]
 
 
-def _tool_identity(block: ToolBlock, spec: Eval) -> dict[str, Any]:
+def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
     version = {} if block.version is None else {"version": block.version}
     if block.python is not None:
-        path, name = split_reference(block.python, spec.folder)
-        return {"function": name, "source": source_fingerprint(path, spec.folder), **version}
+        where = spec.document.where(("target", "tools", number, "python"))
+        name, source = function_source(block.python, spec.folder, where)
+        return {"function": name, "source": source, **version}
     assert block.mcp is not None
     behind: dict[str, str] = {}
     for argument in block.mcp.command:
