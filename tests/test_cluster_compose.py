@@ -320,11 +320,13 @@ def test_variables_are_never_written_out(tmp_path: Path):
 
 def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path):
     text = "execution:\n  type: slurm\n  account: ???\ndeployment: {type: nim}\n"
-    named = ["execution.account", "deployment.image", "deployment.served_model_name"]
-    places = ["config/c.yaml:3", *["default (deployment/nim)"] * 2]
     assert refused(tmp_path, text).splitlines() == [
-        f"{place}: {key}: must be given: write it, or {key}=… on the command line"
-        for place, key in zip(places, named, strict=True)
+        f"config/c.yaml{line}: {key}: must be given{why}: write it, or {key}=… on the command line"
+        for line, key, why in (
+            (":3", "execution.account", ""),
+            ("", "deployment.image", ", deployment/nim needs it"),
+            ("", "deployment.served_model_name", ", deployment/nim needs it"),
+        )
     ]
 
 

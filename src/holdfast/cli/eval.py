@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.run import Outcome
-    from holdfast.engine.setup import Identified
-    from holdfast.plan.plan import Plan
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
 
@@ -61,7 +59,7 @@ class Concurrency(click.ParamType["int | str"]):
     "ids",
     multiple=True,
     metavar="GLOB",
-    help="Only samples of this id or name; of a cluster's CONFIG only this task.",
+    help="Only samples of this id or name; of a configuration only this task.",
 )
 @click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
@@ -92,10 +90,11 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     The same command after any interruption continues where it stopped. KEY=VALUE overrides any key of
     the file, for example target.params.temperature=0.7.
 
-    With --run or --batch CONFIG is a configuration for a cluster: what to serve, which eval files to run, and where
-    results go. The command shows it compiled, puts everything in place there and submits it.
+    With --run or --batch it runs where a profile of env.toml says. CONFIG is then an eval file, or a configuration:
+    what to serve, which eval files to run, and where results go. The command shows it compiled, puts everything in
+    place there and submits it.
     """
-    from holdfast.cli.launching import is_configuration, launch_command
+    from holdfast.cluster.bare import is_configuration, is_eval
     from holdfast.formats import load_any
     from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
@@ -104,11 +103,15 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
     if config is None:
         raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
-    if given["run"] or given["batch"] or (given["named"] and _is_name(config)):
-        return launch_command(config, overrides, given)
+    if given["run"] or given["batch"]:
+        return _launch(config, overrides, given)
+    if given["named"] is not None:
+        from holdfast.cluster.compose import find_config
+
+        config = str(find_config(config, Path(), os.environ))
     document = read_document(Path(config))
-    if is_configuration(document):
-        return launch_command(config, overrides, given)
+    if is_configuration(document) or (given["named"] is not None and not is_eval(document)):
+        return _launch(config, overrides, given)
     if given["force_squash"]:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
     spec = load_any(document, _overrides(overrides, given))
@@ -130,9 +133,11 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     return beside.exit_code if beside.exit_code > 1 else outcome.exit_code
 
 
-def _is_name(config: str) -> bool:
-    """Whether that is a name in the configuration folder, and no path."""
-    return "/" not in config and not config.endswith((".yaml", ".yml"))
+def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
+    from holdfast.cli.launching import launch_command
+
+    # `-t` means tasks of a configuration; only for an eval file by itself it means samples.
+    return launch_command(config, overrides, _overrides((), {**given, "ids": ()}), given)
 
 
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
@@ -264,24 +269,8 @@ def make_display(wanted: str | None) -> Display:
 
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
     """The compiled eval and the plan, its baseline's too, with nothing written."""
+    from holdfast.engine.setup import planned
     from holdfast.report.table import print_compiled
 
-    print_compiled([_planned(spec, options) for spec in specs], as_json=as_json)
+    print_compiled([planned(spec, options) for spec in specs], as_json=as_json)
     return 0
-
-
-def _planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
-    """What a run would do, and where."""
-    from holdfast.engine.around import accept_drift, look_around, neighbours
-    from holdfast.engine.setup import identify
-    from holdfast.store.index import Index
-
-    found = identify(spec)
-    if options.accept_drift:
-        found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
-    rundir = found.directory(options.runs_dir)
-    rundir.read_manifest()
-    others = [] if options.fresh else neighbours(found, rundir, options.runs_dir)
-    index = Index() if options.fresh else rundir.load(mend=False)
-    _, plan = look_around(found, index, options.runs_dir, others)
-    return found, rundir, plan

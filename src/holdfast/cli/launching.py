@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,32 +11,70 @@ import click
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.cluster.config import Launch
+    from holdfast.cluster.layout import RunOptions
     from holdfast.cluster.submission import Invocation
-    from holdfast.spec.document import Document
-
-SECTIONS = ("execution", "deployment", "evaluation")
-"""keys by which a configuration is told from an eval file"""
+    from holdfast.spec.overrides import Override
 
 
-def is_configuration(document: Document) -> bool:
-    """Whether a file is a configuration for a cluster rather than an eval file."""
-    return any(key in document.data for key in SECTIONS)
-
-
-def launch_command(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
-    """Compile, show, and unless that was all submit; attached unless --batch."""
+def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Override], given: dict[str, Any]) -> int:
+    """Compile, show, and unless that was all submit; attached unless --batch. `laid` is for every eval file."""
     from holdfast.cluster.config import compile_launch
 
     if given["run"] and given["batch"]:
         raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
+    _refuse(given)
     detached = given["batch"] is not None
-    launch = compile_launch(config, given["run"] or given["batch"], overrides, given["ids"], detached=detached)
-    _show(launch)
+    launch = compile_launch(
+        config,
+        given["run"] or given["batch"],
+        [*_outer(given), *overrides],
+        given["ids"],
+        detached=detached,
+        laid=laid,
+        options=_options(given),
+        exports=given["export"],
+    )
     if given["dry_run"]:
-        _show_plan(launch)
-        return 0
+        return _preview(launch, given)
+    _show(launch)
     return _submit(launch, detached=detached, force_squash=given["force_squash"])
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """What cannot be done in a job is refused, never passed over."""
+    if given["baseline_model"]:
+        raise UsageError(
+            "--baseline-model is for runs in this process",
+            remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
+        )
+    if given["display"] not in (None, "plain"):
+        raise UsageError(
+            f"--display {given['display']}: what is shown of jobs are their logs, which are plain",
+            remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
+        )
+    if given["json"] and not given["dry_run"]:
+        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+
+
+def _outer(given: dict[str, Any]) -> list[str]:
+    """Options that stand for keys of the configuration; what is written as KEY=VALUE goes before them."""
+    found = []
+    if given["workers"]:
+        found.append(f"execution.workers={given['workers']}")
+    if given["runs_dir"]:
+        found.append(f"execution.output_dir={json.dumps(str(given['runs_dir']))}")
+    return found
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    from holdfast.cluster.layout import RunOptions
+
+    names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
+    place = given["output_path"]
+    return RunOptions(**{name: given[name] for name in names}, output_path=str(place) if place else None)
 
 
 def _show(launch: Launch) -> None:
@@ -49,35 +88,41 @@ def _show(launch: Launch) -> None:
         click.echo(f"[info] {notice}", err=True)
 
 
-def _show_plan(launch: Launch) -> None:
-    """The scripts, and of each task what is known here."""
-    from holdfast.cluster.launch import preview
-    from holdfast.errors import HoldfastError
+def _preview(launch: Launch, given: dict[str, Any]) -> int:
+    """What would be submitted and done, with nothing sent and nothing written."""
+    from holdfast.cluster.foresight import Foresight
+    from holdfast.cluster.launch import preview, refuse
 
+    refuse(launch)
+    if not given["json"]:
+        _show(launch)
+    tasks, ahead = [], Foresight(launch)
     for each, task in zip(preview(launch), launch.tasks, strict=True):
-        click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
-        try:
-            click.echo(f"  {_size(launch, each.task.number)}")
-        except HoldfastError as error:
-            click.echo(f"  its data cannot be read here: {error.message}")
-        if each.task.executor == "slurm":
-            for name, text in (("job.sh", each.main), ("worker.sh", each.worker)):
+        seen = ahead.of(task, each.task)
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
+        server = None if each.task.deployment is None else each.task.deployment.command
+        tasks.append(
+            {
+                "name": task.name,
+                "eval": str(task.eval_file),
+                **seen.as_dict(),
+                "server": server,
+                "scripts": {name: text for name, text in scripts.items() if text is not None},
+            }
+        )
+        if not given["json"]:
+            click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
+            click.echo("".join(f"  {line}\n" for line in seen.lines()), nl=False)
+            for name, text in scripts.items():
                 if text is not None:
                     click.echo(f"  {name}:")
                     click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
-        if each.task.deployment is not None:
-            click.echo(f"  server: {each.task.deployment.command}")
-        click.echo()
-
-
-def _size(launch: Launch, number: int) -> str:
-    from holdfast.data.dataset import Dataset
-    from holdfast.spec.load import load_eval
-
-    task = launch.tasks[number]
-    spec = load_eval(task.eval_file, task.overrides)
-    samples = Dataset(spec).survey().count
-    return f"{samples:,} samples × {spec.trials} trials; runs go to {launch.execution.output_dir or 'runs'}"
+            if server is not None:
+                click.echo(f"  server: {server}")
+            click.echo()
+    if given["json"]:
+        click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
+    return 0
 
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:

@@ -5,11 +5,13 @@
 `profiles`     `env.toml`: where to run
 `environment`  variables of a job, named and never written down
 `interpolate`  `${…}` and `???`
+`bare`         an eval file by itself, as a configuration of one task
 `compose`      `defaults:` lists, the command line, the profile, put together
 `fields`       what a configuration may say, one model per block
 `deployments`  the servers that are known, and their commands
 `adapter`      what `adapter_config` means here
 `tasks`        eval files with values laid over them
+`unused`       keys that have no effect, and why
 `config`       all of it as a checked `Launch`: `compile_launch`
 `show`         the compiled configuration for people
 `transport`    programs and files on the cluster: from its login node, or over ssh
@@ -26,6 +28,7 @@
 `script`       the batch scripts
 `ship`         this version and the user's files, put there once
 `launch`       an invocation: begun, gone on with, followed
+`foresight`    what a launch would find and do
 `local`        the same on this machine
 `node`         what a job does, and who it is
 `attempt`      its main part: serve, share out, work, end well

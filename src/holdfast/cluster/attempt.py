@@ -26,7 +26,7 @@ from holdfast.cluster.chain import Chain
 from holdfast.cluster.layout import Begin, End, EndpointFile
 from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, run_hook, say
 from holdfast.cluster.preparing import Prepared
-from holdfast.cluster.serving import Server, ServerFailed
+from holdfast.cluster.serving import Server, ServerFailed, has_pyxis, plain
 from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import INTENT, Ledger, Submitter
 from holdfast.cluster.transport import Here
@@ -192,6 +192,7 @@ class MainJob:
             [
                 *(self._task.python, "-m", "holdfast.cluster.node", self._place.path, "--role", "prepare"),
                 *(("--base-url", base_url) if base_url else ()),
+                *(("--first",) if self._state.run_dir is None else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -227,6 +228,8 @@ class MainJob:
             return
         self._set(phase="deploying", reason=f"the server starts; see {self._job.log('deployment')}")
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1) if self._task.executor == "slurm" else 1
+        if not (deployment.image and has_pyxis()):
+            deployment = plain(deployment)
         env = self._job.env(deployment.env)
         self._server = Server(deployment, self._job.log("deployment"), env, nodes)
         self._server.start(say)
@@ -310,17 +313,19 @@ class MainJob:
                 continue
             words = export_words(destination, self._task.export_config.get(destination, {}))
             self._export([*("holdfast", "export", prepared.run_dir, "--to", destination), *words], f"to {destination}")
-        if prepared.exports:
-            where = ["holdfast.cluster.node", self._place.path, "--role", "export", "--run-dir", prepared.run_dir]
-            self._export(where, "as the eval file asks for")
+        if prepared.copies:
+            where = ["holdfast.cluster.node", self._place.path, "--role", "copy", "--run-dir", prepared.run_dir]
+            self._export(where, "as the eval file and the command ask for")
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
         except HoldfastError as error:
             say(str(error))
+        numbers = Path(prepared.run_dir) / "metrics.json"
         with suppress(OSError, msgspec.DecodeError):
-            metrics = msgspec.json.decode((Path(prepared.run_dir) / "metrics.json").read_bytes())
+            metrics = msgspec.json.decode(numbers.read_bytes())
             say(f"score {metrics.get('score')}, coverage {metrics.get('coverage')}")
-        say(f"finished: {prepared.run_dir}/metrics.json")
+        ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
+        say(f"finished: {numbers}" if numbers.exists() else ungraded)
         missed = "a gate was not met" if prepared.exit_code == 1 else ""
         return self._end("done", missed, code=prepared.exit_code or 0, why="finished")
 

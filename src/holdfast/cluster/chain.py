@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from holdfast.cluster.script import comment_of
 from holdfast.cluster.slurm import JobName
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Chain:
         text = self.submitter.ledger.transport.read(script)
         number = len(self.known(role)) + 1
         name = JobName(self.invocation, self.place.number, role if number == 1 else f"{role}-{number}")
-        return self.submitter.submit(name, text, options=options)
+        return self.submitter.submit(name, text, options=options, comment=comment_of(text))
 
     def known(self, role: str) -> list[Job]:
         """All jobs of that role that were ever intended."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cluster.bare import around, read_lone
+from holdfast.cluster.fields import LaunchBlock
 from holdfast.cluster.interpolate import MANDATORY, Interpolated, interpolate
 from holdfast.cluster.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
-from holdfast.cluster.tree import COMMAND_LINE, Tree, tree_of
+from holdfast.cluster.tree import COMMAND_LINE, DEFAULT, Tree, tree_of
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
@@ -35,7 +37,6 @@ KNOWN_BY_PROFILE = {
 }
 """keys of `execution`, and the profile's key that answers a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
-DEFAULT = "default ("
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Composed:
     path: Path
     tree: Tree
     notices: tuple[str, ...]
+    used: frozenset[str] = frozenset()
+    """keys that others refer to: `deployment.port` of `${deployment.port}`"""
 
 
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
@@ -77,13 +80,21 @@ def compose(
     *,
     detached: bool = False,
 ) -> Composed:
-    """The configuration in `path`, compiled. Reads files and nothing else; the same input gives the same result."""
+    """The configuration in `path`, compiled; a lone eval file is one of one task.
+
+    Reads files and nothing else; the same input gives the same result.
+    """
     edits = [_edit(text) for text in overrides]
     choices = {edit.path[0]: str(edit.value) for edit in edits if edit.selects}
     edits = [edit for edit in edits if not edit.selects]
 
     files = _Files(path.parent, cwd, choices)
-    tree = files.read(path, (), ())
+    if (lone := read_lone(path)) is not None:
+        tree = around(lone, path, cwd)
+        for section, choice in choices.items():  # of a group of ours, which is called as its type
+            tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
+    else:
+        tree = files.read(path, (), ())
     tree.origins[()] = files.name(path)
     _prepare_run(tree)
     tree = _with_defaults_of_types(tree, edits, profile, files.selected)
@@ -93,7 +104,7 @@ def compose(
     _fill_in(tree)
 
     found: Interpolated = interpolate(tree, environ, profile)
-    return Composed(path, found.tree, found.notices)
+    return Composed(path, found.tree, found.notices, found.used)
 
 
 class _Files:
@@ -331,9 +342,12 @@ def missing_type(tree: Tree, section: str) -> ConfigError:
     remedy = f"Write `{section}: {{type: …}}` with one of {', '.join(known)}"
     remedy += f"; or select its defaults: `defaults: [{{{group}}}, _self_]`"
     remedy += "; or name a profile whose executor is set, with --run." if slurm else "."
-    where = tree.where((section,)) if tree.get(section) is not None else section
+    where = tree.where((section,))
     message = f"missing key type: no group {section!r} is selected and no type given"
-    return ConfigError([Problem(where, message)], remedy=remedy)
+    known_keys = tuple(LaunchBlock.model_fields)
+    misspelt = [key for key in tree.data if key not in known_keys]
+    wrong = [Problem(tree.where((key,)), f"unknown key{suggest(key, known_keys)}") for key in misspelt]
+    return ConfigError([*wrong, Problem(where, message)], remedy=remedy)
 
 
 def _merge_profile(

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from holdfast.cluster.compose import DEFAULT, compose, find_config, known_executor
+import msgspec
+
+from holdfast.cluster.bare import divide, read_lone
+from holdfast.cluster.compose import compose, find_config, known_executor
 from holdfast.cluster.deployments import (
     Deployment,
     Mount,
@@ -29,23 +32,38 @@ from holdfast.cluster.fields import (
     ExecutionBlock,
     ExportBlock,
     LaunchBlock,
-    ProxyBlock,
     RunBlock,
     TargetBlock,
 )
+from holdfast.cluster.layout import RunOptions
 from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, load_profile
 from holdfast.cluster.tasks import Endpoint, Task, TaskProvider, TaskReader, installed_providers
+from holdfast.cluster.tree import COMMAND_LINE, DEFAULT
+from holdfast.cluster.unused import unused
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fields import Block
+from holdfast.spec.overrides import parse_override
 from holdfast.spec.reading import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.cluster.tree import Tree
+    from holdfast.spec.overrides import Override
 
 _Model = TypeVar("_Model", bound=Block)
 SCOPES = ("deployment", "evaluation", "export")
+PROJECT = "holdfast"
+"""the subproject of those who name none"""
+RESERVED_FLAGS = {
+    **dict.fromkeys(("job-name", "J"), "jobs are found by their names; subproject goes into their comments"),
+    "comment": "write execution.sbatch_comment",
+    **dict.fromkeys(("output", "o", "error", "e", "open-mode"), "`holdfast logs` reads what jobs say"),
+    **dict.fromkeys(("array", "a"), "write execution.workers"),
+    **dict.fromkeys(("dependency", "d", "kill-on-invalid-dep"), "jobs wait for the ones they go on with"),
+    **dict.fromkeys(("parsable", "wait", "W", "test-only", "wrap"), "sbatch must answer with the job's id"),
+}
+"""options of sbatch that cannot be given, and what to do instead"""
 
 
 @dataclass(frozen=True)
@@ -78,19 +96,16 @@ class Execution:
     sbatch_flags: dict[str, str | int | bool] = field(default_factory=dict)
     """further options of sbatch; True for one without a value"""
     comment: str | None = None
-    subproject: str = "holdfast"
+    """what stands in the comments of jobs, after what Holdfast knows them by"""
     workers: int = 1
     readiness_timeout: float | None = None
     """seconds the server may take to start; None: the walltime"""
-    mounts: tuple[Mount, ...] = ()
-    """for the evaluation"""
     mount_home: bool = False
     setup_lines: tuple[str, ...] = ()
     """shell, before anything else in the job"""
-    proxy: ProxyBlock | None = None
     auto_export: tuple[str, ...] = ()
-    gpu_visible: bool | str = False
-    """whether the evaluation sees GPUs too"""
+    gpu_visible: bool | str | None = None
+    """whether, or which, GPUs of the job the evaluation sees; None: as the job does"""
     mode: str = "sequential"
 
 
@@ -111,6 +126,8 @@ class Launch:
     name: str
     path: Path
     profile: Profile | None
+    env: ProfileBlock
+    """`run.env`: the profile, and what the configuration and the command line say instead"""
     execution: Execution
     deployment: Deployment
     tasks: tuple[Task, ...]
@@ -118,7 +135,9 @@ class Launch:
     wandb: WandbBlock | None
     """project and entity, where results go to W&B"""
     notices: tuple[str, ...]
-    """what a user should know: older keys, and keys that mean nothing here"""
+    """what a user should know: older keys, and keys that have no effect here"""
+    options: RunOptions
+    """how the command wants the runs gone about"""
     tree: Tree = field(repr=False, compare=False)
     """the configuration itself, each value with its place"""
 
@@ -139,21 +158,34 @@ def compile_launch(
     environ: Mapping[str, str] | None = None,
     *,
     detached: bool = False,
+    laid: Sequence[Override] = (),
+    options: RunOptions | None = None,
+    exports: Sequence[str] = (),
     providers: Sequence[TaskProvider] | None = None,
 ) -> Launch:
     """The launch that `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …` asks for.
 
     `config` is a path or a name in the configuration folder, `profile_name` a table of env.toml (None: none, for a
-    preview or a configuration that says everything itself), `detached` whether it is --batch rather than --run. Raises
-    UsageError or ConfigError, the latter with everything that is wrong, by file and line. Has no side effects.
+    preview or a configuration that says everything itself), `detached` whether it is --batch rather than --run. `laid`
+    are values for keys of every eval file, `exports` destinations beside those of execution.auto_export.
+
+    Where `config` is an eval file the overrides are its own, but for those of the configuration's sections, and `tasks`
+    are samples, as they are without a cluster. Raises UsageError or ConfigError, the latter with everything that is
+    wrong, by file and line. Has no side effects.
     """
     cwd = Path.cwd() if cwd is None else cwd
     environ = os.environ if environ is None else environ
     path = find_config(config, cwd, environ)
     profile = None if profile_name is None else load_profile(profile_name, cwd, environ)
+    if read_lone(path) is not None:
+        overrides, inner = divide(overrides)
+        chosen: list[Override] = [(("dataset", "ids"), list(tasks))] if tasks else []
+        laid, tasks = (*chosen, *laid, *map(parse_override, inner)), ()
     composed = compose(path, overrides, profile, cwd, environ, detached=detached)
-    reader = _Reader(composed.tree, profile, [], list(composed.notices))
-    return reader.launch(path, cwd, tasks, installed_providers() if providers is None else providers, environ)
+    _also_export(composed.tree, exports)
+    reader = _Reader(composed.tree, profile, [], list(composed.notices), composed.used, tuple(laid))
+    installed = installed_providers() if providers is None else providers
+    return reader.launch(path, cwd, tasks, installed, environ, options or RunOptions())
 
 
 @dataclass(frozen=True)
@@ -164,6 +196,9 @@ class _Reader:
     profile: Profile | None
     problems: list[Problem]
     notices: list[str]
+    used: frozenset[str]
+    """keys that others refer to"""
+    laid: tuple[Override, ...]
 
     def launch(
         self,
@@ -172,6 +207,7 @@ class _Reader:
         wanted: Sequence[str],
         providers: Sequence[TaskProvider],
         environ: Mapping[str, str],
+        options: RunOptions,
     ) -> Launch:
         top = self.block(LaunchBlock)
         self.refuse_what_is_not_there()
@@ -196,10 +232,25 @@ class _Reader:
             providers=providers,
             problems=self.problems,
             notices=self.notices,
+            laid=self.laid,
         )
+        self.refuse_another_model(served)
         tasks = reader.read(wanted)
         made = self.execution(execution, run.env, environ)
+        self.notices.extend(unused(self.tree, self.used))
+        if self.profile is not None and self.profile.foreign:
+            names = ", ".join(self.profile.foreign)
+            self.notices.append(f"{self.profile.place}: {names}: no effect here, because it is for dgxcloud and lepton")
         exports, wandb = self.export(execution, export, run)
+        if options.output_path is not None and made.executor == "local":
+            options = msgspec.structs.replace(options, output_path=str(cwd / Path(options.output_path).expanduser()))
+        for place, folder in (
+            ("--output-path", options.output_path),
+            (self.tree.where(("run", "env", "remote_job_dir")), made.remote_job_dir),
+            (self.tree.where(("execution", "output_dir")), made.output_dir),
+        ):
+            if made.executor == "slurm" and folder is not None and not folder.startswith(("/", "~")):
+                self.problems.append(Problem(place, f"{folder!r} is a folder of the cluster: give its whole path"))
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))
         self.keep_chosen(tasks)
@@ -207,12 +258,14 @@ class _Reader:
             name=path.stem,
             path=path,
             profile=self.profile,
+            env=run.env,
             execution=made,
             deployment=served,
             tasks=tasks,
             export=exports,
             wandb=wandb,
             notices=tuple(dict.fromkeys(self.notices)),
+            options=options,
             tree=self.tree,
         )
 
@@ -223,13 +276,15 @@ class _Reader:
         return cast("_Model | None", validate_block(model, data, location, self.tree, self.problems))
 
     def refuse_what_is_not_there(self) -> None:
-        """Keys that are known and cannot be followed; and those of other tools that mean nothing here."""
+        """Keys that are known and cannot be followed."""
         if self.tree.get("auxiliary_deployments"):
             said = "not supported: start the judge by itself, and name it with base_url in the eval file's grader"
             self.problems.append(Problem(self.tree.where(("auxiliary_deployments",)), said))
-        for key in ("user_config_path", "dry_run", "output_dir", "task_filters"):
-            if self.tree.get(key) is not None:
-                self.notices.append(f"{self.tree.where((key,))}: means nothing here")
+
+    def refuse_another_model(self, served: Deployment) -> None:
+        if served.serves and any(key == ("target", "model") for key, _ in self.laid):
+            said = "the model that is measured is the one that is served; name it with deployment.served_model_name=…"
+            self.problems.append(Problem("command line: target.model", said))
 
     def check_types(self) -> None:
         wrong = known_executor(self.tree.get("execution", "type"))
@@ -255,6 +310,9 @@ class _Reader:
         if execution.num_nodes % instances:
             said = f"{execution.num_nodes} nodes cannot be shared out among {instances} instances"
             self.problems.append(Problem(self.tree.where(("execution", "num_instances")), said))
+        if block.served_model_name is None:
+            said = "is not given: the server is asked for the model that each eval file names"
+            self.notices.append(f"{self.tree.where((*here, 'served_model_name'))}: {said}")
         paths = {name: value for name, value in block.endpoints if value}
         return Deployment(
             type=block.type,
@@ -318,6 +376,11 @@ class _Reader:
         if block.type == "slurm" and env.tunnel == "ssh" and block.hostname is None:
             said = 'is missing: tunnel = "ssh" needs a host to connect to'
             self.problems.append(Problem(self.tree.where(("execution", "hostname")), said))
+        for name in block.sbatch_extra_flags:
+            if _flag(name) in RESERVED_FLAGS:
+                place = self.tree.where(("execution", "sbatch_extra_flags", name))
+                self.problems.append(Problem(place, f"is Holdfast's own to say: {RESERVED_FLAGS[_flag(name)]}"))
+        project = None if block.subproject == PROJECT else block.subproject
         lines = [*([env.setup_lines] if isinstance(env.setup_lines, str) else env.setup_lines or [])]
         return Execution(
             executor=block.type,
@@ -339,14 +402,11 @@ class _Reader:
             cpus_per_task=env.cpus_per_task,
             mem=None if env.mem is None else str(env.mem),
             sbatch_flags={name: value for name, value in flags.items() if value not in (None, False)},
-            comment=block.sbatch_comment,
-            subproject=block.subproject,
+            comment=" ".join(filter(None, (project, block.sbatch_comment))) or None,
             workers=block.workers,
             readiness_timeout=block.endpoint_readiness_timeout,
-            mounts=self.mounts(env, block.mounts.evaluation),
             mount_home=block.mounts.mount_home,
             setup_lines=(*lines, *(env.startup_commands or [])),
-            proxy=block.proxy,
             auto_export=_destinations(block),
             gpu_visible=block.evaluation_gpu_visible,
             mode=block.mode,
@@ -386,10 +446,10 @@ class _Reader:
                 said = f"unknown destination {name!r}{suggest(name, DESTINATIONS)}; one of {', '.join(DESTINATIONS)}"
                 self.problems.append(Problem(self.tree.where(("execution", "auto_export")), said))
         if block.gsheets is not None:
-            said = f"not supported; use one of {', '.join(DESTINATIONS)}"
+            said = "not supported; use one of wandb, mlflow, local"
             self.problems.append(Problem(self.tree.where(("export", "gsheets")), said))
         env = self.variables(run.env, "export")
-        if "wandb" not in destinations and block.wandb is None:
+        if "wandb" not in destinations:
             return Export(destinations, block, tuple(env.values())), None
         project = (block.wandb.project if block.wandb else None) or run.wandb.project
         entity = (block.wandb.entity if block.wandb else None) or run.wandb.entity
@@ -414,18 +474,36 @@ class _Reader:
         numbers: dict[str, int] = {}
         kept: list[tuple[Any, str]] = []
         for at, raw in enumerate(listed):
-            entry = {"name": raw} if isinstance(raw, str) else raw
+            entry: dict[str, Any] = {"name": raw} if isinstance(raw, str) else raw
             number = numbers[entry["name"]] = numbers.get(entry["name"], -1) + 1
             if (entry["name"], number) in files:
                 file = str(files[entry["name"], number])
-                kept.append((entry | {"eval": file}, self.tree.origin(("evaluation", "tasks", at))))
+                said = {".".join(key): value for key, value in self.laid}
+                laid = {"overrides": {**(entry.get("overrides") or {}), **said}} if said else {}
+                kept.append((entry | {"eval": file} | laid, self.tree.origin(("evaluation", "tasks", at))))
         self.tree.put(("evaluation", "tasks"), [entry for entry, _ in kept], self.tree.origin(("evaluation", "tasks")))
         for at, (entry, origin) in enumerate(kept):
             self.tree.put(("evaluation", "tasks", at), entry, origin)
 
 
+def _also_export(tree: Tree, names: Sequence[str]) -> None:
+    """Destinations from the command line, beside those that the configuration has."""
+    here = ("execution", "auto_export")
+    if not names or not isinstance(tree.get("execution"), dict):
+        return
+    block = tree.get(*here)
+    known = block if isinstance(block, list) else block.get("destinations") if isinstance(block, dict) else None
+    off = isinstance(block, dict) and block.get("enabled") is False
+    listed = [*(known if isinstance(known, list) and not off else []), *names]
+    tree.put(here, list(dict.fromkeys(listed)), COMMAND_LINE)
+
+
 def _destinations(block: ExecutionBlock) -> tuple[str, ...]:
     return tuple(dict.fromkeys(block.auto_export.destinations)) if block.auto_export.enabled else ()
+
+
+def _flag(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
 
 
 def _mount(text: str) -> Mount:

@@ -132,5 +132,5 @@ def wandb_login_missing() -> UsageError:
     return UsageError(
         "results go to W&B, and no W&B login was found: neither $WANDB_API_KEY nor an entry in ~/.netrc",
         remedy="Run `wandb login` here, or set WANDB_API_KEY; project and entity belong under [wandb] in env.toml. "
-        "To do without, take `wandb` out of execution.auto_export and out of export.",
+        "To do without, take `wandb` out of execution.auto_export.",
     )

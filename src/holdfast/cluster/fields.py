@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from holdfast.cluster.profiles import Lines, ProfileBlock, WandbBlock
 from holdfast.cluster.walltime import Walltime  # noqa: TC001 - pydantic reads it
-from holdfast.spec.fields import Block, Seconds
+from holdfast.spec.fields import EXPORTS, Block, Seconds
 
-DESTINATIONS = ("wandb", "mlflow", "local")
+DESTINATIONS = (*EXPORTS, "local")
 DEPLOYMENTS = ("none", "generic", "vllm", "sglang", "nim", "trtllm")
 
 
@@ -27,6 +27,12 @@ def _mounts(value: Any) -> Any:
     if isinstance(value, list):
         return {source: target or source for source, _, target in (str(item).partition(":") for item in value)}
     return value
+
+
+def _some(tasks: list[Any]) -> list[Any]:
+    if not tasks:
+        raise ValueError("there is no task: name eval files, as in `tasks: [gsm8k.yaml]`")
+    return tasks
 
 
 MountTable = Annotated[dict[str, str], BeforeValidator(_mounts)]
@@ -110,14 +116,16 @@ class ExecutionBlock(Block):
     """how long the server may take to start; default: the walltime"""
     workers: int = Field(default=1, ge=1)
     """processes that share the work of each run"""
-    subproject: str = "holdfast"
-    sbatch_comment: str | None = None
+    subproject: str | None = None
+    """in the comments of jobs, which are known by names of ours"""
+    sbatch_comment: str | None = Field(default=None, pattern=r"^[^\n\r]*$")
     sbatch_extra_flags: dict[str, str | int | bool | None] = Field(default_factory=dict)
     deployment: DeploymentTasks = DeploymentTasks()
     mounts: MountsBlock = MountsBlock()
     proxy: ProxyBlock | None = None
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
-    evaluation_gpu_visible: bool | str = False
+    evaluation_gpu_visible: bool | str | None = None
+    """of the GPUs of a job: all, none or some, as in "0,1"; None: nothing is said"""
     env_vars: dict[str, Any] | None = None
     """older dialect: {deployment, evaluation, export}"""
     mode: Literal["sequential", "parallel"] = "sequential"
@@ -246,7 +254,7 @@ class TaskBlock(Block):
 class EvaluationBlock(Block):
     """`evaluation:`; its tasks are read one by one."""
 
-    tasks: list[Any] = Field(min_length=1)
+    tasks: Annotated[list[Any], AfterValidator(_some)]
     nemo_evaluator_config: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     env_vars: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.environment import looks_secret
-from holdfast.cluster.tree import Tree, leaves
+from holdfast.cluster.tree import DEFAULT, Tree, leaves
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Location, dotted
 from holdfast.spec.reading import suggest
@@ -36,6 +36,8 @@ class Interpolated:
 
     tree: Tree
     notices: tuple[str, ...]
+    used: frozenset[str] = frozenset()
+    """the keys that were looked up"""
 
 
 def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None) -> Interpolated:
@@ -61,15 +63,23 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
                 if not whole and not preview and name not in map(dotted, missing):
                     problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
             made.put(location, value, _origin(tree, location, text))
-    problems.extend(
-        Problem(tree.where(place), f"must be given: write it, or {dotted(place)}=… on the command line")
-        for place in missing
-    )
+    problems.extend(_lacking(tree, place) for place in missing)
     if problems:
         raise ConfigError(problems)
     asked = [name for name in unset if name.startswith("run.env.")]
     notices = [f"no profile is given, so nothing is known of {', '.join(asked)}: name one with --run or --batch"]
-    return Interpolated(made, tuple(notices if profile is None and asked else ()))
+    used = frozenset(name for _, text in references for name in _NAMES.findall(text))
+    return Interpolated(made, tuple(notices if profile is None and asked else ()), used)
+
+
+def _lacking(tree: Tree, location: Location) -> Problem:
+    """What nobody has said yet, and where to write it: beside the rest, where only a group of ours asks for it."""
+    name, asked = dotted(location), tree.origin(location)
+    remedy = f"write it, or {name}=… on the command line"
+    if not asked.startswith(DEFAULT):
+        return Problem(tree.where(location), f"must be given: {remedy}")
+    group = asked.removeprefix(DEFAULT).rstrip(")")
+    return Problem(": ".join(filter(None, (tree.origin(()), name))), f"must be given, {group} needs it: {remedy}")
 
 
 def escaped(text: str) -> str:
@@ -159,6 +169,7 @@ _ENVIRONMENT = "_environment_"
 """the key under which variables are looked up. OmegaConf's own oc.env, which reads this
 process's environment, is not used"""
 _VARIABLE = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*([,}])")
+_NAMES = re.compile(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)+)")
 _ESCAPE = r"(A shell's own variable is written \${NAME} or $NAME.)"
 
 
@@ -199,7 +210,7 @@ def _not_set(name: str, text: str, profile: Profile | None) -> str:
 def _origin(tree: Tree, location: Location, text: str) -> str:
     """Where the text stands, and where what it stands for was written."""
     sources = [f"${name}" for name, _ in _VARIABLE.findall(text)]
-    for name in re.findall(r"\$\{(?:oc\.select:)?([\w-]+(?:\.[\w-]+)+)", text):
+    for name in _NAMES.findall(text):
         place = tree.origins.get(tuple(name.split(".")), "")
         if place and place not in sources:
             sources.append(place)

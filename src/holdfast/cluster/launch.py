@@ -6,28 +6,31 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
+import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 import holdfast
-from holdfast.cluster import layout, local
+from holdfast.cluster import layout, local, squash
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.environment import check_environment, host_value
 from holdfast.cluster.layout import DeploymentFile, InvocationFile, State, TaskFile, TaskPlace
 from holdfast.cluster.script import job_options, main_script, margin, worker_script
-from holdfast.cluster.ship import collect, ensure_python, needed_extras
+from holdfast.cluster.ship import collect, copies_in, ensure_python, needed_extras
 from holdfast.cluster.slurm import Slurm
-from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
+from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitted, Submitter, new_invocation
 from holdfast.cluster.transport import File, Ssh, Transport, way_to
+from holdfast.cluster.tree import DEFAULT
 from holdfast.cluster.walltime import walltime_seconds
-from holdfast.errors import ClusterError, Unreachable, UsageError
-from holdfast.spec.load import load_eval
+from holdfast.errors import ClusterError, ConfigError, Problem, Unreachable, UsageError
+from holdfast.formats import load_any
+from holdfast.spec.document import read_document
+from holdfast.store.files import slug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 _FOLLOW_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 15.0
+_ASK_SECONDS: Final = 5.0
+"""how often Slurm is asked why a job waits"""
 _LOST_SECONDS: Final = 60.0
 """how long a task may have no job, before whoever follows it is told"""
 
@@ -60,10 +65,11 @@ def submit(
 ) -> Invocation:
     """Put everything in place, submit every task, and return what the registry now knows."""
     check_environment(launch.variables(), environ)
-    _refuse(launch)
+    refuse(launch)
     transport = transport or transport_of(launch)
     registry = registry or Registry()
     base = _base(launch, transport)
+    launch = _settled(launch, transport)
     python = _python(launch, transport, base, say)
     launch_image = _image(launch, transport, base, say, force=force_squash)
     number = new_invocation()
@@ -92,7 +98,25 @@ def submit(
     except Unreachable as error:
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits what is not."
         raise
+    except ClusterError as error:
+        if not any(isinstance(record, Submitted) for record in registry.get(number).jobs):
+            registry.remove(number)  # there is nothing to look after
+            transport.run(["rm", "-rf", "--", directory])
+        error.remedy = error.remedy or _what_was_asked(launch)
+        raise
     return registry.get(number)
+
+
+def _what_was_asked(launch: Launch) -> str:
+    """Where everything is written that Slurm may refuse a job for."""
+    names = ("partition", "account", "walltime", "num_nodes", "ntasks_per_node", "gres", "gpus_per_node")
+    said = []
+    for name in (*names, "sbatch_extra_flags"):
+        value, origin = launch.tree.get("execution", name), launch.tree.origin(("execution", name))
+        if value and (" ← " in origin or not origin.startswith(DEFAULT)):
+            said.append(f"{name} {value} ({origin.rpartition(' ← ')[2]})")
+    check = f"; `holdfast doctor {launch.profile.name}` tries them out" if launch.profile else ""
+    return f"Slurm was asked for {', '.join(said) or 'nothing in particular'}{check}."
 
 
 def start_attempt(
@@ -182,6 +206,8 @@ class _Followed:
         self._read: dict[str, int] = {}
         self._rest = b""
         self._seen = time.monotonic()
+        self._asked = 0.0
+        self._waits = ""
         self.over = False
         self.code = 3
 
@@ -200,6 +226,8 @@ class _Followed:
         if state.phase in layout.OVER:
             self.over, self.code = True, 3 if state.exit_code is None else state.exit_code
             return
+        if state.phase == "waiting" and self._invocation.executor == "slurm":
+            self._say_why_it_waits(write)
         if state.updated and time.time() - state.updated < _LOST_SECONDS / 2:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > _LOST_SECONDS:
@@ -211,6 +239,25 @@ class _Followed:
                 write(f"{self._lead}no job of it is left; `holdfast resume {self._invocation.id}` goes on")
                 self.over = True
 
+    def _say_why_it_waits(self, write: Callable[[str], None]) -> None:
+        """Slurm's reason in words, whenever it is another one."""
+        if time.monotonic() - self._asked < _ASK_SECONDS:
+            return
+        self._asked = time.monotonic()
+        ledger = Ledger(self._transport, self._invocation.directory)
+        chain = Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place)
+        try:
+            live = chain.live("main")
+        except ClusterError as error:
+            write(f"{self._lead}[info] why it waits cannot be asked: {error.message}")
+            self._asked = float("inf")
+            return
+        waits = bool(live) and all(job.state == "pending" for job in live)
+        why = f"job {live[0].handle} is pending: {live[0].why}" if waits and live[0].why else ""
+        if why and why != self._waits:
+            write(f"{self._lead}[info] {why}")
+        self._waits = why or self._waits
+
     def _has_jobs(self) -> bool:
         ledger = Ledger(self._transport, self._invocation.directory)
         if self._invocation.executor != "slurm":
@@ -218,25 +265,48 @@ class _Followed:
         return bool(Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place).live("main"))
 
 
-def _refuse(launch: Launch) -> None:
+def refuse(launch: Launch) -> None:
     """What can be written and not be done."""
     if launch.deployment.instances > 1:
-        raise UsageError(
-            "execution.num_instances is above 1, and only one server per task can be started",
-            remedy="Spread one server over the nodes, or run tasks side by side.",
+        own = launch.tree.get("execution", "num_instances") not in (None, 1)
+        place = ("execution", "num_instances") if own else ("deployment", "multiple_instances")
+        said = f"asks for {launch.deployment.instances} servers, and only one is started for each task"
+        raise ConfigError(
+            [Problem(launch.tree.where(place), said)],
+            remedy="Take it away, and spread the one server over the nodes (tensor_parallel_size, "
+            "data_parallel_size); execution.workers shares out the questions. Or serve the model yourself, with the "
+            "load balancer in front of it as target.api_endpoint.url and deployment.type none.",
         )
+
+
+_AT_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
 
 
 def _base(launch: Launch, transport: Transport) -> str:
     """The folder for everything, absolute, and there."""
     wanted = launch.execution.remote_job_dir or str(Path.cwd() / ".holdfast")
-    script = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; mkdir -p -- "$1" && cd -- "$1" && pwd'
+    script = _AT_HOME + 'mkdir -p -- "$1" && cd -- "$1" && pwd'
     return transport.check(["sh", "-c", script, "sh", wanted]).text.strip()
+
+
+def _settled(launch: Launch, transport: Transport) -> Launch:
+    """With `~` of the cluster's folders spelt out, which nobody does later."""
+
+    def spelt_out(path: str | None) -> str | None:
+        if path is None or not path.startswith("~") or launch.execution.executor == "local":
+            return path
+        return transport.check(["sh", "-c", _AT_HOME + 'printf %s "$1"', "sh", path]).text
+
+    return replace(
+        launch,
+        execution=replace(launch.execution, output_dir=spelt_out(launch.execution.output_dir)),
+        options=msgspec.structs.replace(launch.options, output_path=spelt_out(launch.options.output_path)),
+    )
 
 
 def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str], None]) -> str:
     """The interpreter of the jobs."""
-    named = launch.profile.fields.python if launch.profile else None
+    named = launch.env.python
     if named:
         done = transport.run([named, "-c", "import holdfast; print(holdfast.__version__)"])
         if done.code != 0:
@@ -248,7 +318,7 @@ def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str]
         import sys
 
         return sys.executable
-    specs = [load_eval(task.eval_file, task.overrides) for task in launch.tasks]
+    specs = [load_any(read_document(task.eval_file), task.overrides) for task in launch.tasks]
     say(f"[info] Holdfast {holdfast.__version__} on {transport.place}: installed once per version")
     return ensure_python(transport, base, needed_extras(specs, launch.export.destinations))
 
@@ -257,20 +327,31 @@ def _image(launch: Launch, transport: Transport, base: str, say: Callable[[str],
     """The image of the server, squashed where it is a reference and that can be done."""
     image = launch.deployment.image
     if not launch.deployment.serves or image is None or launch.execution.executor != "slurm":
+        if force:
+            say("[info] --force-squash: nothing is squashed, because no server is started in a container")
         return image
-    if image.endswith(".sqsh") or importlib.util.find_spec("holdfast.cluster.squash") is None:
+    if image.endswith(".sqsh"):
+        if force:
+            say(f"[info] --force-squash: {image} is squashed already; it is made anew from a Docker reference only")
         return image
     if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
-        say(f"[info] no pyxis on {transport.place}: {image} is not used, the server runs as a plain process")
+        say(
+            f"[info] no pyxis on {transport.place} (srun has no --container-image): {image} is neither squashed nor "
+            "used, the server runs as a plain process of the node, with what is installed there"
+        )
         return None
-    from holdfast.cluster import squash  # type: ignore[attr-defined,unused-ignore]
-
-    path: str = squash.ensure_image(transport, Slurm(transport), image, base, launch=launch, force=force, say=say)
-    return path
+    return squash.ensure_image(transport, Slurm(transport), image, base, launch=launch, force=force, say=say)
 
 
 def _variables(variables: Iterable[EnvVar]) -> dict[str, str]:
     return {variable.name: str(variable) for variable in variables}
+
+
+def _gpus(visible: bool | str | None) -> dict[str, str]:
+    """What the evaluation is told of the job's GPUs."""
+    if visible is None or visible is True:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": f"lit:{visible or ''}"}
 
 
 def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
@@ -290,9 +371,13 @@ def _task_file(
     base: str,
 ) -> TaskFile:
     where = launch.execution
-    spec = load_eval(task.eval_file, task.overrides)
+    spec = load_any(read_document(task.eval_file), task.overrides)
     bundle = collect(spec, task.eval_file)
     sent = bundle.send(transport, base)
+    runs_dir = runs_place(launch, base)
+    # What was read from another tool's file has the overrides in it already.
+    overrides = () if bundle.translated else task.overrides
+    copies = spec.folder.resolve() if where.executor == "local" else Path(runs_dir, slug(spec.name))
     return describe_task(
         launch,
         task,
@@ -301,9 +386,18 @@ def _task_file(
         python=python,
         image=image,
         eval_file=f"{sent}/{bundle.eval_file}",
-        runs_dir=where.output_dir if where.output_dir and where.executor == "slurm" else f"{base}/runs",
-        overrides=(*task.overrides, *bundle.overrides(spec, sent)),
+        runs_dir=runs_dir,
+        overrides=(*overrides, *bundle.overrides(spec, sent), *copies_in(spec, copies)),
     )
+
+
+def runs_place(launch: Launch, base: str) -> str:
+    """Where runs go: `output_dir`; else `runs` in the folder for everything; on this machine where they always go."""
+    where = launch.execution
+    if where.executor == "slurm":
+        return where.output_dir or f"{base}/runs"
+    own = f"{base}/runs" if where.remote_job_dir else os.environ.get("HOLDFAST_RUNS_DIR") or "runs"
+    return str(Path.cwd() / Path(where.output_dir or own).expanduser())
 
 
 def describe_task(
@@ -351,13 +445,14 @@ def describe_task(
         python=python,
         eval_file=eval_file,
         overrides=overrides,
+        options=launch.options,
         runs_dir=runs_dir,
         deployment=deployment,
         workers=where.workers,
         walltime=walltime_seconds(where.walltime),
         margin=margin(where.walltime),
         max_walltime=walltime_seconds(where.max_walltime) if where.max_walltime else None,
-        env=_variables(task.env),
+        env={**_gpus(where.gpu_visible), **_variables(task.env)},
         export=launch.export.destinations,
         export_env=_variables(launch.export.env),
         export_config=settings,
@@ -418,7 +513,7 @@ class Preview:
 def preview(launch: Launch) -> list[Preview]:
     """The scripts, with what is only known at submission in angle brackets. Has no side effects."""
     base = launch.execution.remote_job_dir or str(Path.cwd() / ".holdfast")
-    named = launch.profile.fields.python if launch.profile else None
+    named = launch.env.python
     found = []
     for at, task in enumerate(launch.tasks):
         place = TaskPlace(f"{base}/holdfast/<id>", at)
@@ -430,7 +525,7 @@ def preview(launch: Launch) -> list[Preview]:
             python=named or f"{base}/holdfast/env/<digest>/bin/python",
             image=launch.deployment.image,
             eval_file=f"{base}/holdfast/bundles/<digest>/{task.eval_file.name}",
-            runs_dir=launch.execution.output_dir or f"{base}/runs",
+            runs_dir=runs_place(launch, base),
             overrides=task.overrides,
         )
         worker = worker_script(made, place) if made.workers > 1 else None

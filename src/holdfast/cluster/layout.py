@@ -82,6 +82,21 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True):
     """host:NAME, lit:VALUE, runtime:NAME"""
 
 
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command wants the runs gone about; each as the option of `holdfast eval` of its name."""
+
+    fresh: bool = False
+    """at the first attempt"""
+    retry_failed: bool = False
+    """at the first attempt"""
+    accept_errors: bool = False
+    accept_drift: bool = False
+    skip_graders: bool = False
+    log_samples: bool = False
+    output_path: str | None = None
+    """a folder where the run is"""
+
+
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the jobs of a task must know. Holds no secret."""
 
@@ -95,8 +110,9 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     """the interpreter that has this version of Holdfast"""
     eval_file: str
-    """on the cluster, in a bundle"""
+    """on the cluster, in a bundle; one of another tool's kind is there as the eval of ours that it is, in JSON"""
     overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
+    options: RunOptions = RunOptions()
     runs_dir: str
     deployment: DeploymentFile | None = None
     workers: int = 1

@@ -193,20 +193,21 @@ def main(arguments: list[str] | None = None) -> int:
     """The entry point."""
     parser = argparse.ArgumentParser(prog="holdfast.cluster.node")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--role", choices=["main", "worker", "prepare", "export"], required=True)
+    parser.add_argument("--role", choices=["main", "worker", "prepare", "copy"], required=True)
     parser.add_argument("--index", type=int)
     parser.add_argument("--base-url")
+    parser.add_argument("--first", action="store_true")
     parser.add_argument("--run-dir", type=Path)
     given = parser.parse_args(arguments)
     try:
         if given.role == "prepare":
             from holdfast.cluster.preparing import prepare_task
 
-            return prepare_task(given.folder, given.base_url)
-        if given.role == "export":
-            from holdfast.cluster.preparing import export_task
+            return prepare_task(given.folder, given.base_url, first=given.first)
+        if given.role == "copy":
+            from holdfast.cluster.preparing import copy_task
 
-            return export_task(given.folder, given.run_dir)
+            return copy_task(given.folder, given.run_dir)
         job = NodeJob.here(given.folder, given.role, given.index)
         job.listen()
         _into_log(job)

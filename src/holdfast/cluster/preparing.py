@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,20 +11,22 @@ import msgspec
 
 from holdfast.cluster import layout
 from holdfast.cluster.layout import TaskPlace
+from holdfast.cluster.ship import load_sent
 from holdfast.cluster.transport import Here
 from holdfast.display.text import Plain, say
+from holdfast.engine.around import accept_drift
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome
 from holdfast.engine.setup import identify
 from holdfast.engine.shared import prepare
 from holdfast.errors import HoldfastError, RunHeld
 from holdfast.spec.fields import ModelTarget
-from holdfast.spec.load import load_eval
 from holdfast.store.claims import newest_round
 from holdfast.store.holding import live_workers
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
+    from holdfast.cluster.layout import TaskFile
     from holdfast.engine.shared import Shared
     from holdfast.spec.load import Eval
 
@@ -38,48 +41,58 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     slots: float = 0
     """verdicts that a trial needs, on average"""
-    exports: bool = False
-    """whether the eval file asks for exports of a run that is finished"""
+    copies: bool = False
+    """whether the eval file or the command asks for copies of a run that has ended"""
     error: str = ""
     """why it cannot be worked on"""
 
 
-def prepare_task(folder: Path, base_url: str | None) -> int:
-    """Share out what is left of a task's run, and say so on standard output."""
+def prepare_task(folder: Path, base_url: str | None, *, first: bool = False) -> int:
+    """Share out what is left of a task's run, and say so on standard output; `first`: it was never looked at."""
     try:
-        found = _prepare(folder, base_url)
+        found = _prepare(folder, base_url, first=first)
     except HoldfastError as error:
         found = Prepared(error=str(error), exit_code=error.exit_code)
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
 
 
-def _prepare(folder: Path, base_url: str | None) -> Prepared:
-    place = TaskPlace.of(folder)
-    task = layout.read_task(Here(pauses=()), place)
+def _prepare(folder: Path, base_url: str | None, *, first: bool) -> Prepared:
+    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
     overrides = list(task.overrides)
-    spec = load_eval(Path(task.eval_file), overrides)
+    spec = load_sent(Path(task.eval_file), overrides)
     if base_url is not None and isinstance(spec.target, ModelTarget):
-        spec = load_eval(Path(task.eval_file), [*overrides, (("target", "base_url"), base_url)])
+        spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), base_url)])
+    fresh = first and task.options.fresh
     # Where a server is started anew nobody can be at work: whoever is still there leaves. Else workers may be joined.
-    patience = -1.0 if task.deployment else 0.0
-    command = f"holdfast resume {task.invocation}"
+    patience = -1.0 if task.deployment or fresh else 0.0
+    options = Options(
+        runs_dir=Path(task.runs_dir),
+        fresh=fresh,
+        retry_failed=first and task.options.retry_failed,
+        accept_errors=task.options.accept_errors,
+        accept_drift=task.options.accept_drift,
+        skip_graders=task.options.skip_graders,
+        wait=patience,
+    )
     try:
-        return _described(spec, _share(spec, task.runs_dir, task.workers, patience, command))
+        return _described(spec, _share(spec, task, options), task)
     except RunHeld:
         found = identify(spec)
-        rundir = found.directory(Path(task.runs_dir))
+        if options.accept_drift:
+            found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
+        rundir = found.directory(options.runs_dir)
         if newest_round(rundir) is not None and list(live_workers(rundir)):
             total = found.survey.count * spec.trials
             return Prepared(run_dir=str(rundir.path), total=total, slots=found.survey.panels.mean)
-        return _described(spec, _share(spec, task.runs_dir, task.workers, -1.0, command))
+        return _described(spec, _share(spec, task, replace(options, wait=-1.0)), task)
 
 
-def _share(spec: Eval, runs_dir: str, workers: int, patience: float, command: str) -> Outcome | Shared:
-    return prepare(spec, Options(runs_dir=Path(runs_dir), wait=patience), workers, Plain(), command=command)
+def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | Shared:
+    return prepare(spec, options, task.workers, Plain(), command=f"holdfast resume {task.invocation}")
 
 
-def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
+def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared:
     if isinstance(shared, Outcome):
         plan, reason = shared.plan, shared.reason
         error = "" if reason is None or shared.metrics is not None else str(reason)
@@ -89,7 +102,7 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
             exit_code=shared.exit_code,
             total=plan.total,
             done=plan.finished,
-            exports=bool(spec.exports),
+            copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
             error=error,
         )
     plan, slots = shared.plan, shared.found.survey.panels.mean
@@ -98,14 +111,33 @@ def _described(spec: Eval, shared: Outcome | Shared) -> Prepared:
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)
 
 
-def export_task(folder: Path, run_dir: Path) -> int:
-    """The exports that the eval file asks for; 3 when one of them failed."""
+def copy_task(folder: Path, run_dir: Path) -> int:
+    """The copies that the eval file and the command ask for; 3 when one of them failed."""
     from holdfast.export.exporting import export_finished
+    from holdfast.export.folder import write_folder
+    from holdfast.export.nat import write_nat
+    from holdfast.export.reading import RunReader
+    from holdfast.export.samples import write_samples
 
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
-    failures: list[str] = []
-    spec = load_eval(Path(task.eval_file), task.overrides)
-    export_finished(RunDir(run_dir), spec, lambda name, done: say(f"{name}: {' '.join(done.where)}"), failures.append)
+    rundir, failures = RunDir(run_dir), list[str]()
+    spec, reader = load_sent(Path(task.eval_file), task.overrides), RunReader(rundir)
+    try:
+        written: list[Path] = []
+        if task.options.log_samples:
+            written.append(run_dir / "samples.jsonl")
+            write_samples(reader.trials(), written[0])
+        if task.options.output_path:
+            written += write_folder(reader, Path(task.options.output_path))
+        if spec.output.nat is not None and rundir.finished:
+            nat = spec.output.nat
+            written += write_nat(reader, spec.folder / nat.dir, nat.step_filter, lines=True)
+        for path in written:
+            say(f"wrote {path}")
+    except OSError as error:
+        failures.append(f"cannot write the copies for other tools: {error}")
+    if rundir.finished:
+        export_finished(rundir, spec, lambda name, done: say(f"{name}: {' '.join(done.where)}"), failures.append)
     for failure in failures:
         say(failure)
     return 3 if failures else 0

@@ -134,6 +134,8 @@ class Profile:
     """`env.toml:12` for each of them"""
     wandb: WandbBlock = field(default_factory=WandbBlock)
     wandb_origins: dict[str, str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    """keys for other executors"""
 
     @property
     def place(self) -> str:
@@ -205,7 +207,7 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
         raise ConfigError(problems)
     origins = {key: places.origin((key,)) for key in ours}
     line = int(header.rpartition(":")[2])
-    return Profile(name, file, line, block, ours, origins, wandb, wandb_origins)
+    return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
 
 
 def squash_problem(profile: Profile | None) -> str | None:

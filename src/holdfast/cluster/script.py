@@ -5,6 +5,7 @@ Everything a job does is in `holdfast.cluster.node`: a shell that has traps lose
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,12 @@ def directive(option: str) -> str:
     return f"#SBATCH {name}{equals}{shlex.quote(value) if equals else ''}"
 
 
+def comment_of(script: bytes) -> str:
+    """What a script wants in the comment of its job, where what the job is known by comes first."""
+    found = re.search(r"^#SBATCH --comment=(.*)$", script.decode(errors="replace"), re.MULTILINE)
+    return " ".join(shlex.split(found[1])) if found else ""
+
+
 def job_options(execution: Execution, *, serves: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The options of sbatch for the main job and for its workers, which get no GPUs where a server has them."""
     flags = {name.lstrip("-").replace("_", "-"): value for name, value in execution.sbatch_flags.items()}
@@ -63,7 +70,10 @@ def job_options(execution: Execution, *, serves: bool) -> tuple[tuple[str, ...],
         gpus = [f"--gres={execution.gres}"]
     elif execution.gpus_per_node:
         gpus = [f"--gpus-per-node={execution.gpus_per_node}"]
-    account = [f"--account={execution.account}"] if execution.account else []
+    account = [
+        *([f"--account={execution.account}"] if execution.account else []),
+        *([f"--comment={execution.comment}"] if execution.comment else []),
+    ]
     size = [
         *([f"--cpus-per-task={execution.cpus_per_task}"] if execution.cpus_per_task else []),
         *([f"--mem={execution.mem}"] if execution.mem else []),

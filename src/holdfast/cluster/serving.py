@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -13,6 +14,9 @@ import urllib.request
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from holdfast.cluster.deployments import CACHE, CHECKPOINT
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -134,6 +138,24 @@ def server_line(deployment: DeploymentFile, nodes: int, *, pyxis: bool) -> str:
             words.append(f"--container-mounts={','.join(deployment.mounts)}")
         words.append("--container-mount-home" if deployment.mount_home else "--no-container-mount-home")
     return shlex.join([*words, "bash", "-c", line])
+
+
+def plain(deployment: DeploymentFile) -> DeploymentFile:
+    """A server without a container, to which `/checkpoint` and `/cache` are the folders that a container has there."""
+    pairs = [mount.split(":")[:2] for mount in deployment.mounts]
+    known = {target: source for source, target in pairs if target in (CHECKPOINT, CACHE)}
+
+    def at_home(text: str) -> str:
+        for target, source in known.items():
+            text = re.sub(rf"(?<![\w./-]){target}(?![\w.-])", lambda _, path=source: path, text)  # type: ignore[misc]
+        return text
+
+    return msgspec.structs.replace(
+        deployment,
+        command=at_home(deployment.command),
+        pre_cmd=at_home(deployment.pre_cmd) if deployment.pre_cmd else None,
+        env={name: at_home(value) for name, value in deployment.env.items()},
+    )
 
 
 def has_pyxis() -> bool:

@@ -15,17 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.transport import File
 from holdfast.errors import ClusterError, UsageError
+from holdfast.export.exporting import in_folder
+from holdfast.formats import load_any
+from holdfast.spec.document import read_document
+from holdfast.spec.earlier import is_waza
 from holdfast.spec.fields import ModelTarget, is_embedded
+from holdfast.spec.load import eval_of_run
+from holdfast.spec.source import source_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.cluster.transport import Transport
     from holdfast.spec.load import Eval
+    from holdfast.spec.overrides import Override
 
 MOST_BYTES: Final = 512 << 20
 """of the files that travel with an eval"""
@@ -34,6 +43,8 @@ LEFT_OUT: Final = frozenset(
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".DS_Store", "secrets.env", ".env"}
 )
 """folders and files that are never sent"""
+TRANSLATED: Final = ".holdfast.json"
+"""how the name of an eval ends that another tool's file was turned into"""
 _INSTALL_SECONDS: Final = 1800.0
 _EPOCH: Final = (2020, 1, 1, 0, 0, 0)
 
@@ -120,7 +131,10 @@ touch -- "$env/.ready"
 
 def needed_extras(specs: Iterable[Eval], destinations: Iterable[str]) -> list[str]:
     """What must be installed beside Holdfast itself for these evals and exports."""
-    found = {name for name in destinations if name in ("wandb", "mlflow")}
+    going = set(destinations)
+    for spec in specs:
+        going |= {block.to for block in spec.exports}
+    found = going & {"wandb", "mlflow", "parquet"}
     for spec in specs:
         paths = _strings(spec.dataset.path) if spec.dataset else []
         found |= {"hf" for path in paths if path.startswith("hf://")}
@@ -144,6 +158,8 @@ class Bundle:
     eval_file: str
     moved: dict[str, str]
     """absolute paths of data, and their names in the bundle"""
+    translated: bool = False
+    """the eval file was another tool's, and stands here as what was made of it, overrides and all"""
 
     def send(self, transport: Transport, base: str) -> str:
         """Put it on the cluster, unless it is there."""
@@ -178,7 +194,30 @@ def collect(spec: Eval, eval_file: Path) -> Bundle:
             "beforehand: a path that does not exist here is taken as one of the cluster's.",
         )
     absolute = {str(path): str(path.relative_to(root)) for path in moved}
-    return Bundle(files, str((folder / eval_file.name).relative_to(root)), absolute)
+    name = str((folder / eval_file.name).relative_to(root))
+    translated = is_waza(read_document(eval_file).data)
+    if translated:  # whose task files, fixtures and skills may lie anywhere in a project; what they say is in the rows
+        name += TRANSLATED
+        files[name] = File(msgspec.json.encode(spec.document.data), 0o644)
+    return Bundle(files, name, absolute, translated)
+
+
+def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
+    """The eval of a bundle."""
+    if not file.name.endswith(TRANSLATED):
+        return load_any(read_document(file), overrides)
+    return eval_of_run(msgspec.json.decode(file.read_bytes()), str(file.parent), str(file), overrides)
+
+
+def copies_in(spec: Eval, folder: Path) -> list[Override]:
+    """What must be laid over an eval so that folders for copies, relative to its file, are below another folder."""
+    found: list[Override] = []
+    if spec.output.nat is not None:
+        found.append((("output", "nat", "dir"), str(folder / spec.output.nat.dir)))
+    if any(getattr(block, "dir", None) for block in spec.exports):
+        blocks = [in_folder(block, folder).model_dump(exclude_unset=True) for block in spec.exports]
+        found.append((("output", "export"), blocks))
+    return found
 
 
 def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
@@ -201,7 +240,16 @@ def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
         path = Path(os.path.normpath(folder / reference))
         if path.is_file():
             found[path] = None
-    return list(found), moved
+        if path.suffix == ".py" and path.is_file():
+            found |= dict.fromkeys(file for file in source_files(path, folder) if _beside(file, path))
+    if spec.workspace is not None and spec.workspace.folder is not None:
+        found |= dict.fromkeys(_walk(Path(os.path.normpath(folder / spec.workspace.folder))))
+    return [path for path in found if not path.is_relative_to(folder)], moved
+
+
+def _beside(file: Path, entry: Path) -> bool:
+    """Whether a module is found from where its importer lies, and not by Python's path, which is another there."""
+    return file.is_relative_to(entry.resolve().parent)
 
 
 def _leaves(node: Any) -> Iterator[str]:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.profiles import ProfileBlock
 from holdfast.cluster.slurm import JobName
 from holdfast.cluster.submission import Ledger, Submitter
 from holdfast.errors import ClusterError
@@ -140,7 +139,7 @@ def ensure_image(
         return shelf.path(known)
     say(f"{image}: {reason}")
     if launch is not None:
-        where, fields = launch.execution, launch.profile.fields if launch.profile else ProfileBlock()
+        where, fields = launch.execution, launch.env
         account = account or where.account
         partition = partition or fields.build_partition or where.partition
         time = time or fields.build_time or where.walltime

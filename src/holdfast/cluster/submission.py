@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 INTENT: Final = "HOLDFAST_INTENT"
 """The environment variable that tells a job the intent it was submitted for."""
+NOT_FOUND: Final = "no such job was found"
 DOUBT_SECONDS: Final = 120.0
 """How long somebody who may be alive has to submit what they intend, before others may disown it."""
 
@@ -99,8 +100,8 @@ class Job(msgspec.Struct, frozen=True):
 
         The comment tells apart jobs of one name. Some clusters keep none, or write one of their own.
         """
-        other = re.fullmatch(r"[0-9a-f]{16}", state.comment) and state.comment != self.intent.intent
-        return state.name == self.intent.name and not other
+        found = re.match(r"[0-9a-f]{16}(?= |$)", state.comment)
+        return state.name == self.intent.name and (found is None or found[0] == self.intent.intent)
 
 
 def fold(records: Sequence[Record]) -> list[Job]:
@@ -176,8 +177,9 @@ class Submitter:
         *,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        comment: str = "",
     ) -> Job:
-        """Record the intent, submit, record the id.
+        """Record the intent, submit, record the id. `comment` stands behind the intent in the job's comment.
 
         `ClusterError`: Slurm refused, and that is recorded. `Unreachable`: unknown; `reconcile` finds out.
         """
@@ -189,7 +191,7 @@ class Submitter:
             job = self.slurm.submit(
                 script,
                 name=intent.name,
-                comment=intent.intent,
+                comment=f"{intent.intent} {comment}".rstrip(),
                 options=options,
                 env={**(env or {}), INTENT: intent.intent},
             )
@@ -220,18 +222,14 @@ class Submitter:
         doubtful = [job for job in missing if job not in given_up]
         if given_up:
             now = time.time()
-            self.ledger.write(*(Disowned(job.intent.intent, now, "no such job was found") for job in given_up))
+            self.ledger.write(*(Disowned(job.intent.intent, now, NOT_FOUND) for job in given_up))
             # Looking again after writing: whoever submits writes, then looks. So at least one sees the other.
             late = self._adopt(given_up, others)
             adopted += late
             found = {job.intent.intent for job in late}
         return Reconciled(
             adopted,
-            [
-                msgspec.structs.replace(job, disowned="no such job was found")
-                for job in given_up
-                if job.intent.intent not in found
-            ],
+            [msgspec.structs.replace(job, disowned=NOT_FOUND) for job in given_up if job.intent.intent not in found],
             doubtful,
         )
 
@@ -298,6 +296,10 @@ class Registry:
         make_directory(self.folder)
         with replacing(self.folder / f"{invocation.id}.json") as file:
             file.write(msgspec.json.format(msgspec.json.encode(invocation)) + b"\n")
+
+    def remove(self, invocation: str) -> None:
+        """Forget an invocation of which nothing was submitted."""
+        (self.folder / f"{invocation}.json").unlink(missing_ok=True)
 
     def get(self, invocation: str) -> Invocation:
         """The invocation of this very id."""

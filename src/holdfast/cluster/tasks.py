@@ -1,4 +1,4 @@
-"""`evaluation.tasks`: each is an eval file with values laid over it.
+"""`evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with values laid over it.
 
 A name is looked up as a file first, then asked of the providers that other packages register as entry points of the
 group `holdfast.tasks`: functions that take a name and give the path of an eval file, or None.
@@ -6,29 +6,34 @@ group `holdfast.tasks`: functions that take a name and give the path of an eval 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from holdfast.cluster.adapter import adapter_overrides
-from holdfast.cluster.deployments import Mount, api_root
+from holdfast.cluster.deployments import api_root
 from holdfast.cluster.environment import EnvVar, read_variables
 from holdfast.cluster.fields import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.tree import Tree
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
-from holdfast.spec.fields import ModelTarget
-from holdfast.spec.load import load_eval
+from holdfast.formats import load_any
+from holdfast.spec.document import read_document
+from holdfast.spec.earlier import is_waza
+from holdfast.spec.fields import TARGETS
 from holdfast.spec.reading import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.spec.document import Location
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.load import Eval
+    from holdfast.spec.overrides import Override
 
-Override = tuple[tuple[str, ...], Any]
 ENTRY_POINTS = "holdfast.tasks"
+OLDER = ("config.", "target.api_endpoint.")
+"""how overrides of a task begin that are meant for nemo_evaluator_config"""
 PARAMS = {
     "limit_samples": ("dataset", "limit"),
     "max_new_tokens": ("target", "params", "max_tokens"),
@@ -73,7 +78,6 @@ class Task:
     overrides: tuple[Override, ...]
     """as `holdfast eval FILE key=value …` would get them"""
     env: tuple[EnvVar, ...] = ()
-    mounts: tuple[Mount, ...] = ()
     pre_cmd: str | None = None
     post_cmd: str | None = None
 
@@ -81,6 +85,10 @@ class Task:
     def id(self) -> str:
         """`gsm8k.0`: what `-t` takes to mean this one alone."""
         return f"{self.name}.{self.number}"
+
+    def is_run_of(self, other: Task) -> bool:
+        """Whether both ask the same of the same."""
+        return (self.eval_file, self.overrides) == (other.eval_file, other.overrides)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class TaskReader:
     providers: Sequence[TaskProvider]
     problems: list[Problem]
     notices: list[str]
+    laid: tuple[Override, ...] = ()
+    """over every eval file, from the command line: they have the last word"""
 
     def read(self, wanted: Sequence[str]) -> tuple[Task, ...]:
         """The tasks that are wanted (all, if none is named), in their order."""
@@ -119,12 +129,20 @@ class TaskReader:
                 raise UsageError(f"-t {name}: no such task{suggest(name, names)}; there are {', '.join(names)}")
         chosen = [entry for entry in numbered if not wanted or ids[entry[0]] & set(wanted)]
         tasks = [self.task(at, number, block) for at, number, block in chosen]
-        return tuple(task for task in tasks if task is not None)
+        found = tuple(task for task in tasks if task is not None)
+        for at, task in enumerate(found):
+            twin = next((other for other in found[:at] if other.is_run_of(task)), None)
+            if twin is not None:
+                said = f"the task {task.id} is the same run as {twin.id}, whose results it finds: nothing is run twice"
+                self.notices.append(f"{self.tree.where(('evaluation', 'tasks'))}: {said}")
+        return found
 
     def task(self, at: int, number: int, block: TaskBlock) -> Task | None:
         place: Location = ("evaluation", "tasks", at)
-        config, values = self.config(place, block)
         path = self.eval_file(block, (*place, "eval" if block.eval else "name"))
+        # Of the older dialect are keys that begin with `config.`, unless the eval file has such a block itself.
+        older = OLDER if path is None or not _is_waza(path) else OLDER[1:]
+        config, values = self.config(place, block, older)
         env = {**self.shared_env, **read_variables(self.tree, (*place, "env_vars"), self.problems, self.notices)}
         if config is None or path is None:
             return None
@@ -134,19 +152,18 @@ class TaskReader:
         api_endpoint = config.target.api_endpoint
         if api_endpoint.api_key_name:
             env[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
-        overrides = [
+        derived = [
             *self.target(block, api_endpoint, place),
             *self.params(config.config.params, values),
             *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.problems, self.notices),
-            *((tuple(key.split(".")), value) for key, value in _own(block.overrides)),
         ]
-        spec, overrides = self.checked(path, overrides, place)
+        own: list[Override] = [(tuple(key.split(".")), value) for key, value in _own(block.overrides, older)]
+        spec, overrides = self.checked(path, derived, [*own, *self.laid], place)
         if spec is None:
             return None
         if spec.limits.trial_timeout < spec.limits.turn_timeout:
             longer = spec.limits.turn_timeout * (spec.limits.retries + 1)
             overrides.append((("limits", "trial_timeout"), longer))
-        mounts = (Mount(block.dataset_dir, block.dataset_mount_path, "ro"),) if block.dataset_dir else ()
         before, after = (self.tree.get("evaluation", key) for key in ("pre_cmd", "post_cmd"))
         return Task(
             name=block.name,
@@ -154,14 +171,16 @@ class TaskReader:
             eval_file=path,
             overrides=tuple(overrides),
             env=tuple(env.values()),
-            mounts=mounts,
             pre_cmd=block.pre_cmd or before,
             post_cmd=block.post_cmd or after,
         )
 
-    def config(self, place: Location, block: TaskBlock) -> tuple[EvaluatorConfig | None, Tree]:
+    def config(self, place: Location, block: TaskBlock, older: tuple[str, ...]) -> tuple[EvaluatorConfig | None, Tree]:
         """nemo_evaluator_config of this task over the one for all."""
         values = Tree()
+        adapter: Location = ("target", "api_endpoint", "adapter_config")
+        if isinstance(self.tree.get(*adapter), dict):  # for all tasks, too
+            values = self.tree.below(adapter).at(("target", "api_endpoint", "adapter_config"))
         for outer in (("evaluation",), place):
             names = [name for name in ("nemo_evaluator_config", "config") if self.tree.get(*outer, name) is not None]
             if len(names) == 2:
@@ -170,7 +189,7 @@ class TaskReader:
             if names:
                 values = self.tree.below((*outer, names[0])).over(values)
         for key, value in (block.overrides or {}).items():
-            if key.startswith(("config.", "target.api_endpoint.")):
+            if key.startswith(older):
                 values.put(tuple(key.split(".")), value, self.tree.origin((*place, "overrides", key)))
         found = validate_block(EvaluatorConfig, values.data, (), values, self.problems)
         return cast("EvaluatorConfig | None", found), values
@@ -186,7 +205,7 @@ class TaskReader:
             provided = provider(name)
             if provided is not None:
                 return provided
-        said = f"no eval file for the task {name!r}: looked for {', '.join(map(str, tried))}"
+        said = f"no eval file for the task {name!r}: looked for {', '.join(map(str, tried))}; `eval: PATH` names it"
         if not self.providers:
             said += "; and no package that provides tasks is installed"
         self.problems.append(Problem(self.tree.where(place), said))
@@ -236,22 +255,42 @@ class TaskReader:
             if value is not None
         ]
 
-    def checked(self, path: Path, overrides: list[Override], place: Location) -> tuple[Eval | None, list[Override]]:
+    def checked(
+        self, path: Path, derived: list[Override], own: list[Override], place: Location
+    ) -> tuple[Eval | None, list[Override]]:
         """The eval with all that laid over it, so that what is wrong is known before anything is submitted."""
         try:
-            plain = load_eval(path)
-            if not isinstance(plain.target, ModelTarget):
-                left = [".".join(key) for key, _ in overrides if key[0] == "target"]
-                overrides = [(key, value) for key, value in overrides if key[0] != "target"]
+            document = read_document(path)
+            if not _measures_model(document, derived, own):
+                left = [".".join(key) for key, _ in derived if key[0] == "target"]
+                derived = [(key, value) for key, value in derived if key[0] != "target"]
                 if left:
                     said = f"its target is no model, so these mean nothing to it: {', '.join(left)}"
                     self.notices.append(f"{self.tree.where(place)}: {said}")
-            return load_eval(path, overrides), overrides
+            spec = load_any(document, [*derived, *own])
         except ConfigError as error:
             self.problems.extend(error.problems)
         except HoldfastError as error:
             self.problems.append(Problem(self.tree.where(place), str(error)))
-        return None, overrides
+        else:
+            if spec.samples == []:
+                self.problems.append(Problem(self.tree.where(place), f"no sample of {path} is selected"))
+            self.notices.extend(spec.notices)
+            if spec.document.data.get("baseline") is not None:
+                said = "is not run here: add a task of the same eval, with its target under overrides"
+                self.notices.append(f"{spec.document.where(('baseline',))}: {said}, and use `holdfast compare`")
+            return spec, [*derived, *own]
+        return None, [*derived, *own]
+
+
+def _measures_model(document: Document, derived: Sequence[Override], own: Sequence[Override]) -> bool:
+    """Whether an eval measures a model: by what is laid over it, else by its file. One of waza's takes any target."""
+    data = document.data
+    said = [data.get("target"), *({key[1]: value} if key[1:] else value for key, value in own if key[0] == "target")]
+    kinds = {kind for block in said if isinstance(block, dict) for kind in TARGETS if kind in block}
+    if not kinds and is_waza(data):
+        return any(key == ("target", "model") for key, _ in derived)
+    return kinds == {"model"}
 
 
 def installed_providers() -> list[TaskProvider]:
@@ -259,10 +298,15 @@ def installed_providers() -> list[TaskProvider]:
     return [cast("TaskProvider", entry.load()) for entry in entry_points(group=ENTRY_POINTS)]
 
 
-def _own(overrides: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
+def _own(overrides: dict[str, Any] | None, older: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
     """Overrides that are meant for the eval file, not the older dialect's for nemo_evaluator_config."""
-    given = (overrides or {}).items()
-    return [(key, value) for key, value in given if not key.startswith(("config.", "target.api_endpoint."))]
+    return [(key, value) for key, value in (overrides or {}).items() if not key.startswith(older)]
+
+
+def _is_waza(path: Path) -> bool:
+    with suppress(ConfigError):
+        return is_waza(read_document(path).data)
+    return False
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:

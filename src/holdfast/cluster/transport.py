@@ -296,11 +296,13 @@ class Ssh(Transport):
         )
 
 
-def way_to(host: str | None, user: str | None = None, identity: str | None = None) -> Transport:
+def way_to(
+    host: str | None, user: str | None = None, identity: str | None = None, *, pauses: Sequence[float] = PAUSES
+) -> Transport:
     """The way to a cluster as a profile or an invocation names it: no host is this machine."""
     if host is None:
-        return Here()
-    return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG))
+        return Here(pauses=pauses)
+    return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG), pauses=pauses)
 
 
 def _run(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND_LINE = "command line"
+DEFAULT = "default ("
+"""how the place of a value begins that a group of ours says"""
 
 
 @dataclass

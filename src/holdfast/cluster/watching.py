@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from holdfast.cluster import layout
 from holdfast.cluster.layout import AttemptRecord, End, InvocationFile, State, TaskPlace
 from holdfast.cluster.slurm import ACTIVE, JobName, JobState, Slurm
-from holdfast.cluster.submission import Record, Registry, fold
+from holdfast.cluster.submission import NOT_FOUND, Record, Registry, fold
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.files import make_directory, replacing
 from holdfast.store.lines import is_sound
@@ -342,8 +342,15 @@ def _status(
     if files.stop is not None:
         return "stopped", "it was told to stop by `holdfast kill`"
     if not jobs:
-        return "unsubmitted", "no job of it was submitted"
+        return "unsubmitted", _why_never(files, number)
     return "interrupted", _why_none(files, number, main)
+
+
+def _why_never(files: Files, number: int) -> str:
+    """Why no job was ever submitted: Slurm's own word, where it refused one."""
+    own = [job for job in files.jobs if (name := JobName.parse(job.intent.name)) and name.task == number]
+    refused = [job.disowned for job in own if job.disowned and job.disowned != NOT_FOUND]
+    return f"Slurm refused it: {refused[-1]}" if refused else "no job of it was submitted"
 
 
 def _why_none(files: Files, number: int, main: Sequence[JobPicture]) -> str:

@@ -12,7 +12,7 @@ from holdfast.canonical import digest
 from holdfast.conversation.responder import build_player, responder_identity
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
-from holdfast.engine.around import look_around, neighbours
+from holdfast.engine.around import accept_drift, look_around, neighbours
 from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
@@ -167,6 +167,19 @@ def open_run(
             remedy="Make room, or choose another place with --runs-dir, then run the same command again.",
         ) from error
     return opened
+
+
+def planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
+    """What a run would do, and where, with nothing written."""
+    found = identify(spec)
+    if options.accept_drift:
+        found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
+    rundir = found.directory(options.runs_dir)
+    rundir.read_manifest()
+    others = [] if options.fresh else neighbours(found, rundir, options.runs_dir)
+    index = Index() if options.fresh else rundir.load(mend=False)
+    _, plan = look_around(found, index, options.runs_dir, others)
+    return found, rundir, plan
 
 
 def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> None:

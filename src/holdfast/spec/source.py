@@ -32,20 +32,34 @@ def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
     `folder` is the eval file's: modules are looked for there and beside the entry file.
     """
     found: dict[str, str] = {}
-    roots = list(dict.fromkeys([entry.parent.resolve(), _package_root(entry.resolve()), folder.resolve()]))
-    waiting, seen = [entry.resolve()], set()
+    roots = _roots(entry, folder)
+    for path, text in _sources(entry, folder):
+        name = path.name if path == entry.resolve() else _relative(path, [*roots, _package_root(path)])
+        while name in found:  # two files of one name, found from different places, both count
+            name = f"../{name}"
+        found[name] = digest_bytes(_tokens(text))
+    return dict(sorted(found.items()))
+
+
+def source_files(entry: Path, folder: Path) -> list[Path]:
+    """`entry` and the local modules it imports."""
+    return [path for path, _ in _sources(entry, folder)]
+
+
+def _roots(entry: Path, folder: Path) -> list[Path]:
+    return list(dict.fromkeys([entry.parent.resolve(), _package_root(entry.resolve()), folder.resolve()]))
+
+
+def _sources(entry: Path, folder: Path) -> Iterator[tuple[Path, str]]:
+    roots, waiting, seen = _roots(entry, folder), [entry.resolve()], set()
     while waiting:
         path = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
         text = _read(path)
-        name = path.name if path == entry.resolve() else _relative(path, [*roots, _package_root(path)])
-        while name in found:  # two files of one name, found from different places, both count
-            name = f"../{name}"
-        found[name] = digest_bytes(_tokens(text))
+        yield path, text
         waiting.extend(_imported(ast.parse(text), path, roots))
-    return dict(sorted(found.items()))
 
 
 def files_behind(folder: Path, argument: str) -> dict[str, str]:

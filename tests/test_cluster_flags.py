@@ -1,0 +1,290 @@
+"""An eval file by itself, and every option of `holdfast eval`, where a profile says: done there, or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.cluster.deployments import Mount
+from holdfast.cluster.layout import DeploymentFile
+from holdfast.cluster.serving import plain
+from holdfast.cluster.ship import collect, load_sent
+from holdfast.cluster.submission import Registry
+from holdfast.cluster.transport import Here
+from holdfast.engine.setup import identify
+from holdfast.formats import load_any
+from holdfast.spec.document import read_document
+from tests.support.launching import Site, calmly
+from tests.support.running import holdfast, lines, metrics, run_dir, server, start, write_eval
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.slurm import Lab
+
+WAZA = """\
+name: kitchen
+skill: cook
+config: {trials_per_task: 2, executor: mock}
+graders: [{type: program, name: shelf, config: {command: ./look.sh}}]
+tasks: ["tasks/*.yaml"]
+"""
+TASK = """\
+id: soup
+name: A soup
+inputs: {prompt: Cook a soup, files: [{path: leek.txt}]}
+expected: {output_contains: [green]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "env.toml").write_text(f'[here]\nexecutor = "local"\npython = "{sys.executable}"\n')
+    return made
+
+
+def run(folder: Path, *arguments: str | Path, check: int = 0) -> str:
+    done = holdfast("eval", *arguments, cwd=folder, env={"HOLDFAST_HOME": str(folder.parent / "home")}, check=check)
+    return str(done.stdout + done.stderr)
+
+
+def write_waza(folder: Path) -> Path:
+    for name, text in {
+        "eval.yaml": WAZA,
+        "tasks/soup.yaml": TASK,
+        "fixtures/leek.txt": "a green leek",
+        "look.sh": "#!/bin/sh\ntest -e leek.txt\n",
+    }.items():
+        path = folder / "waza" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "waza" / "look.sh").chmod(0o755)
+    return folder / "waza" / "eval.yaml"
+
+
+def test_an_eval_file_by_itself_is_one_task_and_the_same_run(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url, rows=6)
+        said = run(folder, "e.yaml", "--run", "here", "limits.concurrency=2", "execution.workers=2")
+        assert "score 0.5" in said
+        assert model.requests == 6
+        done = run_dir(folder)
+        assert metrics(done)["total"] == 6
+        assert "6 finished" in run(folder, "-c", "e.yaml", "--run", "here", "-d")  # the plan of this machine
+        run(folder, "-c", "e", "--batch", "here", "-d")  # also by its name
+        assert "already finished" in run(folder, "e.yaml")
+        assert model.requests == 6
+
+
+def test_a_samples_name_chooses_it_where_the_eval_file_stands_alone(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url)
+        assert "2 samples × 3 trials" in run(folder, "e.yaml", "--run", "here", "-t", "s[34]", "-d", "trials=3")
+        assert "4 samples × 2 trials" in run(folder, "e.yaml", "--run", "here", "--limit", "4", "--trials", "2", "-d")
+        assert model.requests == 0
+
+
+def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, slurm: Lab) -> None:
+    site = Site(folder, slurm, slurm.here)
+    site.write(None)
+    path = write_waza(folder)
+    there = ("eval", path, "--run", "lab")
+    env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(folder / "home")}
+    said = holdfast(*there, cwd=folder, env=env).stdout
+    assert "score 1.0, coverage 1.0" in said
+    runs = site.base / "evaluations"
+    again = run(folder, path, "--runs-dir", runs)
+    assert "already finished" in again, again
+    planned = json.loads(holdfast(*there, "-d", "--json", cwd=folder, env=env).stdout)
+    assert planned["tasks"][0]["already_finished"] is True
+    assert planned["tasks"][0]["notes"] == ["this machine: 2 outputs are there"]
+
+
+def test_a_translated_eval_is_the_same_where_it_is_sent(tmp_path: Path) -> None:
+    path = write_waza(tmp_path)
+    spec = load_any(read_document(path), [(("trials",), 3)])
+    bundle = collect(spec, path)
+    assert bundle.translated
+    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
+    assert (there.id, there.parts) == (identify(spec).id, identify(spec).parts)
+
+
+def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path) -> None:
+    for name, text in {
+        "agents/agent.py": "from parts.inner import word\n\n\ndef reply(prompt):\n    return word\n",
+        "agents/parts/__init__.py": "",
+        "agents/parts/inner.py": "word = 'x'\n",
+        "start/a.txt": "a",
+    }.items():
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_text(text)
+    target = {"python": "../agents/agent.py:reply"}
+    path = write_eval(tmp_path / "p" / "evals", "", target=target, workspace={"folder": "../start"})
+    spec = load_any(read_document(path))
+    bundle = collect(spec, path)
+    assert {"agents/agent.py", "agents/parts/inner.py", "start/a.txt", "evals/e.yaml"} <= set(bundle.files)
+    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    assert identify(load_sent(tmp_path / sent / bundle.eval_file, ())).id == identify(spec).id
+
+
+def test_copies_are_written_where_the_run_is(folder: Path) -> None:
+    with server() as model:
+        write_eval(
+            folder, model.base_url, rows=3, output={"nat": {"dir": "nat"}, "export": [{"to": "csv", "dir": "t"}]}
+        )
+        options = ("--log-samples", "--output-path", "copies", "--export", "junit", "--trials", "2")
+        run(folder, "e.yaml", "--run", "here", *options)
+        place = run_dir(folder)
+        assert len(lines(place / "samples.jsonl")) == 6
+        assert list((folder / "copies").rglob("results_*.json"))
+        assert list((place / "export" / "junit").iterdir())
+        assert (folder / "nat" / "workflow_output.jsonl").exists()
+        assert list((folder / "t").iterdir())
+        bundles = folder / ".holdfast" / "holdfast" / "bundles"
+        assert not list(bundles.rglob("nat")), "a bundle is what was sent, and stays so"
+
+
+def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url, rows=4)
+        said = run(folder, "e.yaml", "--run", "here", "--skip-graders")
+        place = run_dir(folder)
+        assert f"not graded, as asked: `holdfast grade {place}` grades it" in said
+        assert len(lines(place / "workers" / "main" / "outputs.jsonl")) == 4
+        run(folder, "e.yaml", "--run", "here")
+        assert (model.requests, metrics(place)["score"]) == (4, 0.5)
+        run(folder, "e.yaml", "--run", "here", "--fresh")
+        assert model.requests == 8
+        model.control(status=400)
+        run(folder, "e.yaml", "--run", "here", "--fresh", "--runs-dir", "other", check=3)
+        run(folder, "e.yaml", "--run", "here", "--accept-errors", "--runs-dir", "other")
+        (other,) = (folder / "other" / "e").iterdir()
+        assert metrics(other)["coverage"] == 0
+        model.control(status=200)
+        run(folder, "e.yaml", "--run", "here", "--retry-failed", "--runs-dir", "other")
+        assert metrics(other)["coverage"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--baseline-model", "m"], "--baseline-model is for runs in this process"),
+        (["--display", "json"], "--display json: what is shown of jobs are their logs"),
+        (["--json"], "--json is for --dry-run"),
+        (["--batch", "here"], "not both"),
+    ],
+)
+def test_an_option_that_cannot_be_followed_is_refused(folder: Path, options: list[str], said: str) -> None:
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    assert said in run(folder, "e.yaml", "--run", "here", *options, check=2)
+    assert not (folder / ".holdfast").exists()
+
+
+def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    serving = {"type": "generic", "command": "serve", "served_model_name": "m"}
+    config: dict[str, Any] = {
+        "execution": {"type": "local"},
+        "deployment": serving,
+        "evaluation": {"tasks": ["e.yaml"]},
+    }
+    (folder / "c.yaml").write_text(json.dumps(config))
+    said = run(folder, "c.yaml", "--run", "here", "-m", "other", check=2)
+    assert "name it with deployment.served_model_name=…" in said
+
+
+def test_two_servers_are_refused_with_the_line_and_the_way_out(folder: Path) -> None:
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    (folder / "c.yaml").write_text(
+        "execution:\n  type: local\n  num_nodes: 2\n  num_instances: 2\n  proxy: {type: haproxy}\n"
+        "deployment: {type: generic, command: serve, served_model_name: m}\nevaluation: {tasks: [e.yaml]}\n"
+    )
+    for option in ("-d", "--skip-graders"):  # a dry run shows nothing that cannot be done
+        said = run(folder, "c.yaml", "--run", "here", option, check=2)
+        assert "c.yaml:4: execution.num_instances: asks for 2 servers" in said
+        assert "target.api_endpoint.url" in said
+
+
+def test_what_slurm_refuses_is_named_with_its_place_and_leaves_nothing(tmp_path: Path, slurm: Lab) -> None:
+    site = Site(tmp_path, slurm, slurm.here)
+    site.write("http://127.0.0.1:9/v1", execution={"partition": "nowhere"})
+    env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}
+    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=tmp_path, env=env, check=3).stderr
+    assert "Slurm was asked for partition nowhere (nano.yaml:1)" in said
+    assert "`holdfast doctor lab`" in said
+    assert Registry(tmp_path / "home" / "invocations").all() == []
+
+
+def test_whoever_follows_a_job_is_told_why_it_waits(tmp_path: Path, slurm: Lab) -> None:
+    site = Site(tmp_path, slurm, slurm.here)
+    site.write("http://127.0.0.1:9/v1", execution={"num_nodes": 9, "sbatch_comment": "for the paper"})
+    env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}
+    command = start("eval", "-c", "nano", "--run", "lab", cwd=tmp_path, env=env)
+    assert command.stdout is not None
+    line = next(line for line in command.stdout if "is pending" in line)
+    assert re.search(r"\[info\] job \d+ is pending: .*partition.*; ask for (less|fewer)", line)  # two words of Slurm's
+    command.send_signal(signal.SIGINT)
+    assert command.wait(60) == 130
+    command.communicate()
+    (known,) = Registry(tmp_path / "home" / "invocations").all()
+    (job,) = site.chain(known).live("main")
+    assert job.comment.endswith(" for the paper")
+    (intended,) = site.chain(known).known("main")
+    assert intended.is_seen_in(job)
+    holdfast("kill", known.id, cwd=tmp_path, env=env)
+    calmly(lambda: not site.chain(known).live("main"), "the end of the job")
+
+
+def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> None:
+    profile = '[far]\nexecutor = "slurm"\ntunnel = "ssh"\nhost = "nobody.invalid"\nremote_job_dir = "/jobs"\n'
+    (folder / "env.toml").write_text(profile)
+    write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
+    said = run(folder, "e.yaml", "--run", "far", "-d")
+    assert "4 samples × 1 trials" in said
+    assert "not looked at: nobody.invalid" in said
+
+
+def test_without_a_container_a_server_finds_its_checkpoint_where_it_lies() -> None:
+    mounts = (str(Mount("/lustre/ckpt", "/checkpoint", "ro")), "/lustre/c:/cache", "/data:/d")
+    served = DeploymentFile(
+        command="serve /checkpoint --tokenizer /checkpoint/tok --log /d/checkpoint /checkpoints",
+        mounts=mounts,
+        env={"HF_HOME": "lit:/cache/huggingface"},
+    )
+    made = plain(served)
+    assert made.command == "serve /lustre/ckpt --tokenizer /lustre/ckpt/tok --log /d/checkpoint /checkpoints"
+    assert made.env == {"HF_HOME": "lit:/lustre/c/huggingface"}
+
+
+def test_a_server_without_a_name_is_asked_for_the_models_of_the_eval_files(folder: Path) -> None:
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    served = "defaults: [{deployment: generic}]\ndeployment: {command: serve}\nexecution: {type: local}\n"
+    (folder / "c.yaml").write_text(f"{served}evaluation: {{tasks: [e.yaml]}}\n")
+    assert "the server is asked for the model that each eval file names" in run(folder, "c.yaml", "--run", "here", "-d")
+
+
+def test_a_misspelt_section_and_an_empty_list_are_named(folder: Path) -> None:
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    (folder / "c.yaml").write_text("executon: {type: local}\nevaluation: {tasks: []}\n")
+    assert "c.yaml:1: executon: unknown key (did you mean 'execution'?)" in run(
+        folder, "c.yaml", "--run", "here", check=2
+    )
+    (folder / "c.yaml").write_text("deployment: {type: none}\nevaluation: {tasks: []}\n")
+    assert "there is no task: name eval files" in run(folder, "c.yaml", "--run", "here", check=2)
+
+
+def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) -> None:
+    write_waza(folder)
+    task = "{name: 'a / b', eval: waza/eval.yaml, overrides: {config.trials_per_task: 3}}"
+    (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{task}, {task}]}}\n")
+    said = run(folder, "c.yaml", "--run", "here", "-d")
+    assert "the task a / b.1 is the same run as a / b.0, whose results it finds: nothing is run twice" in said
+    assert said.count("1 samples × 3 trials") == 2
