@@ -169,6 +169,39 @@ def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path):
     assert "its target is no model, so these mean nothing to it: target.model" in "\n".join(launch.notices)
 
 
+def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(folder: Path):
+    text = (folder / "evals" / "mmlu.yaml").read_text().replace("target: {model: some-model}\n", "")
+    write(folder / "evals" / "open.yaml", text)
+    launch = launched(folder, "hosted", None, "evaluation.tasks=[open]")
+    assert (("target", "model"), "org/hosted") in launch.tasks[0].overrides
+    write(folder / "e.yaml", text)
+    assert "target: is missing" in refused(folder, "e.yaml", profile="here")
+
+
+def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path):
+    config = "evaluation.nemo_evaluator_config.config"
+    launch = launched(
+        folder,
+        "newer",
+        "BIG",
+        f"{config}.params.max_tokens=99",
+        f"{config}.target.api_endpoint.adapter_config.custom_system_prompt=Think.",
+        f"{config}.target.api_endpoint.adapter_config.use_system_prompt=true",
+        "execution.auto_export={destinations: [wandb], configs: {wandb: {name: moved, project: older}}}",
+        "export.wandb.project=newer",
+        "deployment.env_vars.HF_TOKEN=$host:OTHER",
+    )
+    given = dict(launch.tasks[2].overrides)
+    assert given["target", "params", "max_tokens"] == 99
+    assert given["system",] == "Think."
+    assert launch.export.fields.wandb is not None
+    assert (launch.export.fields.wandb.name, launch.export.fields.wandb.project) == ("moved", "newer")
+    assert variables(launch.deployment.env)["HF_TOKEN"] == "host:OTHER"
+    said = "\n".join(launch.notices)
+    for old in ("config.params.max_tokens", "config.target", "execution.auto_export.configs"):
+        assert f"{old}: is of the older dialect: write " in said
+
+
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [

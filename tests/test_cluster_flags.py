@@ -248,7 +248,7 @@ def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> N
     (folder / "env.toml").write_text(profile)
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
     said = run(folder, "e.yaml", "--run", "far", "-d")
-    assert "4 samples × 1 trials" in said
+    assert "4 samples × 1 trial" in said
     assert "not looked at: nobody.invalid" in said
 
 
@@ -287,4 +287,4 @@ def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) 
     (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{task}, {task}]}}\n")
     said = run(folder, "c.yaml", "--run", "here", "-d")
     assert "the task a / b.1 is the same run as a / b.0, whose results it finds: nothing is run twice" in said
-    assert said.count("1 samples × 3 trials") == 2
+    assert said.count("1 sample × 3 trials") == 2

@@ -133,7 +133,7 @@ def test_a_dry_run_shows_everything_and_does_nothing(tmp_path: Path) -> None:
     said = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
     assert "Compiled Configuration" in said and "env.toml" in said
     assert "#SBATCH --account=acct" in said and "--role main" in said
-    assert "1 samples × 1 trials" in said
+    assert "1 sample × 1 trial" in said
     assert "hellaswag" in said and "Task 1" not in said
     assert sorted(folder.rglob("*")) == before
 

@@ -9,6 +9,7 @@
 `compose`      `defaults:` lists, the command line, the profile, put together
 `fields`       what a configuration may say, one model per block
 `deployments`  the servers that are known, and their commands
+`dialects`     keys of earlier launchers, in their place of today
 `adapter`      what `adapter_config` means here
 `tasks`        eval files with values laid over them
 `unused`       keys that have no effect, and why

@@ -23,6 +23,7 @@ from holdfast.cluster.deployments import (
     server_env,
     server_mounts,
 )
+from holdfast.cluster.dialects import MOVED, in_newer_words
 from holdfast.cluster.environment import WANDB_KEY, EnvVar, read_variables
 from holdfast.cluster.fields import (
     DEPLOYMENTS,
@@ -182,8 +183,10 @@ def compile_launch(
         chosen: list[Override] = [(("dataset", "ids"), list(tasks))] if tasks else []
         laid, tasks = (*chosen, *laid, *map(parse_override, inner)), ()
     composed = compose(path, overrides, profile, cwd, environ, detached=detached)
-    _also_export(composed.tree, exports)
-    reader = _Reader(composed.tree, profile, [], list(composed.notices), composed.used, tuple(laid))
+    notices = list(composed.notices)
+    tree = in_newer_words(composed.tree, MOVED, notices)
+    _also_export(tree, exports)
+    reader = _Reader(tree, profile, [], notices, composed.used, tuple(laid))
     installed = installed_providers() if providers is None else providers
     return reader.launch(path, cwd, tasks, installed, environ, options or RunOptions())
 

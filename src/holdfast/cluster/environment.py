@@ -64,7 +64,7 @@ def read_variables(
         if isinstance(variable, str):
             problems.append(Problem(tree.where(place), variable))
             continue
-        if bare is None and str(variable) != written:
+        if bare is None and str(variable) != str(written).removeprefix("$"):
             notices.append(f"{tree.where(place)}: {written} without a prefix is read as {variable}")
         found[name] = variable
     return found
@@ -77,7 +77,7 @@ def _variable(name: str, written: Any, origin: str, bare: Kind | None) -> EnvVar
     if written is None or isinstance(written, dict | list):
         return "needs a value: host:NAME, lit:VALUE or runtime:NAME"
     text = str(written).lower() if isinstance(written, bool) else str(written)
-    prefix, colon, rest = text.partition(":")
+    prefix, colon, rest = text.removeprefix("$").partition(":")
     kind: Kind
     if colon and prefix in ("host", "runtime"):
         if not _NAME.fullmatch(rest):

@@ -14,6 +14,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.setup import identify, planned
 from holdfast.errors import ClusterError, HoldfastError, Unreachable
 from holdfast.formats import load_any
+from holdfast.plan.changes import counted
 from holdfast.spec.document import read_document
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Foreseen:
     def lines(self) -> Iterator[str]:
         """The same for people."""
         if self.samples is not None:
-            yield f"{self.samples:,} samples × {self.trials} trials"
+            yield f"{counted(self.samples, 'sample')} × {counted(self.trials, 'trial')}"
         if self.run_dir:
             yield f"run: {self.run_dir}{' (finished)' if self.finished else ''}"
         if self.plan is not None:

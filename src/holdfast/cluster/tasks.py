@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from holdfast.cluster.adapter import adapter_overrides
 from holdfast.cluster.deployments import api_root
+from holdfast.cluster.dialects import MOVED_IN_TASKS, in_newer_words
 from holdfast.cluster.environment import EnvVar, read_variables
 from holdfast.cluster.fields import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.tree import Tree
@@ -191,6 +192,7 @@ class TaskReader:
         for key, value in (block.overrides or {}).items():
             if key.startswith(older):
                 values.put(tuple(key.split(".")), value, self.tree.origin((*place, "overrides", key)))
+        values = in_newer_words(values, MOVED_IN_TASKS, self.notices)
         found = validate_block(EvaluatorConfig, values.data, (), values, self.problems)
         return cast("EvaluatorConfig | None", found), values
 
@@ -284,11 +286,11 @@ class TaskReader:
 
 
 def _measures_model(document: Document, derived: Sequence[Override], own: Sequence[Override]) -> bool:
-    """Whether an eval measures a model: by what is laid over it, else by its file. One of waza's takes any target."""
+    """Whether an eval measures a model: by what is laid over it, else by its file. Without a target it takes any."""
     data = document.data
     said = [data.get("target"), *({key[1]: value} if key[1:] else value for key, value in own if key[0] == "target")]
     kinds = {kind for block in said if isinstance(block, dict) for kind in TARGETS if kind in block}
-    if not kinds and is_waza(data):
+    if not kinds and (is_waza(data) or data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
 
