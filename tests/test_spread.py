@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
 from holdfast.targets.build import build_target
+from holdfast.targets.endpoints import base_urls
 from holdfast.targets.spread import Spread, client_of
 from tests.support.breaking import assert_each_once, assert_same_numbers, kept
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
@@ -168,6 +169,13 @@ class TestKeys:
         run = measured(tmp_path, [secret, provider.base_url])
         assert "hush" not in (run / "manifest.json").read_text()
         assert len(json.loads((run / "manifest.json").read_text())["eval"]["target"]["base_url"]) == 2
+
+
+def test_a_variable_may_hold_several_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_URL", "http://a:1/v1,http://b:2/v1/")
+    assert base_urls("${JUDGE_URL}") == ["http://a:1/v1", "http://b:2/v1"]
+    assert base_urls(["${JUDGE_URL}", "http://a:1/v1"]) == ["http://a:1/v1", "http://b:2/v1"]
+    assert base_urls("http://a/v1?x=1,2") == ["http://a/v1?x=1,2"], "which is written out, and one"
 
 
 def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None:

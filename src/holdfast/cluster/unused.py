@@ -26,6 +26,7 @@ Rule = tuple[str, str]
 
 _NO_CONTAINER = "the evaluation runs in no container, and sees the paths of the node"
 _OTHER_TOOLS = "it is for other tools"
+_SPREAD_HERE = "requests are spread over the instances by Holdfast itself"
 ALWAYS: tuple[Rule, ...] = (
     ("run.env.nproc_per_node", "nothing is started by torchrun; tasks of a node are ntasks_per_node"),
     ("run.env.run_command", "a job runs Holdfast"),
@@ -37,9 +38,8 @@ ALWAYS: tuple[Rule, ...] = (
     *((f"run.{name}", _OTHER_TOOLS) for name in ("model", "data", "mode", "profile", "cli", "recipe")),
     *((name, _OTHER_TOOLS) for name in ("user_config_path", "dry_run", "output_dir", "task_filters")),
     ("execution.mounts.evaluation", _NO_CONTAINER),
-    ("execution.mounts.auxiliary", "there are no auxiliary deployments"),
-    ("execution.proxy", "there is one server, which is asked directly"),
-    ("deployment.haproxy_port", "there is one server, which is asked directly"),
+    ("execution.proxy", _SPREAD_HERE),
+    ("deployment.haproxy_port", _SPREAD_HERE),
     *(
         (f"execution.auto_export.{name}", "Holdfast exports by itself, where the job runs")
         for name in ("launcher_install_cmd", "export_image", "export_mounts")
@@ -131,11 +131,18 @@ class _Looking:
 
     def of_the_server(self) -> Iterator[Rule]:
         get, kind = self.tree.get, self.tree.get("deployment", "type")
+        blocks = (get("auxiliary_deployments") or {}).values()
+        beside = [block for block in blocks if isinstance(block, dict) and block.get("type") != "none"]
+        if not beside:
+            yield "execution.mounts.auxiliary", "nothing is served beside the model"
+        if not get("deployment", "multiple_instances"):
+            yield "deployment.nodes_per_instance", "multiple_instances is not set"
         if kind == "none":
             why = "nothing is served: deployment.type is none"
             yield from ((f"deployment.{name}", why) for name in DeploymentBlock.model_fields if name != "type")
-            yield from ((f"execution.{name}", why) for name in ("num_instances", "endpoint_readiness_timeout"))
-            yield from ((f"execution.{name}", why) for name in ("cpu_partition", "deployment.n_tasks"))
+            yield from ((f"execution.{name}", why) for name in ("num_instances", "deployment.n_tasks"))
+            if not beside:
+                yield from ((f"execution.{name}", why) for name in ("cpu_partition", "endpoint_readiness_timeout"))
             yield "execution.env_vars.deployment", why
         else:
             why = "the model that is measured is the one that is served"
@@ -155,11 +162,14 @@ class _Looking:
         if get("execution", "type") == "local" and kind != "none":
             yield "deployment.image", "on this machine the server is a plain process"
             image = None
+        contained = get("execution", "type") != "local" and any(block.get("image") for block in beside)
         if kind == "none" or image is None:
             why = "no container is started"
-            yield from ((key, why) for key in ("execution.mounts.deployment", "execution.mounts.mount_home"))
-            yield from ((f"run.env.{name}", why) for name in ("mounts", "lustre_mount"))
-        if "run.env.container" not in self.used:
+            yield "execution.mounts.deployment", why
+            if not contained:
+                yield "execution.mounts.mount_home", why
+                yield from ((f"run.env.{name}", why) for name in ("mounts", "lustre_mount"))
+        if "run.env.container" not in self.used and not contained:
             said = "no container is started" if image is None else f"deployment.image is {image}"
             if kind == "none" or image != get("run", "env", "container_image"):
                 yield "run.env.container_image", said

@@ -51,7 +51,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             identity = block.model_dump(include={"model", "api", "params", "version"})
             if block.identity == "url":
                 urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
-                identity["base_url"] = urls if isinstance(block.base_url, list) else urls[0]
+                identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
             if block.tools:
                 identity |= {"tools": tools_identity(block.tools, spec), "max_steps": block.max_steps}
             return {"kind": "model", **identity}

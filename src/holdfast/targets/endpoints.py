@@ -12,6 +12,9 @@ DEFAULT_BASE_URL: Final = "https://api.openai.com/v1"
 
 
 def base_urls(given: str | list[str] | None, default: str = DEFAULT_BASE_URL) -> list[str]:
-    """The URLs of a `base_url`, each once, with the values of the variables that they name."""
-    found = urls_of(given) or [os.environ.get("OPENAI_BASE_URL") or default]
-    return list(dict.fromkeys(filled(url, "base_url").rstrip("/") for url in found))
+    """The URLs of a `base_url`, each once. A variable that it names may hold several, with commas between."""
+    found: list[str] = []
+    for url in urls_of(given) or [os.environ.get("OPENAI_BASE_URL") or default]:
+        value = filled(url, "base_url")
+        found += [value] if value == url else value.split(",")
+    return list(dict.fromkeys(url.strip().rstrip("/") for url in found))
