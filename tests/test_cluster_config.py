@@ -96,10 +96,7 @@ def test_instances_without_nodes_have_one_each(folder: Path):
 def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path):
     said = "\n".join(launched(folder, "older", "BIG").notices)
     line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
-    assert (
-        f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread over the instances"
-        in said
-    )
+    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in said
 
 
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"

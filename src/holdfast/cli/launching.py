@@ -70,7 +70,7 @@ def _outer(given: dict[str, Any]) -> list[str]:
 
 
 def _options(given: dict[str, Any]) -> RunOptions:
-    from holdfast.cluster.layout import DeploymentFile, RunOptions
+    from holdfast.cluster.layout import RunOptions
 
     names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
     place = given["output_path"]
