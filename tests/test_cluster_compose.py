@@ -92,6 +92,10 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path):
     write(tmp_path / "config" / "site" / "here.yaml", "subproject: here\n")
     text = "defaults: [{site@execution: here}, {optional site: gone}, {site: null}, _self_]\n" + MINIMAL
     assert composed(tmp_path, text).tree.get("execution", "subproject") == "here"
+    text = "defaults: [site/here@execution, base@evaluation, optional site/gone@execution, _self_]\n" + MINIMAL
+    write(tmp_path / "config" / "base.yaml", "pre_cmd: ls\n")
+    tree = composed(tmp_path, text).tree
+    assert (tree.get("execution", "subproject"), tree.get("evaluation", "pre_cmd")) == ("here", "ls")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,10 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path):
         ("[{server: x}]", "config/c.yaml:1: defaults[0]: no 'x' in the group server; looked in"),
         ("[gone]", "config/c.yaml:1: defaults[0]: no file"),
         ("[deployment/vllm]", "the group is written `deployment: vllm`"),
+        (
+            "[deployment/vlm@auxiliary_deployments.judge]",
+            "c.yaml:1: defaults[0]: no 'vlm' in the group deployment (did",
+        ),
         ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
         ("[c]", "its defaults go in a circle: config/c.yaml → config/c.yaml"),
         ("[{override deployment: vllm}]", "`override deployment` is not supported"),

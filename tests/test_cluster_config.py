@@ -83,6 +83,101 @@ def test_what_is_older_or_means_nothing_here_is_said(folder: Path):
     assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 
 
+def test_instances_without_nodes_have_one_each(folder: Path):
+    launch = launched(folder, "newer", None, "execution.num_instances=2")
+    assert (launch.execution.nodes, launch.deployment.nodes, launch.deployment.instances) == (2, 2, 2)
+    assert "num_nodes: 2" in compiled_yaml(launch, places=False)
+    wider = launched(folder, "newer", None, "execution.num_instances=2", "execution.num_nodes=4")
+    assert (wider.execution.nodes, wider.deployment.nodes) == (4, 4)
+    assert launched(folder, "newer", "BIG", "execution.num_instances=2").execution.nodes == 2, "the profile says so"
+    assert "(command line)" in refused(folder, "newer", "execution.num_instances=2", "execution.num_nodes=1")
+
+
+def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path):
+    said = "\n".join(launched(folder, "older", "BIG").notices)
+    line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
+    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in said
+
+
+JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
+
+
+def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path):
+    text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
+    text += "auxiliary_deployments:\n  judge: {hf_model_handle: org/judge, served_model_name: judge, num_nodes: 2,\n"
+    text += "    env_vars: {A: 'lit:b'}, port: 9000}\n  user: {type: generic, command: serve, served_model_name: u,\n"
+    text += "    image: i, env_prefix: SIMULATED}\n"
+    write(folder / "config" / "judged.yaml", text)
+    launch = launched(folder, "judged", "BIG")
+    judge, user = launch.auxiliary
+    assert (launch.execution.nodes, launch.deployment.nodes, judge.nodes, user.nodes) == (2 + 2 + 1, 2, 2, 1)
+    assert (judge.name, judge.prefix, user.prefix) == ("judge", "JUDGE", "SIMULATED")
+    assert judge.command is not None
+    assert judge.command.startswith("vllm serve org/judge --host 0.0.0.0 --port 9000 --served-model-name judge")
+    assert "--tensor-parallel-size 8" in judge.command, "all GPUs of a node"
+    assert variables(judge.env) == {"HF_HOME": "lit:/lustre/hf", "HF_TOKEN": "host:HF_TOKEN", "A": "lit:b"}
+    assert launch.deployment.command != judge.command
+    assert "VLLM_LOGGING_LEVEL" not in variables(judge.env), "which is for the model's server"
+    again = write(folder / "again" / "again.yaml", compiled_yaml(launch))
+    second = launched(folder, str(again), environ={})
+    assert _without_places(second.auxiliary) == _without_places(launch.auxiliary)
+    assert second.execution.nodes == 5
+
+
+def test_a_server_beside_the_model_may_be_left_out(folder: Path):
+    text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
+    write(folder / "config" / "off.yaml", text + "auxiliary_deployments: {judge: {type: none, port: 9}}\n")
+    launch = launched(folder, "off", "BIG")
+    assert (launch.auxiliary, launch.execution.nodes) == ((), 2)
+
+
+def test_older_instances_may_span_nodes(folder: Path):
+    launch = launched(folder, "older", "BIG", "execution.num_nodes=4", "deployment.nodes_per_instance=2")
+    assert (launch.deployment.instances, launch.deployment.nodes) == (2, 4)
+
+
+def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path):
+    launch = launched(folder, "hosted", None, "execution.type=slurm", f"auxiliary_deployments.judge={{{JUDGE}}}")
+    assert launch.execution.nodes == 1
+
+
+def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path):
+    local = ("execution={type: local}", f"auxiliary_deployments={{judge: {{{JUDGE}}}}}")
+    said = refused(folder, "newer", *local, profile=None)
+    assert "auxiliary_deployments.judge.port: 8000 is the port of the model too" in said
+    fine = launched(folder, "newer", None, *local, "auxiliary_deployments.judge.port=8001")
+    assert fine.auxiliary[0].port == 8001
+    said = refused(folder, "newer", *local, "execution.num_instances=2", profile=None)
+    assert "type generic, with $HOLDFAST_PORT in it" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "reference", "meant"),
+    [
+        ("target.base_url", "judge.base_url", "${JUDGE_URL}"),
+        ("target.base_url", "judge.chat_url", "${JUDGE_URL}"),
+        ("target.model", "judge.model_id", "judge"),
+    ],
+)
+def test_references_to_servers_in_overrides(folder: Path, key: str, reference: str, meant: str):
+    task = f"evaluation.tasks=[{{name: mmlu, overrides: {{{key}: auxiliary_deployments.{reference}}}}}]"
+    launch = launched(folder, "newer", "BIG", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
+    assert dict(launch.tasks[0].overrides)[tuple(key.split("."))] == meant
+
+
+@pytest.mark.parametrize(
+    ("key", "reference", "said"),
+    [
+        ("target.base_url", "jugde.base_url", "there is no 'jugde' in auxiliary_deployments (did you mean 'judge'?)"),
+        ("target.base_url", "judge.chat_ulr", "unknown key 'chat_ulr' (did you mean 'chat_url'?)"),
+        ("target.params.at", "judge.chat_url", "differs from job to job, so it cannot be part of what is measured"),
+    ],
+)
+def test_references_that_mean_nothing(folder: Path, key: str, reference: str, said: str):
+    task = f"evaluation.tasks=[{{name: mmlu, overrides: {{{key}: auxiliary_deployments.{reference}}}}}]"
+    assert said in refused(folder, "newer", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
+
+
 def test_the_newer_dialect(folder: Path):
     launch = launched(folder, "newer", "BIG")
     assert launch.execution.output_dir == "/lustre/out"
@@ -291,7 +386,22 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution={type: slurm, gres: 'gpu:4', gpus_per_node: 8}", "8 and gres gpu:4 say different things"),
         ("execution.auto_export=[wadnb]", "unknown destination 'wadnb' (did you mean 'wandb'?)"),
         ("export.gsheets={}", "export.gsheets: not supported; use one of wandb, mlflow, local"),
-        ("auxiliary_deployments.judge={type: vllm}", "auxiliary_deployments: not supported"),
+        ("auxiliary_deployments.judge={type: vllm}", "auxiliary_deployments.judge.served_model_name: must be given"),
+        ("auxiliary_deployments.judge={type: vlm}", "unknown type 'vlm' (did you mean 'vllm'?); one of generic, vllm"),
+        ("auxiliary_deployments.judge={port: 1}", "auxiliary_deployments.judge: needs a type: one of generic, vllm"),
+        ("auxiliary_deployments.main={type: vllm, served_model_name: j}", "main: cannot be called so"),
+        ("auxiliary_deployments.judge=vllm", "auxiliary_deployments.judge: should be a mapping"),
+        ("auxiliary_deployments=[vllm]", "auxiliary_deployments: should be a mapping"),
+        (f"auxiliary_deployments.judge={{{JUDGE}, prot: 1}}", "judge.prot: unknown key (did you mean 'port'?)"),
+        (f"auxiliary_deployments.j={{{JUDGE}, num_nodes: 3, num_instances: 2}}", "j.num_instances: 3 nodes cannot"),
+        (
+            f"auxiliary_deployments.judge={{{JUDGE}, env_prefix: SLURM}}",
+            "its variables would be SLURM_…, as those of anoth",
+        ),
+        (
+            f"auxiliary_deployments={{a-b: {{{JUDGE}}}, a_b: {{{JUDGE}}}}}",
+            "command line: auxiliary_deployments.a_b: its variables would be A_B_…, as those of a-b",
+        ),
         ("env_vars.A=null", "env_vars.A: needs a value: host:NAME, lit:VALUE or runtime:NAME"),
         ("env_vars.A=host:1x", "host: takes the name of a variable, not '1x'"),
         ("env_vars.MY_API_KEY=lit:sk-0123456789abcdef", "a secret is not written into files: write host:MY_API_KEY"),

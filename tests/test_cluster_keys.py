@@ -33,6 +33,7 @@ BLOCKS: dict[str, type[Block]] = {
     "execution.proxy.config": fields.ProxyConfig,
     "deployment": fields.DeploymentBlock,
     "deployment.endpoints": fields.EndpointsBlock,
+    "auxiliary_deployments.judge": fields.AuxiliaryBlock,
     "target.api_endpoint": fields.ApiEndpoint,
     "evaluation": fields.EvaluationBlock,
     "evaluation.nemo_evaluator_config": fields.EvaluatorConfig,
@@ -57,6 +58,8 @@ VALUES: dict[str, Any] = {
     "execution.walltime": "00:30:00",
     "execution.max_walltime": "09:00:00",
     "execution.output_dir": "/elsewhere",
+    "execution.mounts.auxiliary": {"judge": {"/a": "/b"}},
+    "auxiliary_deployments": {"judge": {"type": "none"}},
     "execution.num_instances": 2,
     "execution.num_nodes": 4,
     "execution.gres": "gpu:4",
@@ -96,7 +99,6 @@ VALUES: dict[str, Any] = {
     "export.local": {"format": "csv"},
     "export.mlflow": {"run_name": "x"},
     "run.env.remote_job_dir": "/other",
-    "auxiliary_deployments": {"judge": {"type": "vllm"}},
     "execution": {"type": "slurm", "workers": 3},
     "deployment": {"type": "none"},
     "evaluation": {"tasks": ["hellaswag"]},
@@ -112,8 +114,14 @@ VALUES: dict[str, Any] = {
 CONFIG = """\
 execution: {type: slurm, auto_export: {destinations: [wandb, mlflow]}}
 deployment: {type: vllm, hf_model_handle: org/model, served_model_name: served, cache_path: /c}
+auxiliary_deployments: {judge: {type: vllm, hf_model_handle: org/judge, served_model_name: judge, cache_path: /c}}
 evaluation: {tasks: [{name: mmlu}]}
 """
+VALUES |= {
+    f"auxiliary_deployments.judge{key.removeprefix('deployment')}": value
+    for key, value in VALUES.items()
+    if key.startswith("deployment.")
+}
 
 
 def value_for(key: str, block: type[Block]) -> Any:
@@ -166,9 +174,7 @@ def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
     assert len(KEYS) > 200
     # Either partition is for one of --run and --batch, where it counts; the executor is the profile's to say.
     assert silent == {"run.env.run_partition", "run.env.batch_partition", "run.env.executor"}
-    assert set(refused) == {
-        *("auxiliary_deployments", "execution.num_instances", "export", "export.gsheets"),
-    }
+    assert set(refused) == {"export", "export.gsheets"}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
             "execution.cpu_partition: no effect here, because only further workers go there",
         ),
         ("execution.mounts.evaluation={/a: /b}", "because the evaluation runs in no container"),
-        ("deployment.haproxy_port=5009", "because there is one server, which is asked directly"),
+        ("deployment.haproxy_port=5009", "because requests are spread over the instances by Holdfast itself"),
         ("evaluation.tasks.0.dataset_dir=/d", "write overrides: {dataset.path: …}"),
         ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the model that is measured is the one that is served"),
         ("export.wandb.log_mode=multi_task", "`holdfast export --to wandb` has no such option"),

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -23,19 +22,13 @@ from holdfast.cluster.launch import follow, start_attempt
 from holdfast.cluster.layout import Begin, End
 from holdfast.cluster.submission import Ledger, Registry
 from holdfast.cluster.transport import Here
-from tests.support.launching import Site, calmly
+from tests.support.launching import Site, calmly, deployment, free_port, pid_of
 from tests.support.running import holdfast, server, start
 from tests.support.slurm import Lab
 
 if TYPE_CHECKING:
     from holdfast.cluster.submission import Invocation
     from tests.support.running import Server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -171,53 +164,11 @@ def test_a_main_job_that_is_killed_is_followed_by_its_successor(site: Site) -> N
         at_most_twice(model, 200, 4)
 
 
-def deployment(folder: Path, *, code: str = "", port: int | None = None) -> dict[str, object]:
-    """The test server as a deployment, which counts in a file what it was asked, over all its lives."""
-    port = port or free_port()
-    script = folder / "serve.py"
-    script.write_text(SERVER.format(port=port, counts=str(folder / "asked.txt"), code=code))
-    return {
-        "type": "generic",
-        "command": f"{sys.executable} {script}",
-        "port": port,
-        "served_model_name": "test-model",
-        "health_check_path": "/health",
-    }
-
-
-SERVER = """
-import json, os, pathlib, sys, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-counts = open({counts!r}, "a")
-pathlib.Path({counts!r} + ".pid").write_text(str(os.getpid()))
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def log_message(self, *_): pass
-    def do_GET(self):
-        self.reply(200 if self.path == "/health" else 404, {{}})
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][-1]["content"]
-        counts.write(text + chr(10)); counts.flush()
-        time.sleep(0.05)
-        said = {{"role": "assistant", "content": text}}
-        self.reply(200, {{"id": "r", "object": "chat.completion", "created": 1, "model": "test-model",
-            "choices": [{{"index": 0, "message": said, "finish_reason": "stop"}}]}})
-    def reply(self, status, body):
-        data = json.dumps(body).encode()
-        self.send_response(status); self.send_header("Content-Length", str(len(data))); self.end_headers()
-        self.wfile.write(data)
-{code}
-print("serving", flush=True)
-ThreadingHTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
-"""
-
-
 def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> None:
     site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(site.folder))
     invocation = site.submit()
     site.await_done(invocation, 20)
-    os.kill(int((site.folder / "asked.txt.pid").read_text()), signal.SIGKILL)
+    os.kill(pid_of(site.folder / "asked.txt"), signal.SIGKILL)
     state = site.await_over(invocation)
     assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
     counts = Counter((site.folder / "asked.txt").read_text().splitlines())

@@ -216,7 +216,10 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, m
     made.log("main-12-0.log", "first attempt\n")
     os.utime(made.log("main-12-0.log", ""), (1, 1))
     made.log("main-9-0.log", "second attempt, whose id is smaller\n")
+    made.log("deployment-8-0.log", "an earlier server\n")
+    os.utime(made.log("deployment-8-0.log", ""), (1, 1))
     made.log("deployment-9-0.log", "serving\n")
+    made.log("judge-9-0.log", "judging\n")
     made.log("worker-1-10-0.log", "worker one\n")
     made.log("worker-12-10-0.log", "worker twelve\n")
     what = f"{made.directory}/0"
@@ -227,6 +230,9 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, m
     assert logs() == "second attempt, whose id is smaller\n"
     assert logs("--all") == "first attempt\nsecond attempt, whose id is smaller\n"
     assert logs("--deployment") == "serving\n"
+    assert logs("--server", "judge") == "judging\n"
+    made.log("deployment-9-0-1.log", "a second instance\n")
+    assert sorted(logs("--deployment").splitlines()) == ["a second instance", "serving"]
     assert logs("--worker", "1") == "worker one\n"
     missing = holdfast("logs", what, "--worker", "7", cwd=tmp_path, env=env, check=2).stderr
     assert "no worker-7 log" in missing

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,76 @@ def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) 
     return wait_for(look, what, patience)
 
 
+def free_port(count: int = 1) -> int:
+    """A port at which nobody listens, and the ones after it."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+        with ExitStack() as taken, suppress(OSError, OverflowError):
+            for number in range(count):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", first + number))
+            return first
+
+
+def deployment(
+    folder: Path, *, code: str = "", port: int | None = None, name: str = "asked", says: str | None = None
+) -> dict[str, Any]:
+    """A server that echoes, or `says` something: it counts in `<name>.txt` what it was asked, over all its lives.
+
+    Further instances count in `<name>-1.txt` …; `pid_of` and `node_of` know of the last life.
+    """
+    script = folder / f"serve-{name}.py"
+    script.write_text(SERVER.format(stem=str(folder / name), code=code, says=says))
+    return {
+        "type": "generic",
+        "command": f"{sys.executable} {script}",
+        "port": port or free_port(),
+        "served_model_name": "test-model",
+        "health_check_path": "/health",
+    }
+
+
+def pid_of(counts: Path) -> int:
+    """The process that counts there."""
+    return int(Path(f"{counts}.life").read_text().split()[0])
+
+
+def node_of(counts: Path) -> str:
+    """The node it is on, by Slurm's name."""
+    return Path(f"{counts}.life").read_text().split()[1]
+
+
+SERVER = """
+import json, os, pathlib, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+instance = os.environ["INSTANCE_ID"]
+path = {stem!r} + (f"-{{instance}}" if instance != "0" else "") + ".txt"
+counts = open(path, "a")
+pathlib.Path(path + ".life").write_text(f"{{os.getpid()}} {{os.environ.get('SLURMD_NODENAME', 'here')}}")
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.reply(200 if self.path == "/health" else 404, {{}})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][-1]["content"]
+        counts.write(text.replace(chr(10), " ") + chr(10)); counts.flush()
+        time.sleep(0.05)
+        said = {{"role": "assistant", "content": {says!r} or text}}
+        self.reply(200, {{"id": "r", "object": "chat.completion", "created": 1, "model": body["model"],
+            "choices": [{{"index": 0, "message": said, "finish_reason": "stop"}}]}})
+    def reply(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status); self.send_header("Content-Length", str(len(data))); self.end_headers()
+        self.wfile.write(data)
+{code}
+print("serving", flush=True)
+ThreadingHTTPServer(("127.0.0.1", int(os.environ["HOLDFAST_PORT"])), Handler).serve_forever()
+"""
+
+
 @dataclass
 class Site:
     """Somebody's folder, and the cluster they use."""
@@ -61,6 +133,8 @@ class Site:
         profile: str = "",
         deployment: dict[str, Any] | None = None,
         execution: dict[str, Any] | None = None,
+        auxiliary: dict[str, Any] | None = None,
+        task: dict[str, Any] | None = None,
         **keys: Any,
     ) -> None:
         """The files of a launch of one task."""
@@ -73,7 +147,8 @@ class Site:
         config = {
             "execution": {"type": "slurm", **(execution or {})},
             "deployment": deployment or {"type": "none"},
-            "evaluation": {"tasks": ["evals/e.yaml"]},
+            **({"auxiliary_deployments": auxiliary} if auxiliary else {}),
+            "evaluation": {"tasks": [{"name": "evals/e.yaml", **task} if task else "evals/e.yaml"]},
         }
         (self.folder / "nano.yaml").write_text(json.dumps(config))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cluster.config import Launch
-    from holdfast.cluster.layout import RunOptions
+    from holdfast.cluster.layout import DeploymentFile, RunOptions
     from holdfast.cluster.submission import Invocation
     from holdfast.spec.overrides import Override
 
@@ -91,9 +91,8 @@ def _show(launch: Launch) -> None:
 def _preview(launch: Launch, given: dict[str, Any]) -> int:
     """What would be submitted and done, with nothing sent and nothing written."""
     from holdfast.cluster.foresight import Foresight
-    from holdfast.cluster.launch import preview, refuse
+    from holdfast.cluster.launch import preview
 
-    refuse(launch)
     if not given["json"]:
         _show(launch)
     tasks, ahead = [], Foresight(launch)
@@ -101,12 +100,14 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
         seen = ahead.of(task, each.task)
         scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
         server = None if each.task.deployment is None else each.task.deployment.command
+        servers = {_server_name(served): served.command for served in each.task.served}
         tasks.append(
             {
                 "name": task.name,
                 "eval": str(task.eval_file),
                 **seen.as_dict(),
                 "server": server,
+                "servers": servers,
                 "scripts": {name: text for name, text in scripts.items() if text is not None},
             }
         )
@@ -117,12 +118,17 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
                 if text is not None:
                     click.echo(f"  {name}:")
                     click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
-            if server is not None:
-                click.echo(f"  server: {server}")
+            for name, line in servers.items():
+                click.echo(f"  {name}: {line}")
             click.echo()
     if given["json"]:
         click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
     return 0
+
+
+def _server_name(served: DeploymentFile) -> str:
+    several = f" ({served.instances} instances)" if served.instances > 1 else ""
+    return (f"server {served.name}" if served.prefix else "server") + several
 
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:

@@ -26,11 +26,18 @@ _LOOK_EVERY: Final = 5
 @click.argument("what", metavar="ID|PATH")
 @click.option("-f", "--follow", is_flag=True, help="Go on showing what is written, attempt after attempt, to the end.")
 @click.option("--deployment", is_flag=True, help="The log of the server instead.")
+@click.option("--server", metavar="NAME", help="The log of a server beside the model's instead: judge.")
 @click.option("--worker", metavar="N", help="The log of worker N instead.")
 @click.option("--all", "everything", is_flag=True, help="Of all attempts, not of the last one alone.")
 @runs_dir_option
 def command(
-    what: str, follow: bool, deployment: bool, worker: str | None, everything: bool, runs_dir: Path | None
+    what: str,
+    follow: bool,
+    deployment: bool,
+    server: str | None,
+    worker: str | None,
+    everything: bool,
+    runs_dir: Path | None,
 ) -> int:
     """Show the log of an invocation's tasks, of one task (`ID.N`), or of a run directory.
 
@@ -38,14 +45,14 @@ def command(
     """
     from holdfast.cluster.finding import Subject
 
-    if deployment and worker is not None:
-        raise UsageError("--deployment and --worker name different logs; give one of them")
+    if deployment + (server is not None) + (worker is not None) > 1:
+        raise UsageError("--deployment, --server and --worker name different logs; give one of them")
     found = subject_of(what, runs_directory(runs_dir))
     try:
         if isinstance(found, Subject):
-            kind = "deployment" if deployment else "main" if worker is None else f"worker-{worker}"
+            kind = "deployment" if deployment else server or ("main" if worker is None else f"worker-{worker}")
             return _of_invocation(found, kind, follow=follow, everything=everything)
-        if deployment:
+        if deployment or server is not None:
             raise UsageError(f"{found} is a run; only invocations have a server of their own")
         return _of_run(found, worker, follow=follow)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--worker", metavar="ID", help="Its name; the same name goes on with what it left.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
-@click.option("--base-url", metavar="URL", help="Where the model is served, as seen from here.")
+@click.option("--base-url", metavar="URL", multiple=True, help="Where the model is served, seen from here; repeatable.")
 @click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
 @click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")

@@ -10,6 +10,7 @@
 `fields`       what a configuration may say, one model per block
 `deployments`  the servers that are known, and their commands
 `dialects`     keys of earlier launchers, in their place of today
+`auxiliary`    servers beside that of the model
 `adapter`      what `adapter_config` means here
 `tasks`        eval files with values laid over them
 `unused`       keys that have no effect, and why
@@ -35,5 +36,5 @@
 `attempt`      its main part: serve, share out, work, end well
 `beside`       a worker's part
 `preparing`    a run made ready for workers
-`serving`      the server of a model inside a job
+`serving`      the servers of a job
 """

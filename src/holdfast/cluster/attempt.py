@@ -16,6 +16,8 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +26,19 @@ import msgspec
 from holdfast.cluster import layout
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.layout import Begin, End, EndpointFile
-from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, run_hook, say
+from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, first_url, run_hook, say, url_words
 from holdfast.cluster.preparing import Prepared
-from holdfast.cluster.serving import Server, ServerFailed, has_pyxis, plain
+from holdfast.cluster.serving import (
+    Server,
+    ServerFailed,
+    Spot,
+    await_ready,
+    has_pyxis,
+    job_nodes,
+    plain,
+    spots,
+    stop_all,
+)
 from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import INTENT, Ledger, Submitter
 from holdfast.cluster.transport import Here
@@ -80,7 +92,7 @@ class MainJob:
         self._state = layout.read_state(self._here, job.place)
         self._attempts = layout.read_attempts(self._here, job.place)
         self._number = sum(isinstance(record, Begin) for record in self._attempts) + 1
-        self._server: Server | None = None
+        self._servers: list[Server] = []
         self._rounds = 0
         self._jobs: _Jobs | None = None
 
@@ -92,7 +104,7 @@ class MainJob:
             return 0
         self._began = time.time()
         self._records = self._count_records()
-        if self._task.deployment is not None:
+        if self._task.served:
             Path(self._place.endpoint).unlink(missing_ok=True)  # a killed attempt's: its server is gone
         if why := self._no_more():
             self._set(phase="stopped", reason=why, exit_code=3)
@@ -124,8 +136,7 @@ class MainJob:
             return self._end("stopped", f"a bug of Holdfast's: {error!r}; see {self._job.log('main')}", code=3)
         finally:
             Path(self._place.endpoint).unlink(missing_ok=True)
-            if self._server is not None:
-                self._server.stop()
+            stop_all(self._servers)
 
     def _not_wanted(self) -> str | None:
         if self._job.stopped:
@@ -177,7 +188,7 @@ class MainJob:
             before, first = records, False
             self._serve()
             ended, code = self._work(prepared)
-            if ended.kind == "refused" and self._server is not None:
+            if ended.kind == "refused":
                 self._await_death()
             if ended.kind and ended.kind != "lease_lost":
                 remedy = f"\n  {ended.remedy}" if ended.remedy else ""
@@ -187,16 +198,16 @@ class MainJob:
                 self._pause(5)
 
     def _prepare(self) -> Prepared:
-        base_url = self._url("127.0.0.1")
+        urls, env = self._served("127.0.0.1")
         process = subprocess.Popen(
             [
                 *(self._task.python, "-m", "holdfast.cluster.node", self._place.path, "--role", "prepare"),
-                *(("--base-url", base_url) if base_url else ()),
+                *url_words(urls),
                 *(("--first",) if self._state.run_dir is None else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=self._job.env(self._task.env, **({"OPENAI_BASE_URL": base_url} if base_url else {})),
+            env=self._job.env(self._task.env, **first_url(urls), **env),
             start_new_session=True,
         )
         said: list[bytes] = []
@@ -222,30 +233,51 @@ class MainJob:
         return prepared
 
     def _serve(self) -> None:
-        """Start the server, if there is to be one and it does not run yet."""
-        deployment = self._task.deployment
-        if deployment is None or self._server is not None:
+        """Start the servers, if there are to be some and they do not run yet."""
+        if self._servers or not self._spots:
             return
-        self._set(phase="deploying", reason=f"the server starts; see {self._job.log('deployment')}")
-        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1) if self._task.executor == "slurm" else 1
-        if not (deployment.image and has_pyxis()):
-            deployment = plain(deployment)
-        env = self._job.env(deployment.env)
-        self._server = Server(deployment, self._job.log("deployment"), env, nodes)
-        self._server.start(say)
-        patience = deployment.readiness_seconds or self._task.walltime
-        if not self._server.await_ready(patience, lambda: self._job.must_go):
+        logs = [self._job.log(spot.deployment.name, spot.instance) for spot in self._spots]
+        what = "the server starts" if len(logs) == 1 else f"{len(logs)} servers start"
+        self._set(phase="deploying", reason=f"{what}; see {logs[0]}")
+        for spot, log in zip(self._spots, logs, strict=True):
+            deployment = spot.deployment
+            if not (deployment.image and has_pyxis()):
+                deployment = plain(deployment)
+            server = Server(replace(spot, deployment=deployment), log, self._job.env(deployment.env))
+            self._servers.append(server)  # to be stopped whatever happens
+            server.start(say)
+        if not await_ready(self._servers, self._task.walltime, lambda: self._job.must_go):
             raise _Told
-        say(f"the server answers at {self._url('127.0.0.1')}")
+        for spot in self._spots:
+            say(f"{spot} answers at {spot.url(spot.deployment.base_path)}")
 
-    def _url(self, host: str) -> str | None:
-        deployment = self._task.deployment
-        return None if deployment is None else f"http://{host}:{deployment.port}{deployment.base_path}"
+    @cached_property
+    def _spots(self) -> list[Spot]:
+        nodes = job_nodes() if self._task.executor == "slurm" and self._task.served else []
+        return spots(self._task.served, nodes, self._job.node)
+
+    def _served(self, near: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Where the model is, and variables that say where the rest is; for those who call this node `near`."""
+        urls: list[str] = []
+        env: dict[str, str] = {}
+        for spot in self._spots:
+            deployment, name = spot.deployment, spot.deployment.prefix
+            url = spot.url(deployment.base_path, near)
+            if not name:
+                urls.append(url)
+            elif spot.instance:
+                env[f"{name}_URL"] += f",{url}"
+            else:
+                env |= {f"{name}_URL": url, f"{name}_MODEL_ID": deployment.model or ""}
+                for kind, path in deployment.endpoints.items():
+                    env[f"{name}_{kind.upper()}_URL"] = spot.url(path, near)
+        return tuple(urls), env
 
     def _work(self, prepared: Prepared) -> tuple[Ended, int]:
         """Open the run for all workers and be one of them."""
         self._rounds += 1
         host, deployment = os.uname().nodename, self._task.deployment
+        urls, env = self._served(host)
         offered = EndpointFile(
             serial=self._number * 1000 + self._rounds,
             job=self._job.id,
@@ -253,12 +285,13 @@ class MainJob:
             host=host,
             port=None if deployment is None else deployment.port,
             model=None if deployment is None else deployment.model,
-            base_url=self._url(host),
+            base_url=urls[0] if len(urls) == 1 else urls or None,
+            env=env,
         )
         layout.write(Path(self._place.endpoint), offered)
         self._set(phase="running", reason="")
         seen = _Progress(prepared)
-        working = Working(self._job, prepared.run_dir, "main", self._url("127.0.0.1"))
+        working = Working(self._job, prepared.run_dir, "main", *self._served("127.0.0.1"))
         looked = queued = time.monotonic()
         try:
             while working.code is None:
@@ -289,15 +322,15 @@ class MainJob:
         """Raise when this attempt cannot go on."""
         if self._job.must_go:
             raise _Told
-        if self._server is not None:
-            self._server.check()
+        for server in self._servers:
+            server.check()
 
     def _await_death(self) -> None:
         """A server that refuses connections may be about to be seen dead."""
-        for _ in range(8):
+        for _ in range(8 if self._servers else 0):
             time.sleep(LOOK_SECONDS)
-            if self._server is not None:
-                self._server.check()
+            for server in self._servers:
+                server.check()
 
     def _pause(self, seconds: float) -> None:
         for _ in range(int(seconds / LOOK_SECONDS)):

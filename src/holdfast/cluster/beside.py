@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from holdfast.cluster import layout
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.layout import EndpointFile
@@ -55,25 +57,32 @@ def work_beside(job: NodeJob) -> int:
 
 def _work(job: NodeJob, endpoint: EndpointFile) -> int:
     """Work as long as the main job says that there is work."""
-    working = Working(job, endpoint.run_dir, f"w{job.index}", base_url(endpoint))
+    here = seen_from_here(endpoint)
+    working = Working(job, endpoint.run_dir, f"w{job.index}", here.base_urls, here.env)
     while working.code is None:
         time.sleep(LOOK_SECONDS)
         if job.must_go:
             return working.drain()
         now = read_endpoint(job)
         # A server that is gone, or another. Where the model is elsewhere, work goes on without the main job.
-        if endpoint.base_url is not None and (now is None or now.serial != endpoint.serial):
+        serves = endpoint.base_urls or endpoint.env
+        if serves and (now is None or now.serial != endpoint.serial):
             return working.drain()
     if (ended := working.ended).kind:
         say(f"{ended.message}")
     return working.code
 
 
-def base_url(endpoint: EndpointFile) -> str | None:
-    """Where the model is, seen from this node."""
-    if endpoint.base_url is None or endpoint.host != os.uname().nodename:
-        return endpoint.base_url
-    return endpoint.base_url.replace(f"//{endpoint.host}:", "//127.0.0.1:", 1)
+def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
+    """Where everything is, seen from this node."""
+    if endpoint.host != os.uname().nodename:
+        return endpoint
+
+    def near(text: str) -> str:
+        return text.replace(f"//{endpoint.host}:", "//127.0.0.1:")
+
+    env = {name: near(text) for name, text in endpoint.env.items()}
+    return msgspec.structs.replace(endpoint, base_url=tuple(map(near, endpoint.base_urls)), env=env)
 
 
 def read_endpoint(job: NodeJob) -> EndpointFile | None:

@@ -100,6 +100,7 @@ def compose(
     tree = _with_defaults_of_types(tree, edits, profile, files.selected)
     for edit in edits:
         edit.apply(tree)
+    tree = _with_defaults_of_auxiliaries(tree)
     _merge_profile(tree, profile, cwd, environ, detached=detached)
     _fill_in(tree)
 
@@ -157,7 +158,9 @@ class _Files:
             if entry == "_self_":
                 yield place, None
             elif isinstance(entry, str):
-                yield place, (self.file(entry, folder, place), group, None)
+                found = self.placed(entry, folder, group, place)
+                if found is not None:
+                    yield place, found
             elif isinstance(entry, dict) and len(entry) == 1:
                 ((key, value),) = entry.items()
                 if not group and key in self.choices:
@@ -168,6 +171,16 @@ class _Files:
                         yield place, found
             else:
                 raise ConfigError([Problem(place, "an entry is a file's name, `group: name` or _self_")])
+
+    def placed(
+        self, entry: str, folder: Path, group: tuple[str, ...], place: str
+    ) -> tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None:
+        """A file to build on. `deployment/vllm@auxiliary_deployments.judge` is one of a group, under that key."""
+        name, _, package = entry.partition("@")
+        key, _, choice = name.rpartition("/")
+        if package and key:
+            return self.group(f"{key}@{package}", choice, group, place)
+        return self.file(name, folder, place), group, tuple(package.split(".")) if package else None
 
     def file(self, entry: str, folder: Path, place: str) -> Path:
         """A file to build on, beside the one that names it."""
@@ -193,7 +206,7 @@ class _Files:
             folder = root.joinpath(*parts)
             for path in (folder / f"{choice}.yaml", folder / choice / "default.yaml", folder / choice):
                 if path.is_file():
-                    if root == GROUPS:
+                    if root == GROUPS and not package:
                         self.selected.add((parts[0], path.relative_to(folder).parts[0].removesuffix(".yaml")))
                     return path, parts, tuple(package.split(".")) if package else parts
         if words:
@@ -332,6 +345,24 @@ def _with_defaults_of_types(
         base = tree_of(read_document(path), f"{DEFAULT}{section}/{name})", lines=False).at((section,))
         tree = tree.over(base)
     return tree
+
+
+def _with_defaults_of_auxiliaries(tree: Tree) -> Tree:
+    """The same for the servers beside the model."""
+    named = tree.get("auxiliary_deployments")
+    if not isinstance(named, dict):
+        return tree
+    below = Tree()
+    for name, block in list(named.items()):  # all of them, which keeps their order
+        here: tuple[str, ...] = ("auxiliary_deployments", name)
+        if isinstance(block, dict) and block.get("type") == "none":
+            tree.put(here, {"type": "none"}, tree.origin((*here, "type")))  # so that nothing else of it is asked for
+        below.put(here, {}, tree.origin(here))
+        path = GROUPS / "deployment" / f"{block.get('type') if isinstance(block, dict) else None}.yaml"
+        if path.is_file():
+            place = f"{DEFAULT}deployment/{path.stem})"
+            below = tree_of(read_document(path), place, lines=False).at(here).over(below)
+    return tree.over(below)
 
 
 def missing_type(tree: Tree, section: str) -> ConfigError:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from holdfast.cluster.auxiliary import check_ports, fill_references, needed_nodes, prefix_of, read_auxiliary
 from holdfast.cluster.bare import divide, read_lone
 from holdfast.cluster.compose import compose, find_config, known_executor
 from holdfast.cluster.deployments import (
@@ -50,9 +51,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.cluster.tree import Tree
+    from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
 
 _Model = TypeVar("_Model", bound=Block)
+_Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 SCOPES = ("deployment", "evaluation", "export")
 PROJECT = "holdfast"
 """the subproject of those who name none"""
@@ -131,6 +134,8 @@ class Launch:
     """`run.env`: the profile, and what the configuration and the command line say instead"""
     execution: Execution
     deployment: Deployment
+    auxiliary: tuple[Deployment, ...]
+    """served beside the model"""
     tasks: tuple[Task, ...]
     export: Export
     wandb: WandbBlock | None
@@ -144,7 +149,8 @@ class Launch:
 
     def variables(self) -> Iterator[EnvVar]:
         """Every variable of every part; `environment.check_environment` sees whether they are set."""
-        yield from self.deployment.env
+        for served in (self.deployment, *self.auxiliary):
+            yield from served.env
         yield from self.export.env
         for task in self.tasks:
             yield from task.env
@@ -213,7 +219,6 @@ class _Reader:
         options: RunOptions,
     ) -> Launch:
         top = self.block(LaunchBlock)
-        self.refuse_what_is_not_there()
         run = self.block(RunBlock, "run")
         execution = self.block(ExecutionBlock, "execution")
         deployment = self.block(DeploymentBlock, "deployment")
@@ -224,8 +229,13 @@ class _Reader:
         if not (top and run and execution and deployment):
             raise ConfigError(self.problems)
 
+        execution = self.settle_nodes(execution, deployment)
         execution, deployment = self.settle_gpus(execution, deployment)
         served = self.deployment(deployment, execution, run.env)
+        auxiliary = self.auxiliary(execution, run.env)
+        if execution.type == "local":
+            check_ports(self.tree, served, auxiliary, self.problems)
+        fill_references(self.tree, auxiliary, self.problems)
         reader = TaskReader(
             tree=self.tree,
             endpoint=self.endpoint(deployment, target),
@@ -239,7 +249,7 @@ class _Reader:
         )
         self.refuse_another_model(served)
         tasks = reader.read(wanted)
-        made = self.execution(execution, run.env, environ)
+        made = self.execution(execution, run.env, environ, needed_nodes(execution.num_nodes, served, auxiliary))
         self.notices.extend(unused(self.tree, self.used))
         if self.profile is not None and self.profile.foreign:
             names = ", ".join(self.profile.foreign)
@@ -264,6 +274,7 @@ class _Reader:
             env=run.env,
             execution=made,
             deployment=served,
+            auxiliary=auxiliary,
             tasks=tasks,
             export=exports,
             wandb=wandb,
@@ -277,12 +288,6 @@ class _Reader:
         if data is None and location:
             return model.model_construct() if location[0] in ("target", "export") else None
         return cast("_Model | None", validate_block(model, data, location, self.tree, self.problems))
-
-    def refuse_what_is_not_there(self) -> None:
-        """Keys that are known and cannot be followed."""
-        if self.tree.get("auxiliary_deployments"):
-            said = "not supported: start the judge by itself, and name it with base_url in the eval file's grader"
-            self.problems.append(Problem(self.tree.where(("auxiliary_deployments",)), said))
 
     def refuse_another_model(self, served: Deployment) -> None:
         if served.serves and any(key == ("target", "model") for key, _ in self.laid):
@@ -298,22 +303,65 @@ class _Reader:
             said = f"unknown type {kind!r}{suggest(str(kind), DEPLOYMENTS)}; one of {', '.join(DEPLOYMENTS)}"
             self.problems.append(Problem(self.tree.where(("deployment", "type")), said))
 
-    def deployment(self, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock) -> Deployment:
-        here = ("deployment",)
+    def settle_nodes(self, execution: ExecutionBlock, block: DeploymentBlock) -> ExecutionBlock:
+        """How many instances there are, and nodes to share out among them: one each, where nobody says so."""
         instances = execution.num_instances
         if block.multiple_instances is not None:
             if block.multiple_instances and instances == 1:
-                instances = execution.num_nodes
+                instances = max(1, execution.num_nodes // (block.nodes_per_instance or 1))
             said = f"is of the older dialect: read as execution.num_instances={instances}"
-            self.notices.append(f"{self.tree.where((*here, 'multiple_instances'))}: {said}")
+            self.notices.append(f"{self.tree.where(('deployment', 'multiple_instances'))}: {said}")
+        nodes, here = execution.num_nodes, ("execution", "num_nodes")
+        unsaid = self.tree.get(*here) is None or (self.by_default(*here) and "←" not in self.tree.origin(here))
+        if instances > 1 and unsaid and execution.type != "local":
+            nodes = instances
+            self.tree.put(here, nodes, self.tree.origin(("execution", "num_instances")))
+        self.check_instances(("execution",), block, instances, nodes, execution.type)
+        return execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
+
+    def check_instances(
+        self, here: Location, block: DeploymentBlock, instances: int, nodes: int, executor: str
+    ) -> None:
+        said = None
+        if executor == "local":
+            if instances > 1 and block.type not in ("none", "generic") and block.command is None:
+                said = "several on this machine need a command of yours: type generic, with $HOLDFAST_PORT in it"
+        elif block.type != "none" and nodes % instances:
+            said = f"{nodes} nodes cannot be shared out among {instances} instances"
+            said += f": write a multiple of {instances} as num_nodes ({self.tree.origin((*here, 'num_nodes'))})"
+        if said is not None:
+            self.problems.append(Problem(self.tree.where((*here, "num_instances")), said))
+
+    def deployment(self, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock) -> Deployment:
         if block.type == "none":
             return Deployment("none", instances=0)
+        made = self.served(block, ("deployment",), self.variables(env, "deployment"))
+        return replace(
+            made,
+            instances=execution.num_instances,
+            nodes=execution.num_nodes,
+            tasks=execution.deployment.n_tasks,
+            mounts=self.mounts(env, execution.mounts.deployment, made.mounts),
+        )
+
+    def auxiliary(self, execution: ExecutionBlock, env: ProfileBlock) -> tuple[Deployment, ...]:
+        """The servers beside that of the model."""
+        found = []
+        for name, block, here in read_auxiliary(self.tree, self.problems):
+            instances, nodes = block.num_instances, block.num_nodes or block.num_instances
+            self.check_instances(here, block, instances, nodes, execution.type)
+            spread = self.over_gpus(block, here, execution.gpus_per_node, nodes // instances)
+            made = self.served(spread, here, self.variables(env, "auxiliary_deployments", name))
+            made = replace(made, name=name, prefix=prefix_of(name, block), instances=instances, nodes=nodes)
+            mounts = self.mounts(env, execution.mounts.auxiliary.get(name, {}), made.mounts)
+            found.append(replace(made, tasks=block.n_tasks, mounts=mounts))
+        return tuple(found)
+
+    def served(self, block: DeploymentBlock, here: Location, env: dict[str, EnvVar]) -> Deployment:
+        """A server as its block describes it, without what the job says of it."""
         if missing := missing_model(block):
             self.problems.append(Problem(self.tree.where(here), missing))
-        if execution.num_nodes % instances:
-            said = f"{execution.num_nodes} nodes cannot be shared out among {instances} instances"
-            self.problems.append(Problem(self.tree.where(("execution", "num_instances")), said))
-        if block.served_model_name is None:
+        if block.served_model_name is None and here == ("deployment",):
             said = "is not given: the server is asked for the model that each eval file names"
             self.notices.append(f"{self.tree.where((*here, 'served_model_name'))}: {said}")
         paths = {name: value for name, value in block.endpoints if value}
@@ -328,10 +376,8 @@ class _Reader:
             endpoints=paths,
             health_path=block.health_check_path or paths.get("health", "/health"),
             health_status=block.health_check_status,
-            instances=instances,
-            tasks=execution.deployment.n_tasks,
-            mounts=self.mounts(env, execution.mounts.deployment, server_mounts(block)),
-            env=tuple({**server_env(block), **self.variables(env, "deployment")}.values()),
+            mounts=server_mounts(block),
+            env=tuple({**server_env(block), **env}.values()),
         )
 
     def endpoint(self, block: DeploymentBlock, target: TargetBlock | None) -> Endpoint:
@@ -341,7 +387,7 @@ class _Reader:
             return Endpoint(block.served_model_name, None, asked.api_key_name, asked.type, asked.stream)
         return Endpoint(asked.model_id, asked.url, asked.api_key_name, asked.type, asked.stream)
 
-    def variables(self, env: ProfileBlock, scope: str) -> dict[str, EnvVar]:
+    def variables(self, env: ProfileBlock, scope: str, *inner: str) -> dict[str, EnvVar]:
         """The variables of a scope: the profile's, those for all, the older dialect's, the scope's own."""
         found = read_variables(self.tree, ("run", "env", "env_vars"), self.problems, self.notices, bare="lit")
         older = self.tree.get("execution", "env_vars")
@@ -351,7 +397,7 @@ class _Reader:
             for name in sorted(set(older) - set(SCOPES)):
                 message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
                 self.problems.append(Problem(self.tree.where(("execution", "env_vars", name)), message))
-        for location in (("env_vars",), ("execution", "env_vars", scope), (scope, "env_vars")):
+        for location in (("env_vars",), ("execution", "env_vars", scope), (scope, *inner, "env_vars")):
             found |= read_variables(self.tree, location, self.problems, self.notices)
         key = self.tree.get("target", "api_endpoint", "api_key_name")
         if scope == "evaluation" and isinstance(key, str):
@@ -369,7 +415,7 @@ class _Reader:
             listed.append(Mount(source, path, options))
         return tuple({mount.target: mount for mount in listed}.values())
 
-    def execution(self, block: ExecutionBlock, env: ProfileBlock, environ: Mapping[str, str]) -> Execution:
+    def execution(self, block: ExecutionBlock, env: ProfileBlock, environ: Mapping[str, str], nodes: int) -> Execution:
         output = block.output_dir
         if output is None and env.remote_job_dir and block.type == "slurm":
             output = f"{env.remote_job_dir}/evaluations"
@@ -398,7 +444,7 @@ class _Reader:
             cpu_partition=block.cpu_partition,
             walltime=block.walltime,
             max_walltime=block.max_walltime,
-            nodes=block.num_nodes,
+            nodes=nodes,
             tasks_per_node=block.ntasks_per_node,
             gres=block.gres,
             gpus_per_node=block.gpus_per_node,
@@ -427,17 +473,21 @@ class _Reader:
                 self.problems.append(Problem(self.tree.where(here), said))
             self.tree.put(here, int(match[1]), self.tree.origin(("execution", "gres")))
             execution = execution.model_copy(update={"gpus_per_node": int(match[1])})
-        place = ("deployment", "tensor_parallel_size")
-        gpus = execution.gpus_per_node
-        if gpus and deployment.tensor_parallel_size is not None and self.by_default(*place):
-            spread = (deployment.pipeline_parallel_size or 1) * (deployment.data_parallel_size or 1)
-            size = max(1, min(gpus, gpus * execution.num_nodes // execution.num_instances // spread))
-            group = self.tree.origin(place).partition(" ← ")[0]
-            self.tree.put(place, size, f"{group} ← {self.tree.origin(('execution', 'gpus_per_node'))}")
-            deployment = deployment.model_copy(update={"tensor_parallel_size": size})
-        return execution, deployment
+        nodes = execution.num_nodes // execution.num_instances
+        return execution, self.over_gpus(deployment, ("deployment",), execution.gpus_per_node, nodes)
 
-    def by_default(self, *location: str) -> bool:
+    def over_gpus(self, block: _Deployment, here: Location, gpus: int | None, nodes: int) -> _Deployment:
+        """A server spread over the GPUs of its nodes, where nobody says how."""
+        place = (*here, "tensor_parallel_size")
+        if not gpus or block.tensor_parallel_size is None or not self.by_default(*place):
+            return block
+        spread = (block.pipeline_parallel_size or 1) * (block.data_parallel_size or 1)
+        size = max(1, min(gpus, gpus * nodes // spread))
+        group = self.tree.origin(place).partition(" ← ")[0]
+        self.tree.put(place, size, f"{group} ← {self.tree.origin(('execution', 'gpus_per_node'))}")
+        return block.model_copy(update={"tensor_parallel_size": size})
+
+    def by_default(self, *location: str | int) -> bool:
         """Whether nobody but a group that comes with Holdfast says so."""
         return self.tree.origin(location).startswith(DEFAULT)
 

@@ -32,9 +32,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The server of the model, or none."""
+    """The server of the model, or none; or that of something else the tasks need."""
 
     type: str
+    name: str = "deployment"
+    prefix: str = ""
+    """of the variables that say where it is; empty: it serves the model"""
     image: str | None = None
     command: str | None = None
     """the whole command line, for a shell; None where nothing is served"""
@@ -49,6 +52,8 @@ class Deployment:
     health_status: int = 200
     instances: int = 1
     """how many of it, each on its own nodes"""
+    nodes: int = 1
+    """of all instances together"""
     tasks: int | None = None
     """processes to start one instance with; None: one per node"""
     mounts: tuple[Mount, ...] = ()

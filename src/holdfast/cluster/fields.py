@@ -56,7 +56,7 @@ class MountsBlock(Block):
 
     deployment: MountTable = Field(default_factory=dict)
     evaluation: MountTable = Field(default_factory=dict)
-    auxiliary: dict[str, Any] = Field(default_factory=dict)
+    auxiliary: dict[str, MountTable] = Field(default_factory=dict)
     mount_home: bool = False
 
 
@@ -170,7 +170,8 @@ class DeploymentBlock(Block):
     health_check_status: int = 200
     haproxy_port: int | None = None
     multiple_instances: bool | None = None
-    """older dialect: one server per node"""
+    """older dialect: one server per node, or per so many nodes"""
+    nodes_per_instance: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +180,17 @@ class DeploymentBlock(Block):
         if isinstance(data, dict) and isinstance(data.get("extra_args"), list):
             return {**data, "extra_args": " ".join(map(str, data["extra_args"]))}
         return data
+
+
+class AuxiliaryBlock(DeploymentBlock):
+    """One of `auxiliary_deployments`: a judge, a simulated user, served beside the model."""
+
+    num_nodes: int | None = Field(default=None, ge=1)
+    """of its own, besides execution.num_nodes; default: one per instance"""
+    num_instances: int = Field(default=1, ge=1)
+    n_tasks: int | None = Field(default=None, ge=1)
+    env_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
+    """of the variables that say where it is; default: its name in upper case"""
 
 
 class ApiEndpoint(Block):

@@ -27,7 +27,7 @@ from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitted,
 from holdfast.cluster.transport import File, Ssh, Transport, way_to
 from holdfast.cluster.tree import DEFAULT
 from holdfast.cluster.walltime import walltime_seconds
-from holdfast.errors import ClusterError, ConfigError, Problem, Unreachable, UsageError
+from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document
 from holdfast.store.files import slug
@@ -35,7 +35,8 @@ from holdfast.store.files import slug
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.config import Execution, Launch
+    from holdfast.cluster.deployments import Deployment
     from holdfast.cluster.environment import EnvVar
     from holdfast.cluster.submission import Job, Record
     from holdfast.cluster.tasks import Task
@@ -65,19 +66,19 @@ def submit(
 ) -> Invocation:
     """Put everything in place, submit every task, and return what the registry now knows."""
     check_environment(launch.variables(), environ)
-    refuse(launch)
     transport = transport or transport_of(launch)
     registry = registry or Registry()
     base = _base(launch, transport)
     launch = _settled(launch, transport)
     python = _python(launch, transport, base, say)
-    launch_image = _image(launch, transport, base, say, force=force_squash)
+    served = (launch.deployment, *launch.auxiliary)
+    images = {each.name: _image(launch, each, transport, base, say, force=force_squash) for each in served}
     number = new_invocation()
     directory = f"{base}/holdfast/{number}"
     tasks = []
     for at, task in enumerate(launch.tasks):
         place = TaskPlace(directory, at)
-        tasks.append((place, _task_file(launch, task, place, number, python, launch_image, transport, base)))
+        tasks.append((place, _task_file(launch, task, place, number, python, images, transport, base)))
     described = _invocation_file(launch, number, base)
     _put_invocation(transport, directory, described, tasks, _secrets(launch, environ))
     over_ssh = isinstance(transport, Ssh)
@@ -265,20 +266,6 @@ class _Followed:
         return bool(Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place).live("main"))
 
 
-def refuse(launch: Launch) -> None:
-    """What can be written and not be done."""
-    if launch.deployment.instances > 1:
-        own = launch.tree.get("execution", "num_instances") not in (None, 1)
-        place = ("execution", "num_instances") if own else ("deployment", "multiple_instances")
-        said = f"asks for {launch.deployment.instances} servers, and only one is started for each task"
-        raise ConfigError(
-            [Problem(launch.tree.where(place), said)],
-            remedy="Take it away, and spread the one server over the nodes (tensor_parallel_size, "
-            "data_parallel_size); execution.workers shares out the questions. Or serve the model yourself, with the "
-            "load balancer in front of it as target.api_endpoint.url and deployment.type none.",
-        )
-
-
 _AT_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
 
 
@@ -323,10 +310,12 @@ def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str]
     return ensure_python(transport, base, needed_extras(specs, launch.export.destinations))
 
 
-def _image(launch: Launch, transport: Transport, base: str, say: Callable[[str], None], *, force: bool) -> str | None:
-    """The image of the server, squashed where it is a reference and that can be done."""
-    image = launch.deployment.image
-    if not launch.deployment.serves or image is None or launch.execution.executor != "slurm":
+def _image(
+    launch: Launch, served: Deployment, transport: Transport, base: str, say: Callable[[str], None], *, force: bool
+) -> str | None:
+    """The image of a server, squashed where it is a reference and that can be done."""
+    image = served.image
+    if not served.serves or image is None or launch.execution.executor != "slurm":
         if force:
             say("[info] --force-squash: nothing is squashed, because no server is started in a container")
         return image
@@ -366,7 +355,7 @@ def _task_file(
     place: TaskPlace,
     invocation: str,
     python: str,
-    image: str | None,
+    images: Mapping[str, str | None],
     transport: Transport,
     base: str,
 ) -> TaskFile:
@@ -384,7 +373,7 @@ def _task_file(
         place,
         invocation=invocation,
         python=python,
-        image=image,
+        images=images,
         eval_file=f"{sent}/{bundle.eval_file}",
         runs_dir=runs_dir,
         overrides=(*overrides, *bundle.overrides(spec, sent), *copies_in(spec, copies)),
@@ -407,32 +396,16 @@ def describe_task(
     *,
     invocation: str,
     python: str,
-    image: str | None,
+    images: Mapping[str, str | None],
     eval_file: str,
     runs_dir: str,
     overrides: tuple[tuple[tuple[str, ...], Any], ...],
 ) -> TaskFile:
     """A task as its jobs get it; without side effects, so that a preview can show it."""
-    where, served = launch.execution, launch.deployment
-    deployment = None
-    if served.serves and served.command:
-        deployment = DeploymentFile(
-            command=served.command,
-            pre_cmd=served.pre_cmd,
-            image=image,
-            mounts=tuple(map(str, served.mounts)),
-            mount_home=where.mount_home,
-            port=served.port,
-            model=served.served_model_name,
-            base_path=served.base_url("x").partition(f"x:{served.port}")[2],
-            health_path=served.health_path,
-            health_status=served.health_status,
-            tasks=served.tasks,
-            instances=served.instances,
-            readiness_seconds=where.readiness_timeout,
-            env=_variables(served.env),
-        )
-    main, worker = job_options(where, serves=deployment is not None)
+    where = launch.execution
+    deployment = _deployment_file(launch.deployment, where, images)
+    auxiliary = [_deployment_file(served, where, images) for served in launch.auxiliary]
+    main, worker = job_options(where, serves=deployment is not None or bool(auxiliary))
     settings = launch.export.fields.model_dump(exclude_none=True, exclude_unset=True)
     if launch.wandb is not None:
         settings["wandb"] = settings.get("wandb", {}) | launch.wandb.model_dump(exclude_none=True)
@@ -448,6 +421,7 @@ def describe_task(
         options=launch.options,
         runs_dir=runs_dir,
         deployment=deployment,
+        auxiliary=tuple(served for served in auxiliary if served is not None),
         workers=where.workers,
         walltime=walltime_seconds(where.walltime),
         margin=margin(where.walltime),
@@ -461,6 +435,32 @@ def describe_task(
         setup_lines=where.setup_lines,
         main_options=main,
         worker_options=worker,
+    )
+
+
+def _deployment_file(served: Deployment, where: Execution, images: Mapping[str, str | None]) -> DeploymentFile | None:
+    if not served.serves or not served.command:
+        return None
+    return DeploymentFile(
+        name=served.name,
+        prefix=served.prefix,
+        command=served.command,
+        pre_cmd=served.pre_cmd,
+        image=images[served.name],
+        mounts=tuple(map(str, served.mounts)),
+        mount_home=where.mount_home,
+        port=served.port,
+        model=served.served_model_name,
+        base_path=served.base_url("x").partition(f"x:{served.port}")[2],
+        endpoints={name: path for name, path in served.endpoints.items() if name != "health"},
+        health_path=served.health_path,
+        health_status=served.health_status,
+        # As many as there are nodes, as configurations for several instances have it, is one for each node.
+        tasks=None if served.tasks == served.nodes else served.tasks,
+        instances=served.instances,
+        nodes=served.nodes,
+        readiness_seconds=where.readiness_timeout,
+        env=_variables(served.env),
     )
 
 
@@ -523,7 +523,7 @@ def preview(launch: Launch) -> list[Preview]:
             place,
             invocation="<id>",
             python=named or f"{base}/holdfast/env/<digest>/bin/python",
-            image=launch.deployment.image,
+            images={each.name: each.image for each in (launch.deployment, *launch.auxiliary)},
             eval_file=f"{base}/holdfast/bundles/<digest>/{task.eval_file.name}",
             runs_dir=runs_place(launch, base),
             overrides=task.overrides,

@@ -12,6 +12,7 @@
             state.json                 `State`: how far it is
             endpoint.json              `EndpointFile`: there is work, and where the model is; removed when there is not
             logs/                      main-<job>-<restart>.log, deployment-…, worker-<i>-…, slurm-<job>.log, export.log
+                                       and <name>-… of what is served beside the model
 
 Those on the cluster read and write them as files; everybody else through a `Transport`.
 """
@@ -62,8 +63,12 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The server that a task starts for itself."""
+    """A server that a task starts for itself: of the model, or of a judge or whatever else it needs."""
 
+    name: str = "deployment"
+    """of its log; one that serves something else than the model is called so"""
+    prefix: str = ""
+    """of the variables that say where it is; empty: it serves the model"""
     command: str
     pre_cmd: str | None = None
     image: str | None = None
@@ -73,10 +78,15 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     model: str | None = None
     base_path: str = "/v1"
+    endpoints: dict[str, str] = {}
+    """its paths: chat, completions …"""
     health_path: str = "/health"
     health_status: int = 200
     tasks: int | None = None
+    """processes to start one instance with; None: one per node"""
     instances: int = 1
+    nodes: int | None = None
+    """of all its instances together; None: all of the job's"""
     readiness_seconds: float | None = None
     env: dict[str, str] = {}
     """host:NAME, lit:VALUE, runtime:NAME"""
@@ -115,6 +125,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions = RunOptions()
     runs_dir: str
     deployment: DeploymentFile | None = None
+    auxiliary: tuple[DeploymentFile, ...] = ()
     workers: int = 1
     walltime: float = 3600
     """seconds of one job"""
@@ -134,6 +145,11 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     """of sbatch, for the job that serves and works"""
     worker_options: tuple[str, ...] = ()
     """the same for those that only work"""
+
+    @property
+    def served(self) -> tuple[DeploymentFile, ...]:
+        """All that it serves, the model first."""
+        return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +216,15 @@ class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int | None = None
     model: str | None = None
-    base_url: str | None = None
+    base_url: str | tuple[str, ...] | None = None
+    """several where the model has several instances"""
+    env: dict[str, str] = {}
+    """where everything else is that this attempt serves"""
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Where the model is, once or more; nothing where this attempt does not serve it."""
+        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url or ()
 
 
 class TaskPlace:
@@ -333,9 +357,10 @@ def read_secrets(data: bytes) -> dict[str, str]:
     return found
 
 
-def log_name(kind: str, job: str, restart: int = 0) -> str:
-    """`main-12-0.log`, `deployment-12-0.log`, `worker-3-12-0.log`."""
-    return f"{kind}-{re.sub(r'[^0-9A-Za-z_]+', '_', job)}-{restart}.log"
+def log_name(kind: str, job: str, restart: int = 0, instance: int = 0) -> str:
+    """`main-12-0.log`, `deployment-12-0.log`, `worker-3-12-0.log`; `deployment-12-0-1.log` of a second instance."""
+    number = f"-{instance}" if instance else ""
+    return f"{kind}-{re.sub(r'[^0-9A-Za-z_]+', '_', job)}-{restart}{number}.log"
 
 
 def logs_of(names: Sequence[str], kind: str) -> list[str]:

@@ -28,7 +28,7 @@ from holdfast.engine.crew import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from holdfast.cluster.layout import TaskFile
 
@@ -80,9 +80,9 @@ class NodeJob:
     def log_kind(self) -> str:
         return "main" if self.role == "main" else f"worker-{self.index}"
 
-    def log(self, kind: str) -> Path:
+    def log(self, kind: str, instance: int = 0) -> Path:
         """The log of one of its parts."""
-        return Path(self.place.logs) / layout.log_name(kind, self.id, self.restart)
+        return Path(self.place.logs) / layout.log_name(kind, self.id, self.restart, instance)
 
     @property
     def stopped(self) -> bool:
@@ -120,17 +120,18 @@ class NodeJob:
 class Working:
     """`holdfast work` as a child, which drains when we say so and when we are gone."""
 
-    def __init__(self, job: NodeJob, run_dir: str, worker: str, base_url: str | None) -> None:
-        more = {"OPENAI_BASE_URL": base_url} if base_url else {}
+    def __init__(
+        self, job: NodeJob, run_dir: str, worker: str, base_urls: Sequence[str], env: Mapping[str, str]
+    ) -> None:
         self._process = subprocess.Popen(
             [
                 *(job.task.python, "-m", "holdfast", "work", run_dir, "--worker", worker),
                 *("--wait", "--attached", "--display", "plain"),
-                *(("--base-url", base_url) if base_url else ()),
+                *url_words(base_urls),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=job.env(job.task.env, **more),
+            env=job.env(job.task.env, **first_url(base_urls), **env),
             start_new_session=True,
         )
         self._said = b""
@@ -173,6 +174,16 @@ class Working:
         return Ended()
 
 
+def url_words(base_urls: Sequence[str]) -> list[str]:
+    """Where the model is, as commands of ours take it."""
+    return [word for url in base_urls for word in ("--base-url", url)]
+
+
+def first_url(base_urls: Sequence[str]) -> dict[str, str]:
+    """The same for everybody else, who knows one only."""
+    return {"OPENAI_BASE_URL": base_urls[0]} if base_urls else {}
+
+
 def say(message: str) -> None:
     """A line of the job's own, with the time."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {message}\n")
@@ -195,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--role", choices=["main", "worker", "prepare", "copy"], required=True)
     parser.add_argument("--index", type=int)
-    parser.add_argument("--base-url")
+    parser.add_argument("--base-url", action="append", default=[])
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--run-dir", type=Path)
     given = parser.parse_args(arguments)

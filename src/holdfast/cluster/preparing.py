@@ -20,12 +20,14 @@ from holdfast.engine.run import Outcome
 from holdfast.engine.setup import identify
 from holdfast.engine.shared import prepare
 from holdfast.errors import HoldfastError, RunHeld
-from holdfast.spec.fields import ModelTarget
+from holdfast.spec.fields import ModelTarget, one_or_all
 from holdfast.store.claims import newest_round
 from holdfast.store.holding import live_workers
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.cluster.layout import TaskFile
     from holdfast.engine.shared import Shared
     from holdfast.spec.load import Eval
@@ -47,25 +49,25 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """why it cannot be worked on"""
 
 
-def prepare_task(folder: Path, base_url: str | None, *, first: bool = False) -> int:
+def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:
     """Share out what is left of a task's run, and say so on standard output; `first`: it was never looked at."""
     try:
-        found = _prepare(folder, base_url, first=first)
+        found = _prepare(folder, base_urls, first=first)
     except HoldfastError as error:
         found = Prepared(error=str(error), exit_code=error.exit_code)
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
 
 
-def _prepare(folder: Path, base_url: str | None, *, first: bool) -> Prepared:
+def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared:
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
     overrides = list(task.overrides)
     spec = load_sent(Path(task.eval_file), overrides)
-    if base_url is not None and isinstance(spec.target, ModelTarget):
-        spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), base_url)])
+    if base_urls and isinstance(spec.target, ModelTarget):
+        spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
     fresh = first and task.options.fresh
     # Where a server is started anew nobody can be at work: whoever is still there leaves. Else workers may be joined.
-    patience = -1.0 if task.deployment or fresh else 0.0
+    patience = -1.0 if task.served or fresh else 0.0
     options = Options(
         runs_dir=Path(task.runs_dir),
         fresh=fresh,

@@ -47,8 +47,14 @@ class Logs:
         return [(name, int(size)) for _, size, name in rows]
 
     def begin_with_the_newest(self) -> None:
-        """Leave out what earlier attempts have said."""
-        self._read.update(self._sizes()[:-1])
+        """Leave out what earlier attempts have said. An attempt may have several logs of a kind: one per instance."""
+        found = self._sizes()
+        newest = self._attempt(found[-1][0]) if found else []
+        self._read.update((name, size) for name, size in found if self._attempt(name) != newest)
+
+    def _attempt(self, name: str) -> list[str]:
+        """Job and restart of a log: `12` and `0` of `deployment-12-0-1.log`."""
+        return name.removeprefix(self._pattern.partition("*")[0]).removesuffix(".log").split("-")[:2]
 
     def names(self) -> list[str]:
         """The files there are."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
 
 TITLE = "Compiled Configuration"
-ORDER = ("run", "execution", "deployment", "target", "env_vars", "evaluation", "export")
+ORDER = ("run", "execution", "deployment", "auxiliary_deployments", "target", "env_vars", "evaluation", "export")
 _PLAIN = re.compile(r"[A-Za-z/_][\w/.+@%-]*(?: [\w/.+@%-]+)*|host:\w+|runtime:\w+")
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 

@@ -26,6 +26,7 @@ Rule = tuple[str, str]
 
 _NO_CONTAINER = "the evaluation runs in no container, and sees the paths of the node"
 _OTHER_TOOLS = "it is for other tools"
+_SPREAD_HERE = "requests are spread over the instances by Holdfast itself"
 ALWAYS: tuple[Rule, ...] = (
     ("run.env.nproc_per_node", "nothing is started by torchrun; tasks of a node are ntasks_per_node"),
     ("run.env.run_command", "a job runs Holdfast"),
@@ -37,9 +38,8 @@ ALWAYS: tuple[Rule, ...] = (
     *((f"run.{name}", _OTHER_TOOLS) for name in ("model", "data", "mode", "profile", "cli", "recipe")),
     *((name, _OTHER_TOOLS) for name in ("user_config_path", "dry_run", "output_dir", "task_filters")),
     ("execution.mounts.evaluation", _NO_CONTAINER),
-    ("execution.mounts.auxiliary", "there are no auxiliary deployments"),
-    ("execution.proxy", "there is one server, which is asked directly"),
-    ("deployment.haproxy_port", "there is one server, which is asked directly"),
+    ("execution.proxy", _SPREAD_HERE),
+    ("deployment.haproxy_port", _SPREAD_HERE),
     *(
         (f"execution.auto_export.{name}", "Holdfast exports by itself, where the job runs")
         for name in ("launcher_install_cmd", "export_image", "export_mounts")
@@ -131,11 +131,25 @@ class _Looking:
 
     def of_the_server(self) -> Iterator[Rule]:
         get, kind = self.tree.get, self.tree.get("deployment", "type")
+        named = (get("auxiliary_deployments") or {}).items()
+        beside = [block for _, block in named if isinstance(block, dict) and block.get("type") != "none"]
+        for name, block in named:
+            if block in beside:
+                yield from self.of_command(f"auxiliary_deployments.{name}", block)
+                said = "num_instances says how many there are"
+                yield f"auxiliary_deployments.{name}.multiple_instances", said
+                yield f"auxiliary_deployments.{name}.nodes_per_instance", said
+                yield f"auxiliary_deployments.{name}.haproxy_port", _SPREAD_HERE
+        if not beside:
+            yield "execution.mounts.auxiliary", "nothing is served beside the model"
+        if not get("deployment", "multiple_instances"):
+            yield "deployment.nodes_per_instance", "multiple_instances is not set"
         if kind == "none":
             why = "nothing is served: deployment.type is none"
             yield from ((f"deployment.{name}", why) for name in DeploymentBlock.model_fields if name != "type")
-            yield from ((f"execution.{name}", why) for name in ("num_instances", "endpoint_readiness_timeout"))
-            yield from ((f"execution.{name}", why) for name in ("cpu_partition", "deployment.n_tasks"))
+            yield from ((f"execution.{name}", why) for name in ("num_instances", "deployment.n_tasks"))
+            if not beside:
+                yield from ((f"execution.{name}", why) for name in ("cpu_partition", "endpoint_readiness_timeout"))
             yield "execution.env_vars.deployment", why
         else:
             why = "the model that is measured is the one that is served"
@@ -143,26 +157,33 @@ class _Looking:
             yield "target.api_endpoint.model_id", why
             if get("execution", "workers") in (None, 1):
                 yield "execution.cpu_partition", "only further workers go there: execution.workers is 1"
-            taken = frozenset() if get("deployment", "command") is not None else TAKEN.get(kind, frozenset())
-            own = "the command is given as a whole" if get("deployment", "command") else f"{kind} is started without it"
-            yield from ((f"deployment.{name}", own) for name in SPREAD if name not in taken)
+            yield from self.of_command("deployment", get("deployment"))
             chat, completions = (get("deployment", "endpoints", name) for name in ("chat", "completions"))
             if chat and completions and api_root(chat) != api_root(completions):
                 yield "deployment.endpoints.completions", f"both are asked below one path, that of chat: {chat}"
-            if get("deployment", "checkpoint_path") is not None:
-                yield "deployment.hf_model_handle", "checkpoint_path is given, and that is the model"
         image = get("deployment", "image")
         if get("execution", "type") == "local" and kind != "none":
             yield "deployment.image", "on this machine the server is a plain process"
             image = None
+        elsewhere = [block.get("image") for block in beside if get("execution", "type") != "local"]
+        images = [name for name in (None if kind == "none" else image, *elsewhere) if name]
         if kind == "none" or image is None:
             why = "no container is started"
-            yield from ((key, why) for key in ("execution.mounts.deployment", "execution.mounts.mount_home"))
-            yield from ((f"run.env.{name}", why) for name in ("mounts", "lustre_mount"))
-        if "run.env.container" not in self.used:
-            said = "no container is started" if image is None else f"deployment.image is {image}"
-            if kind == "none" or image != get("run", "env", "container_image"):
-                yield "run.env.container_image", said
+            yield "execution.mounts.deployment", why
+            if not images:
+                yield "execution.mounts.mount_home", why
+                yield from ((f"run.env.{name}", why) for name in ("mounts", "lustre_mount"))
+        if "run.env.container" not in self.used and get("run", "env", "container_image") not in images:
+            said = f"deployment.image is {image}" if image in images else "no container is started from it"
+            yield "run.env.container_image", said if images else "no container is started"
+
+    def of_command(self, place: str, block: dict[str, Any]) -> Iterator[Rule]:
+        kind, command = block.get("type"), block.get("command")
+        taken = frozenset() if command is not None else TAKEN.get(str(kind), frozenset())
+        own = "the command is given as a whole" if command else f"{kind} is started without it"
+        yield from ((f"{place}.{name}", own) for name in SPREAD if name not in taken)
+        if block.get("checkpoint_path") is not None:
+            yield f"{place}.hf_model_handle", "checkpoint_path is given, and that is the model"
 
     def of_tasks(self) -> Iterator[Rule]:
         listed = self.tree.get("evaluation", "tasks")

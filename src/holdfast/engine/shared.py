@@ -21,6 +21,7 @@ from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, 
 from holdfast.engine.setup import Opened, Parts, identify, open_run
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.plan import Plan, left_over, make_plan
+from holdfast.spec.fields import one_or_all
 from holdfast.spec.load import eval_of_run, target_name
 from holdfast.spec.secrets import without_secrets
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
@@ -31,6 +32,7 @@ from holdfast.store.index import load_index
 from holdfast.store.lease import RunLease
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from holdfast.display.types import Display
@@ -115,7 +117,7 @@ def worker_id() -> str:
 
 
 def shared_eval(
-    rundir: RunDir, concurrency: int | str | None = None, base_url: str | None = None
+    rundir: RunDir, concurrency: int | str | None = None, base_urls: Sequence[str] = ()
 ) -> tuple[Eval, Round, Path]:
     """The eval that a run's workers run, how it was shared out, and where that is written."""
     newest = newest_round(rundir)
@@ -125,7 +127,10 @@ def shared_eval(
             remedy="`holdfast eval FILE --workers N` shares out what is left, and starts N workers.",
         )
     place, plan = newest
-    served = base_url if "model" in plan.eval.get("target", {}) else None
+    target = plan.eval.get("target", {})
+    # An agent that does not say itself where its model is asks where the model is served too, by way of our proxy.
+    asks = "model" in target or (("python" in target or "command" in target) and not target.get("base_url"))
+    served = one_or_all(base_urls) if asks else None
     given = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
     overrides = [(key, value) for key, value in given if value is not None]
     return eval_of_run(plan.eval, plan.folder, plan.eval_file, overrides), plan, place
@@ -137,18 +142,18 @@ def run_worker(
     options: Options,
     display: Display,
     concurrency: int | str | None = None,
-    base_url: str | None = None,
+    base_urls: Sequence[str] = (),
 ) -> Outcome:
     """Work on a run that was shared out, until nothing is left of it, and make the report if nobody else does.
 
-    `base_url` is where the model is served as this worker sees it; it is in no key.
+    `base_urls` are where the model is served as this worker sees it; they are in no key.
     """
     check_worker_id(worker)
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
     try:
-        spec, plan, place = shared_eval(rundir, concurrency, base_url)
+        spec, plan, place = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
         if rundir.finished:  # as a job finds it that is started again too late
             metrics = msgspec.json.decode(rundir.metrics.read_bytes())

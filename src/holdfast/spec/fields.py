@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -40,6 +41,25 @@ def _inside(path: str) -> str:
     return plain
 
 
+def _urls(given: str | list[str]) -> str | list[str]:
+    for url in urls_of(given):
+        if not re.match(r"https?://[^/\s]+|\$\{\w+\}", url):
+            raise ValueError(f"{url!r} is no URL: it begins with http:// or https://, or with a variable as ${{NAME}}")
+    if not given:
+        raise ValueError("is a URL, or a list of at least one")
+    return given
+
+
+def urls_of(given: str | list[str] | None) -> list[str]:
+    """The URLs of a `base_url`: of one, of a list of them, or of none."""
+    return [given] if isinstance(given, str) else list(dict.fromkeys(given or []))
+
+
+def one_or_all(urls: Sequence[str]) -> str | list[str] | None:
+    """URLs as a `base_url` has them: one alone as a text."""
+    return list(urls) if len(urls) > 1 else next(iter(urls), None)
+
+
 def _compiles(pattern: str) -> str:
     compile_regex(pattern)
     return pattern
@@ -54,6 +74,8 @@ Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts of which none is empty; one may stand alone"""
+BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
+"""where a model is asked: one URL, or several, of which each request goes to the least busy one"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
 """a file in the eval's folder"""
 WorkspacePath = EvalPath
@@ -162,8 +184,8 @@ class ModelTarget(Block):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
     model: str = Field(min_length=1)
-    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
-    """default: $OPENAI_BASE_URL"""
+    base_url: BaseUrl | None = None
+    """one URL or several, ${NAME} for the environment's; default: $OPENAI_BASE_URL"""
     api_key_env: str = "OPENAI_API_KEY"
     """the environment variable that holds the key"""
     api: Literal["chat", "completions"] = "chat"
@@ -199,7 +221,7 @@ class PythonTarget(Block):
     params: dict[str, Any] = {}
     """handed to the function as `context.params`"""
     version: str | None = None
-    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    base_url: BaseUrl | None = None
     """where `context.model` and `context.base_url` ask; default: $OPENAI_BASE_URL"""
     api_key_env: str = "OPENAI_API_KEY"
     tools: list[ToolBlock] = []
@@ -234,7 +256,7 @@ class CommandTarget(Block):
     version: str | None = None
     proxy: bool = True
     """give the program an OPENAI_BASE_URL of ours, so that its model calls are recorded, counted and replayed"""
-    base_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    base_url: BaseUrl | None = None
     """where those calls go; default: $OPENAI_BASE_URL"""
     api_key_env: str = "OPENAI_API_KEY"
 
@@ -301,7 +323,7 @@ class ResponderBlock(Block):
     """how many replies it may give; or an expression over the row that says so, 0 where a row has no such user"""
     stop_when: str | None = None
     """an expression over `output`, `turn` and the row's fields: once true the conversation is over"""
-    base_url: str | None = None
+    base_url: BaseUrl | None = None
     api_key_env: str | None = None
     params: dict[str, Any] = {"temperature": 0}
     version: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.spec.fields import Block, EvalPath, Seconds, Strings
+from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
 from holdfast.spec.regex import compile_regex
 
 Measure = Literal["tokens", "seconds"]
@@ -205,7 +205,7 @@ class PromptGrader(GraderBlock):
     """the judge's task in the user's words; it answers by calling set_waza_grade_pass and set_waza_grade_fail"""
     model: str | None = None
     """the judge; default: the target's model and endpoint"""
-    base_url: str | None = None
+    base_url: BaseUrl | None = None
     api_key_env: str | None = None
     params: dict[str, Any] = {"temperature": 0}
     transcript: Literal["last", "all"] = "last"

@@ -115,7 +115,7 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
 
 
 def _same_endpoint(
-    model: str | None, base_url: str | None, api_key_env: str | None, target: dict[str, Any]
+    model: str | None, base_url: str | list[str] | None, api_key_env: str | None, target: dict[str, Any]
 ) -> dict[str, Any]:
     """Where a judge or a simulated user is asked: where it does not say, there where the target is."""
     chosen = model or target["model"]

@@ -10,6 +10,7 @@ from holdfast.canonical import digest_bytes
 from holdfast.errors import UsageError
 
 _HIDDEN = "(hidden)"
+_URLS = ("base_url", "http", "url", "tracking_uri")
 
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 """how files name an environment variable"""
@@ -68,12 +69,13 @@ def _tree(value: Any) -> Any:
         return [_tree(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: shown_url(inner)
-        if key in ("base_url", "http", "url", "tracking_uri") and isinstance(inner, str)
-        else _tree(inner)
-        for key, inner in value.items()
-    }
+    return {key: _shown_urls(inner) if key in _URLS else _tree(inner) for key, inner in value.items()}
+
+
+def _shown_urls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shown_urls(inner) for inner in value]
+    return shown_url(value) if isinstance(value, str) else _tree(value)
 
 
 def _hidden_pair(pair: str) -> str:

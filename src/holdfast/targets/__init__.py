@@ -3,6 +3,7 @@
 `types`     Turn, Reply, Target
 `model`     a model behind an OpenAI-compatible API
 `client`    the HTTP client all of them share, and what its failures mean
+`spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `python`    a Python function
 `http`      a workflow behind HTTP

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.functions import function_source
 from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
 from holdfast.spec.source import files_behind
+from holdfast.targets.endpoints import base_urls
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, tools_identity
 
@@ -50,8 +50,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
         case ModelTarget() as block:
             identity = block.model_dump(include={"model", "api", "params", "version"})
             if block.identity == "url":
-                place = block.base_url or os.environ.get("OPENAI_BASE_URL") or ""
-                identity["base_url"] = shown_url(place.rstrip("/"))
+                urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
+                identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
             if block.tools:
                 identity |= {"tools": tools_identity(block.tools, spec), "max_steps": block.max_steps}
             return {"kind": "model", **identity}

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.fields import ModelTarget, is_embedded
-from holdfast.targets.client import Client, bearer
+from holdfast.targets.client import bearer
 from holdfast.targets.embedded import check_embedded, serve
+from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
+from holdfast.targets.spread import client_of
 from holdfast.targets.tools import answer
 from holdfast.targets.types import Reply
 
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
     from holdfast.spec.fields import ResponderBlock
     from holdfast.spec.grader_fields import PromptGrader
     from holdfast.store.records import Usage
+    from holdfast.targets.client import Client
     from holdfast.targets.prices import Prices
+    from holdfast.targets.spread import Spread
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
-
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 
 class Model:
@@ -37,12 +39,12 @@ class Model:
         self._block = block
         self._prices = prices
         self._tools = tools
-        self._client: Client | None = None
+        self._client: Client | Spread | None = None
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
         else:
-            self._check_key(self.base_url, where)
+            self._check_key(where)
 
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
@@ -56,14 +58,9 @@ class Model:
         )
         return cls(asked, prices, where=where)
 
-    @property
-    def base_url(self) -> str:
-        """Where the model is asked; not a part of any key."""
-        return (self._block.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
-
-    def _check_key(self, base_url: str, where: str) -> None:
+    def _check_key(self, where: str) -> None:
         name = self._block.api_key_env
-        if base_url == DEFAULT_BASE_URL and not os.environ.get(name):
+        if DEFAULT_BASE_URL in base_urls(self._block.base_url) and not os.environ.get(name):
             raise ConfigError(
                 [Problem(where, f"no API key: {name} is not set")],
                 remedy=f"export {name}=…, or point base_url there (or OPENAI_BASE_URL) at your server.",
@@ -76,13 +73,15 @@ class Model:
         return self
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        base_url = self.base_url
         if is_embedded(self._block.model):
-            base_url = await opening.enter_async_context(serve(self._block.model))
+            urls = [await opening.enter_async_context(serve(self._block.model))]
+        else:
+            urls = base_urls(self._block.base_url)
         path = "/chat/completions" if self._block.api == "chat" else "/completions"
         name = self._block.api_key_env
         hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
-        self._client = await opening.enter_async_context(Client(base_url + path, bearer(name), key_hint=hint))
+        client = client_of([url + path for url in urls], bearer(name), hint)
+        self._client = await opening.enter_async_context(client)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
 

@@ -8,7 +8,6 @@ whether it gets over it is its own affair, but what it says without having got o
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -18,14 +17,17 @@ from aiohttp import web
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import Usage
-from holdfast.targets.client import Client, bearer
-from holdfast.targets.model import DEFAULT_BASE_URL
+from holdfast.targets.client import bearer
+from holdfast.targets.endpoints import base_urls
 from holdfast.targets.prices import Prices
+from holdfast.targets.spread import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.spec.fields import CommandTarget, Price, PythonTarget
+    from holdfast.targets.client import Client
+    from holdfast.targets.spread import Spread
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
@@ -40,11 +42,11 @@ class Proxy:
     """The server; one for a run."""
 
     def __init__(self, block: CommandTarget | PythonTarget, prices: Mapping[str, Price]) -> None:
-        self._upstream = (block.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+        self._upstream = base_urls(block.base_url)
         self._key_env = block.api_key_env
         self._prices = prices
         self._trials: dict[str, Calls] = {}
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, Client | Spread] = {}
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -105,7 +107,7 @@ class Proxy:
             return _refusal(error.status or 502, error.message, error.kind, headers, error.body)
         return await answer.give(kept)
 
-    async def client(self, path: str, request: web.Request) -> Client:
+    async def client(self, path: str, request: web.Request) -> Client | Spread:
         """The client for one path of the real server, with our key, else the agent's own."""
         if request.query_string and request.method != "GET":
             path = f"{path}?{request.query_string}"
@@ -114,7 +116,8 @@ class Proxy:
         }
         key = f"{path} {sorted(headers.items())}"
         if key not in self._clients:
-            made = Client(f"{self._upstream}/{path}", headers, key_hint=f"Check the key in {self._key_env}.")
+            urls = [f"{url}/{path}" for url in self._upstream]
+            made = client_of(urls, headers, f"Check the key in {self._key_env}.")
             self._clients[key] = await made.__aenter__()
         return self._clients[key]
 

@@ -1,0 +1,123 @@
+"""Several servers of the same model: each request goes to the one that has the fewest in flight.
+
+A server that fails is left alone for a while: what is tried again goes to another one, and one that refuses everything
+at once does not draw all requests to itself. Only where all refuse connections is that a fault of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.targets.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+
+_FIRST_REST: Final = 1.0
+"""longer than the engine waits before it tries something again"""
+_LONGEST_REST: Final = 30.0
+
+
+def client_of(urls: Sequence[str], headers: Mapping[str, str], key_hint: str) -> Client | Spread:
+    """A client for one URL, or for several."""
+    clients = [Client(url, headers, key_hint=key_hint) for url in urls]
+    return clients[0] if len(clients) == 1 else Spread(clients)
+
+
+class Spread:
+    """Asks as a `Client` does, one of several servers."""
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self._servers = [_Server(client) for client in clients]
+        self._turn = 0
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for server in self._servers:
+            await self._opened.enter_async_context(server.client)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    async def post(self, body: Any) -> Any:
+        """The JSON that comes back."""
+        return await self._ask(lambda client: client.post(body))
+
+    async def get(self, query: str = "") -> Any:
+        """The JSON at the URL."""
+        return await self._ask(lambda client: client.get(query))
+
+    async def _ask(self, call: Callable[[Client], Awaitable[Any]]) -> Any:
+        tried: list[_Server] = []
+        while True:
+            server = self._pick(tried)
+            try:
+                with server.asked():
+                    return await call(server.client)
+            except Fault as fault:
+                self._go_on(fault, tried)
+
+    async def stream(self, body: Any) -> AsyncIterator[Any]:
+        """The JSON events of a reply."""
+        tried: list[_Server] = []
+        while True:
+            server = self._pick(tried)
+            try:
+                with server.asked():
+                    async for event in server.client.stream(body):
+                        yield event
+                return
+            except Fault as fault:
+                self._go_on(fault, tried)
+
+    def _go_on(self, fault: Fault, tried: list[_Server]) -> None:
+        """A server that cannot be reached was asked nothing, so another one can be asked at once."""
+        if fault.kind != "refused" or len(tried) == len(self._servers):
+            raise fault
+
+    def _pick(self, tried: list[_Server]) -> _Server:
+        """The next to ask; those that are as good as each other take turns."""
+        self._turn += 1
+        count, now = len(self._servers), time.monotonic()
+        order = [self._servers[(self._turn + offset) % count] for offset in range(count)]
+        found = min((server for server in order if server not in tried), key=lambda server: server.rank(now))
+        tried.append(found)
+        return found
+
+
+class _Server:
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._in_flight = 0
+        self._failures = 0
+        """in a row"""
+        self._rests_until = 0.0
+
+    def rank(self, now: float) -> tuple[bool, int]:
+        """The least is asked first. After its rest a server that failed shows by one request how it is."""
+        resting = now < self._rests_until or (self._failures > 0 and self._in_flight > 0)
+        return resting, self._in_flight
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Around a request."""
+        self._in_flight += 1
+        try:
+            yield
+        except (AttemptError, Fault) as error:
+            if error.kind in ("refused", "connection", "server"):
+                self._rest(time.monotonic())
+            raise
+        else:
+            self._failures = 0
+        finally:
+            self._in_flight -= 1
+
+    def _rest(self, now: float) -> None:
+        if now >= self._rests_until:  # many requests that fail at once are one failure
+            self._failures += 1
+            self._rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2.0 ** (self._failures - 1))

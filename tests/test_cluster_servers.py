@@ -1,0 +1,238 @@
+"""Several servers in one job, on a real Slurm: instances of the model that share the questions, a judge beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cluster.layout import DeploymentFile, End
+from holdfast.cluster.serving import Node, spots
+from holdfast.errors import HoldfastError
+from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
+from tests.support.running import server, wait_for
+from tests.support.slurm import Lab
+
+ROWS = 200
+IN_FLIGHT = 4
+JUDGE = {
+    "type": "prompt",
+    "name": "judge",
+    "rubric": "Is it polite?",
+    "model": "test-model",
+    "base_url": "${JUDGE_URL}",
+}
+VERDICT = '{"reason": "as told", "score": 1}'
+
+
+@pytest.fixture
+def site(tmp_path: Path, slurm: Lab) -> Site:
+    return Site(tmp_path, slurm, slurm.here)
+
+
+def asked(site: Site, name: str = "asked") -> Counter[str]:
+    path = site.folder / f"{name}.txt"
+    return Counter(path.read_text().splitlines() if path.exists() else [])
+
+
+def two_instances(site: Site, **execution: Any) -> None:
+    site.write(
+        None,
+        rows=ROWS,
+        limits={"concurrency": IN_FLIGHT},
+        deployment=deployment(site.folder, port=free_port(2)),
+        execution={"num_instances": 2, **execution},
+    )
+
+
+def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
+    two_instances(site, workers=2)
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", ROWS, 1), site.logs(invocation)
+    first, second = asked(site), asked(site, "asked-1")
+    assert first + second == {f"question {number}": 1 for number in range(ROWS)}
+    assert min(first.total(), second.total()) > ROWS / 3, (first.total(), second.total())
+    assert node_of(site.folder / "asked.txt") != node_of(site.folder / "asked-1.txt")
+    logs = {path.name.replace(str(state.job), "JOB") for path in Path(site.place(invocation).logs).iterdir()}
+    assert {"deployment-JOB-0.log", "deployment-JOB-0-1.log"} <= logs
+    assert site.metrics(state)["score"] == 0.5
+
+
+@pytest.mark.parametrize("victim", ["asked", "asked-1"])
+def test_an_instance_killed_midway_costs_only_what_was_in_flight(site: Site, victim: str) -> None:
+    two_instances(site)
+    invocation = site.submit()
+    site.await_done(invocation, 20)
+    os.kill(pid_of(site.folder / f"{victim}.txt"), signal.SIGKILL)
+    state = site.await_over(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", ROWS, 2), site.logs(invocation)
+    counts = asked(site) + asked(site, "asked-1")
+    assert len(counts) == ROWS
+    # What was in flight to the one that died is asked of the other; then what is in flight as the attempt ends is left.
+    assert counts.total() - ROWS <= 2 * IN_FLIGHT
+    assert max(counts.values()) <= 3
+    first_end = next(record for record in site.attempts(invocation) if isinstance(record, End))
+    assert first_end.goes_on
+    assert f"(instance {int(victim == 'asked-1')}, node" in first_end.why
+
+
+def test_instances_span_nodes_of_which_the_first_answers(site: Site) -> None:
+    code = """
+if os.environ["INSTANCE_RANK"] != "0":
+    pathlib.Path(path + ".rank").write_text(os.environ["SLURMD_NODENAME"])
+    time.sleep(600)
+"""
+    served = deployment(site.folder, code=code, port=free_port(2))
+    site.write(None, rows=40, deployment=served, execution={"num_nodes": 4, "num_instances": 2})
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
+    assert asked(site) + asked(site, "asked-1") == {f"question {number}": 1 for number in range(40)}
+    assert asked(site) and asked(site, "asked-1")
+    seconds = [(site.folder / f"{name}.txt.rank").read_text() for name in ("asked", "asked-1")]
+    assert seconds[0] != seconds[1], "each on a node of its own"
+
+
+def test_an_instance_that_cannot_start_stops_the_chain_and_is_named(site: Site) -> None:
+    served = deployment(site.folder, code="if instance == '1': sys.exit('no GPU here')", port=free_port(2))
+    site.write(None, deployment=served, execution={"num_instances": 2})
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
+    assert "(instance 1, node" in state.reason and "no GPU here" in state.reason
+    assert asked(site) == {}
+
+
+def judged(site: Site, rows: int, judge: dict[str, Any] | None = None, **more: Any) -> None:
+    judge = judge or {}
+    site.write(
+        None,
+        rows=rows,
+        limits={"concurrency": IN_FLIGHT},
+        deployment=deployment(site.folder),
+        auxiliary={"judge": {**deployment(site.folder, name="judge", says=VERDICT, port=free_port(2)), **judge}},
+        **{"graders": [{"type": "exact"}, JUDGE], **more},
+    )
+
+
+def test_a_judge_is_served_beside_the_model(site: Site) -> None:
+    judged(site, 40, execution={"workers": 2})
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
+    scores = {name: grader["score"] for name, grader in site.metrics(state)["metrics"].items()}
+    assert scores == {"exact": 0.5, "judge": 1.0}
+    assert asked(site) == {f"question {number}": 1 for number in range(40)}
+    verdicts = asked(site, "judge")
+    assert (len(verdicts), verdicts.total()) == (40, 40)
+    assert node_of(site.folder / "asked.txt") != node_of(site.folder / "judge.txt")
+    assert "serving\n" in (Path(site.place(invocation).logs) / f"judge-{state.job}-0.log").read_text()
+
+
+def test_a_judge_may_have_instances_too(site: Site) -> None:
+    judged(site, 40, {"num_instances": 2})
+    invocation = site.submit()
+    state = site.await_over(invocation)
+    assert (state.phase, state.done) == ("done", 40), site.logs(invocation)
+    assert (asked(site, "judge") + asked(site, "judge-1")).most_common(1)[0][1] == 1
+    assert min(asked(site, "judge").total(), asked(site, "judge-1").total()) > 10
+
+
+def test_a_judge_for_a_model_that_is_elsewhere(site: Site) -> None:
+    judge = deployment(site.folder, name="judge", says=VERDICT)
+    with server() as model:
+        site.write(model.base_url, graders=[JUDGE], auxiliary={"judge": judge}, execution={"workers": 2})
+        invocation = site.submit()
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 20), site.logs(invocation)
+        assert (model.requests, asked(site, "judge").total()) == (20, 20)
+
+
+def test_a_judge_that_dies_is_started_again_by_the_next_job(site: Site) -> None:
+    judged(site, ROWS)
+    invocation = site.submit()
+    site.await_done(invocation, 20)
+    os.kill(pid_of(site.folder / "judge.txt"), signal.SIGKILL)
+    state = site.await_over(invocation)
+    assert (state.phase, state.done, state.attempt) == ("done", ROWS, 2), site.logs(invocation)
+    assert site.metrics(state)["coverage"] == 1
+    counts = asked(site, "judge")
+    assert len(counts) == ROWS
+    assert counts.total() - ROWS <= IN_FLIGHT
+    first_end = next(record for record in site.attempts(invocation) if isinstance(record, End))
+    assert first_end.why.startswith("the server judge has ended")
+
+
+def test_overrides_name_the_judge_as_other_launchers_do(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    grader = {**JUDGE, "model": "another", "base_url": "http://127.0.0.1:9/v1"}
+    named = {
+        "graders.judge.base_url": "auxiliary_deployments.judge.chat_url",
+        "graders.judge.model": "auxiliary_deployments.judge.model_id",
+    }
+    judged(site, 4, graders=[grader], task={"overrides": named})
+    invocation = site.submit(profile="here")
+    wait_for(lambda: site.state(invocation).phase in ("done", "stopped"), "the end")
+    assert site.state(invocation).phase == "done", site.logs(invocation)
+    assert asked(site, "judge").total() == 4
+
+
+def test_instances_on_this_machine_have_ports_one_after_the_other(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    two_instances(site)
+    invocation = site.submit("execution.workers=2", profile="here")
+    calmly(lambda: site.state(invocation).phase in ("done", "stopped"), "the end")
+    assert site.state(invocation).phase == "done", site.logs(invocation)
+    assert asked(site) + asked(site, "asked-1") == {f"question {number}": 1 for number in range(ROWS)}
+    assert min(asked(site).total(), asked(site, "asked-1").total()) > ROWS / 3
+
+
+class TestSpots:
+    NODES = tuple(Node(f"n{number}", f"10.0.0.{number}") for number in range(1, 6))
+
+    def test_each_server_has_nodes_of_its_own(self) -> None:
+        model = DeploymentFile(command="x", instances=2, nodes=4)
+        judge = DeploymentFile(command="y", name="judge", prefix="JUDGE", nodes=1)
+        found = spots([model, judge], self.NODES, "n1")
+        assert [[node.name for node in spot.nodes] for spot in found] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
+        assert [spot.url("/v1") for spot in found] == [
+            "http://127.0.0.1:8000/v1",
+            "http://10.0.0.3:8000/v1",
+            "http://10.0.0.5:8000/v1",
+        ]
+        assert found[0].url("/v1", "host1") == "http://host1:8000/v1"
+        assert [str(spot) for spot in found] == [
+            "the server (instance 0, n1)",
+            "the server (instance 1, n3)",
+            "the server judge",
+        ]
+        assert found[1].env == {
+            "HOLDFAST_PORT": "8000",
+            "INSTANCE_ID": "1",
+            "INSTANCE_RANK": "0",
+            "NUM_INSTANCES": "2",
+            "NODES_PER_INSTANCE": "2",
+            "MASTER_IP": "10.0.0.3",
+            "INSTANCE_MASTER_IP": "10.0.0.3",
+            "ALL_NODE_IPS": "10.0.0.3,10.0.0.4",
+        }
+
+    def test_two_at_one_address_have_ports_of_their_own(self) -> None:
+        same = [Node(f"n{number}", "127.0.0.1") for number in range(3)]
+        found = spots([DeploymentFile(command="x", instances=3, nodes=3, port=7000)], same, "n0")
+        assert [spot.port for spot in found] == [7000, 7001, 7002]
+
+    def test_a_server_of_an_older_task_has_all_nodes(self) -> None:
+        (spot,) = spots([DeploymentFile(command="x")], self.NODES, "n1")
+        assert spot.nodes == self.NODES
+        (alone,) = spots([DeploymentFile(command="x")], [], "n1")
+        assert (alone.nodes, alone.near, alone.url("")) == ((), True, "http://127.0.0.1:8000")
+
+    def test_too_few_nodes_are_said(self) -> None:
+        with pytest.raises(HoldfastError, match="the job has 5 nodes"):
+            spots([DeploymentFile(command="x", nodes=6)], self.NODES, "n1")

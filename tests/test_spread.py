@@ -1,0 +1,202 @@
+"""Several servers of one model: each is asked its part, and one that fails costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.errors import AttemptError, ConfigError, UsageError
+from holdfast.targets.build import build_target
+from holdfast.targets.endpoints import base_urls
+from holdfast.targets.spread import Spread, client_of
+from tests.support.breaking import assert_each_once, assert_same_numbers, kept
+from tests.support.running import Server, holdfast, run_dir, server, write_eval
+from tests.support.specs import load, who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 40
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": 8}}
+
+
+@pytest.fixture
+def other() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> str:
+    """The base URL of a port at which nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+
+
+def measured(folder: Path, urls: list[str], *arguments: str, check: int = 0, **keys: Any) -> Path:
+    """The run of an eval whose model is at these URLs."""
+    path = write_eval(folder, "", **KEYS, target={"model": "test-model", "base_url": urls, **keys})
+    holdfast("eval", path, *arguments, cwd=folder, check=check)
+    return run_dir(folder)
+
+
+def posted(spread: Spread, text: str) -> Any:
+    return spread.post({"model": "m", "messages": [{"role": "user", "content": text}]})
+
+
+def test_two_servers_are_asked_alike_and_each_question_once(
+    tmp_path: Path, provider: Server, other: Server, calm: Path
+) -> None:
+    for one in (provider, other):
+        one.control(latency=0.02)
+    run = measured(tmp_path, [provider.base_url, other.base_url])
+    asked = [one.stats()["asked"] for one in (provider, other)]
+    assert sum(map(Counter, asked), Counter()) == {f"question {number}": 1 for number in range(ROWS)}
+    assert abs(len(asked[0]) - len(asked[1])) <= KEYS["limits"]["concurrency"]
+    assert_each_once(run, ROWS)
+    assert_same_numbers(run, calm)
+
+
+def test_the_one_with_the_fewest_in_flight_is_asked_and_equals_take_turns(provider: Server, other: Server) -> None:
+    provider.control(fail={"hang": 1.0})
+
+    async def ask() -> None:
+        async with _both(provider, other) as spread:
+            slow = [asyncio.ensure_future(posted(spread, f"slow {number}")) for number in range(2)]
+            await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            for number in range(6):  # one hangs in the first server, so the second always has fewer
+                await posted(spread, f"quick {number}")
+            for task in slow:
+                task.cancel()
+
+    asyncio.run(ask())
+    assert provider.requests == 1
+    assert other.requests == 7
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_one_refuses_connections_all_go_to_the_other(
+    tmp_path: Path, provider: Server, nobody: str, calm: Path, stream: bool
+) -> None:
+    run = measured(tmp_path, [nobody, provider.base_url], stream=stream)
+    assert provider.stats()["asked"] == {f"question {number}": 1 for number in range(ROWS)}
+    assert kept(run, "errors") == []
+    assert_each_once(run, ROWS)
+    if not stream:  # the test server puts a space after each word of a stream
+        assert_same_numbers(run, calm)
+
+
+def test_where_all_refuse_connections_nothing_becomes_a_score(tmp_path: Path, provider: Server, nobody: str) -> None:
+    run = measured(tmp_path, [nobody, nobody.replace("127.0.0.1", "127.0.0.2")], check=3)
+    assert not (run / "metrics.json").exists()
+    assert kept(run) == []
+    measured(tmp_path, [nobody, provider.base_url])  # elsewhere now, and the same run
+    assert_each_once(run, ROWS)
+
+
+def test_what_one_server_fails_at_is_asked_of_another(provider: Server, other: Server) -> None:
+    provider.control(fail={"500": 0.5, "cut": 0.5})
+
+    async def ask() -> None:
+        async with _both(provider, other) as spread:
+            for number in range(4):
+                try:
+                    await posted(spread, f"question {number}")
+                except AttemptError as error:
+                    assert error.kind in ("server", "connection")
+                    await posted(spread, f"question {number}")
+
+    asyncio.run(ask())
+    assert provider.requests == 1, "it rests after its failure"
+    assert other.stats()["answered"] == {f"question {number}": 1 for number in range(4)}
+
+
+def test_a_server_that_always_fails_costs_retries_and_no_answer(
+    tmp_path: Path, provider: Server, other: Server, calm: Path
+) -> None:
+    provider.control(fail={"503": 1.0})
+    run = measured(tmp_path, [provider.base_url, other.base_url])
+    assert other.stats()["answered"] == {f"question {number}": 1 for number in range(ROWS)}
+    assert len(kept(run, "errors")) == provider.requests, "what failed is on record"
+    assert_same_numbers(run, calm)
+
+
+def _both(first: Server, second: Server) -> Spread:
+    made = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, "")
+    assert isinstance(made, Spread)
+    return made
+
+
+def test_agents_calls_are_spread_too(tmp_path: Path, provider: Server, other: Server) -> None:
+    (tmp_path / "agent.py").write_text(
+        "def reply(prompt, context):\n    return context.model(prompt, model='test-model').text\n"
+    )
+    target = {"python": "agent.py:reply", "base_url": [provider.base_url, other.base_url]}
+    holdfast("eval", write_eval(tmp_path, "", **KEYS, target=target), cwd=tmp_path)
+    assert provider.requests + other.requests == ROWS
+    assert min(provider.requests, other.requests) > 0
+
+
+class TestKeys:
+    def test_urls_are_in_no_key(self, tmp_path: Path) -> None:
+        several = {"model": "m", "base_url": ["http://a/v1", "http://b/v1"]}
+        assert who(tmp_path, target=several).work.digest == who(tmp_path, target={"model": "m"}).work.digest
+
+    def test_where_they_are_a_list_counts_as_one_in_any_order(self, tmp_path: Path) -> None:
+        def digest(*urls: str) -> str:
+            return who(tmp_path, target={"model": "m", "base_url": list(urls), "identity": "url"}).work.digest
+
+        assert digest("http://a/v1", "http://b/v1/") == digest("http://b/v1", "http://a/v1")
+        assert digest("http://a/v1") != digest("http://a/v1", "http://b/v1")
+
+    def test_where_a_judge_is_does_not_matter_to_its_verdicts(self, tmp_path: Path) -> None:
+        def digest(**judge: Any) -> Any:
+            graders = [{"type": "prompt", "rubric": "polite", "model": "j", **judge}]
+            return who(tmp_path, graders=graders).work.slots
+
+        assert digest(base_url="${JUDGE_URL}") == digest(base_url=["http://a/v1", "http://b/v1"]) == digest()
+        assert digest(model="k") != digest()
+
+    def test_a_password_in_one_of_them_is_not_kept(self, tmp_path: Path, provider: Server) -> None:
+        secret = provider.base_url.replace("//", "//me:hush@")
+        run = measured(tmp_path, [secret, provider.base_url])
+        assert "hush" not in (run / "manifest.json").read_text()
+        assert len(json.loads((run / "manifest.json").read_text())["eval"]["target"]["base_url"]) == 2
+
+
+def test_a_variable_may_hold_several_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_URL", "http://a:1/v1,http://b:2/v1/")
+    assert base_urls("${JUDGE_URL}") == ["http://a:1/v1", "http://b:2/v1"]
+    assert base_urls(["${JUDGE_URL}", "http://a:1/v1"]) == ["http://a:1/v1", "http://b:2/v1"]
+    assert base_urls("http://a/v1?x=1,2") == ["http://a/v1?x=1,2"], "which is written out, and one"
+
+
+def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None:
+    path = write_eval(tmp_path, "${MODEL_AT}", rows=2)
+    holdfast("eval", path, cwd=tmp_path, env={"MODEL_AT": provider.base_url})
+    assert provider.requests == 2
+    with pytest.raises(UsageError, match=r"base_url names \$\{MODEL_AT\}, which is not set"):
+        build_target(load(tmp_path, target={"model": "m", "base_url": "${MODEL_AT}"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("127.0.0.1:8000", "'127.0.0.1:8000' is no URL: it begins with http:// or https://"),
+        (["http://a/v1", "b"], "'b' is no URL"),
+        ([], "is a URL, or a list of at least one"),
+        (7, "should be text or a list, not 7"),
+    ],
+)
+def test_what_is_no_url_is_said_where_it_stands(tmp_path: Path, given: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, target={"model": "m", "base_url": given})
+    assert said in str(caught.value)
+    assert "eval.yaml:" in str(caught.value)
