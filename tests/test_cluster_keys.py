@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.cluster import fields
-from holdfast.cluster.launch import preview
+from holdfast.cluster.describing import preview
 from holdfast.cluster.profiles import OTHER_KEYS, ProfileBlock
 from holdfast.errors import ConfigError, UsageError
 from tests.support.clusters import launched, lay_out, write
@@ -18,7 +18,7 @@ from tests.support.clusters import launched, lay_out, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.spec.fields import Block
 
 BLOCKS: dict[str, type[Block]] = {

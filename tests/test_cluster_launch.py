@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cluster import layout, local
-from holdfast.cluster.launch import follow, start_attempt
+from holdfast.cluster.following import follow
+from holdfast.cluster.launch import start_attempt
 from holdfast.cluster.layout import Begin, End
 from holdfast.cluster.submission import Ledger, Registry
 from holdfast.cluster.transport import Here

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.launch import preview
+from holdfast.cluster.describing import preview
 from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
 from holdfast.cluster.script import directive, main_script, worker_script
 from holdfast.cluster.serving import server_line

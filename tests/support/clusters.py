@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.config import Launch, compile_launch
+from holdfast.cluster.config import compile_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from holdfast.cluster.compiled import Launch
 
 PROFILES = """\
 [wandb]

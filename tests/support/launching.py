@@ -23,7 +23,7 @@ from tests.support.running import wait_for, write_eval
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.cluster.slurm import JobState
     from holdfast.cluster.submission import Invocation
     from holdfast.cluster.transport import Transport

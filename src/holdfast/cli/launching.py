@@ -13,7 +13,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.cluster.layout import DeploymentFile, RunOptions
     from holdfast.cluster.submission import Invocation
     from holdfast.spec.overrides import Override
@@ -90,8 +90,8 @@ def _show(launch: Launch) -> None:
 
 def _preview(launch: Launch, given: dict[str, Any]) -> int:
     """What would be submitted and done, with nothing sent and nothing written."""
+    from holdfast.cluster.describing import preview
     from holdfast.cluster.foresight import Foresight
-    from holdfast.cluster.launch import preview
 
     if not given["json"]:
         _show(launch)
@@ -133,7 +133,8 @@ def _server_name(served: DeploymentFile) -> str:
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.environment import WANDB_KEY
-    from holdfast.cluster.launch import follow, submit
+    from holdfast.cluster.following import follow
+    from holdfast.cluster.launch import submit
     from holdfast.cluster.transport import way_to
 
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):

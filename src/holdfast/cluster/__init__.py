@@ -14,7 +14,8 @@
 `adapter`      what `adapter_config` means here
 `tasks`        eval files with values laid over them
 `unused`       keys that have no effect, and why
-`config`       all of it as a checked `Launch`: `compile_launch`
+`compiled`     a `Launch`: all of it in one form
+`config`       from files to a checked `Launch`: `compile_launch`
 `show`         the compiled configuration for people
 `transport`    programs and files on the cluster: from its login node, or over ssh
 `slurm`        submit, look at and cancel jobs
@@ -29,10 +30,13 @@
 `chain`        the jobs of a task, as they follow each other
 `script`       the batch scripts
 `ship`         this version and the user's files, put there once
-`launch`       an invocation: begun, gone on with, followed
+`describing`   a task as its jobs get it
+`launch`       an invocation: begun, gone on with
+`following`    … and followed
 `foresight`    what a launch would find and do
 `local`        the same on this machine
 `node`         what a job does, and who it is
+`neighbours`   its successor, and the workers beside it
 `attempt`      its main part: serve, share out, work, end well
 `beside`       a worker's part
 `preparing`    a run made ready for workers

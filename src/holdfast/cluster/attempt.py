@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.cluster import layout
-from holdfast.cluster.chain import Chain
 from holdfast.cluster.layout import Begin, End, EndpointFile
+from holdfast.cluster.neighbours import Neighbours
 from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, first_url, run_hook, say, url_words
 from holdfast.cluster.preparing import Prepared
 from holdfast.cluster.serving import (
@@ -39,8 +39,6 @@ from holdfast.cluster.serving import (
     spots,
     stop_all,
 )
-from holdfast.cluster.slurm import Slurm
-from holdfast.cluster.submission import INTENT, Ledger, Submitter
 from holdfast.cluster.transport import Here
 from holdfast.errors import HoldfastError
 from holdfast.spec.fields import EXPORTS
@@ -52,7 +50,6 @@ from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.cluster.node import NodeJob
-    from holdfast.cluster.submission import Job
     from holdfast.engine.crew import Ended
 
 _STATE_SECONDS: Final = 1.0
@@ -94,11 +91,11 @@ class MainJob:
         self._number = sum(isinstance(record, Begin) for record in self._attempts) + 1
         self._servers: list[Server] = []
         self._rounds = 0
-        self._jobs: _Jobs | None = None
+        self._jobs: Neighbours | None = None
 
     def run(self) -> int:
         """The attempt, from its beginning to the exit code of the job."""
-        self._jobs = _Jobs(self._job) if self._task.executor == "slurm" else None
+        self._jobs = Neighbours(self._job) if self._task.executor == "slurm" else None
         if why := self._not_wanted():
             say(f"nothing to do: {why}")
             return 0
@@ -479,40 +476,3 @@ class _Progress:
         then, count = self._marks[0]
         rate = (outputs - count) / (now - then) if now > then else 0.0
         return {"done": done, "total": self._total, "errors": failed, "rate": round(rate, 3)}
-
-
-class _Jobs:
-    """The jobs around this one, in Slurm."""
-
-    def __init__(self, job: NodeJob) -> None:
-        self._job = job
-        ledger = Ledger(Here(pauses=(1.0, 2.0)), job.place.invocation)
-        self._submitter = Submitter(Slurm(ledger.transport), ledger)
-        self._chain = Chain(self._submitter, job.task.invocation, job.place)
-        self._successor: Job | None = None
-
-    def disowned(self) -> bool:
-        """Whether nobody counts on us."""
-        return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
-
-    def ensure(self) -> bool:
-        """Have a successor queued, and workers where there are to be some; True when there is a successor."""
-        try:
-            self._submitter.reconcile()
-            live = {state.id for state in self._chain.live("main")} - {self._job.id}
-            later = [job for job in self._chain.known("main") if job.id in live]
-            self._successor = later[-1] if later else self._chain.submit_main(after=self._job.id)
-            if self._job.task.workers > 1 and not self._chain.live("workers"):
-                self._chain.submit_workers()
-        except HoldfastError as error:
-            say(f"what is to follow could not be queued, which is tried again: {error}")
-        return self._successor is not None
-
-    def take_back(self) -> None:
-        """Cancel the successor; where Slurm does not answer it is thrown away by Slurm when we end well."""
-        try:
-            for state in self._chain.live("main"):
-                if state.id != self._job.id:
-                    self._chain.cancel(state)
-        except HoldfastError as error:
-            say(f"the successor could not be cancelled; it will not begin: {error}")

@@ -20,7 +20,7 @@ from holdfast.spec.document import read_document
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.cluster.layout import TaskFile
     from holdfast.cluster.tasks import Task
     from holdfast.plan.plan import Plan

@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.cluster.config import Execution
+    from holdfast.cluster.compiled import Execution
     from holdfast.cluster.layout import TaskFile, TaskPlace
 
 MARGIN_SECONDS = 120

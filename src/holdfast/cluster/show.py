@@ -12,7 +12,7 @@ from holdfast.cluster.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.spec.document import Location
 
 TITLE = "Compiled Configuration"

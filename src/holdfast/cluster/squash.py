@@ -28,7 +28,7 @@ from holdfast.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.cluster.config import Launch
+    from holdfast.cluster.compiled import Launch
     from holdfast.cluster.slurm import JobState, Slurm
     from holdfast.cluster.submission import Job
     from holdfast.cluster.transport import Transport
