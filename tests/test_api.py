@@ -429,3 +429,17 @@ class TestWorkers:
         else:
             assert done.stdout == "False None\n", done.stderr
             assert 'Put the call under `if __name__ == "__main__":`' in done.stderr
+
+
+def test_rows_that_fit_no_prompt_do_not_stop_the_others(evaluate):
+    rows = [{"id": f"s{number}", "n": int(not 5 <= number < 30)} for number in range(35)]
+    run = evaluate(samples=rows, prompt="{{ 1 // n }}", target=shout, accept_errors=True, limits={"concurrency": 1})
+    assert run.exit_code == 0
+    assert len(list(run.outputs())) == 10 and len(lines(run.path / "errors.jsonl")) == 25
+
+
+def test_a_prompt_that_fits_no_row_stops_the_run_before_all_are_tried(evaluate):
+    rows = [{"id": f"s{number}", "n": 0} for number in range(100)]
+    run = evaluate(samples=rows, prompt="{{ 1 // n }}", target=shout, limits={"concurrency": 1})
+    assert run.exit_code == 3
+    assert len(lines(run.path / "errors.jsonl")) == 20

@@ -313,7 +313,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
         target={"command": ["echo", "hi"]},
         graders=[
             {"type": "python", "function": str(tmp_path / "bad.py:bad")},
-            {"type": "program", "command": "no-such-program"},
+            {"type": "program", "command": "sleep", "args": ["60"], "timeout": 0.2},
             {"type": "behavior", "max_tokens": 5},
             {"type": "code", "assertions": ["output == 'hi'"]},
             {"type": "exact"},

@@ -17,6 +17,7 @@ from holdfast.engine.grading import Grading
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, grader_identity
 from holdfast.graders.sandbox import Isolation, isolation
+from holdfast.store.index import Index
 from tests.support.running import holdfast, wait_for
 from tests.support.specs import grade, load, write_spec
 
@@ -200,7 +201,7 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     told = []
     grader = type("G", (), {"caveat": Isolation().caveat, "check": None})()
     work = type("W", (), {"slots": ()})()
-    Grading([grader, grader], work, None, None, None, 1, told.append)
+    Grading([grader, grader], work, Index(), None, None, 1, told.append)
     assert told == [Isolation().caveat]
 
 
@@ -324,3 +325,24 @@ def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path, blo
     with pytest.raises(ConfigError) as caught:
         build_graders(load(folder, graders=[block], workspace={}))
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
+
+
+def test_a_program_may_be_what_the_agent_has_made(tmp_path):
+    (tmp_path / "agent.py").write_text(
+        "def reply(prompt, context):\n"
+        "    made = context.workspace / 'made.sh'\n"
+        "    made.write_text('#!/bin/sh\\nexit ' + prompt)\n"
+        "    made.chmod(0o755)\n"
+        "    return prompt\n"
+    )
+    write_spec(
+        tmp_path,
+        samples=[{"id": "a", "code": 0}, {"id": "b", "code": 1}],
+        prompt="{{ code }}",
+        target={"python": "agent.py:reply"},
+        workspace={},
+        graders=[{"type": "program", "command": "./made.sh"}],
+    )
+    holdfast("eval", "eval.yaml", cwd=tmp_path)
+    (results,) = (tmp_path / "runs").rglob("results.json")
+    assert [trial["score"] for trial in json.loads(results.read_text())["trials"]] == [1.0, 0.0]

@@ -19,6 +19,7 @@ from tests.support.running import lines
 
 AGENT = """\
 import json
+import time
 from pathlib import Path
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reply
@@ -27,6 +28,7 @@ def reply(prompt, context):
     how = json.loads(Path({how!r}).read_text())
     if prompt == how.get("fails"):
         raise RuntimeError("down")
+    time.sleep(how.get("sleeps", 0))
     return Reply(text="the same words", usage=Usage(how["tokens"], 1, 1, 0.0))
 """
 READS = {
@@ -132,6 +134,16 @@ class TestCheckpoints:
         assert told(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
         (output,) = second.outputs()
         assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
+
+
+def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluate):
+    grader = {"time": {"type": "behavior", "max_duration_ms": 250}}
+    keys = {"follow_ups": ["more"]}
+    assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3
+    run = evaluate(grader, {}, **keys)
+    (output,) = run.outputs()
+    assert told(run) == {"time": "failed"}
+    assert output["timing"]["seconds"] >= output["marks"][-1]["seconds"] >= 0.3
 
 
 def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate):

@@ -118,6 +118,21 @@ def test_what_one_server_fails_at_is_asked_of_another(provider: Server, other: S
     assert other.stats()["answered"] == {f"question {number}": 1 for number in range(4)}
 
 
+def test_a_server_that_does_not_answer_is_left_alone_for_a_while(provider: Server, other: Server) -> None:
+    provider.control(fail={"hang": 1.0})
+
+    async def ask() -> None:
+        async with _both(provider, other) as spread:
+            for number in range(6):
+                try:
+                    await asyncio.wait_for(posted(spread, f"question {number}"), 0.5)
+                except TimeoutError:
+                    await posted(spread, f"question {number}")
+
+    asyncio.run(ask())
+    assert provider.requests < 4 and other.requests == 6
+
+
 def test_a_server_that_always_fails_costs_retries_and_no_answer(
     tmp_path: Path, provider: Server, other: Server, calm: Path
 ) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -53,10 +53,10 @@ def eval_file(tmp_path: Path, provider: Server) -> Path:
     return write_eval(tmp_path, provider.base_url, **KEYS)
 
 
-def share(eval_file: Path, workers: int = 4) -> Path:
+def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
     """Share an eval's work out, without starting anybody; returns the run directory."""
-    root = eval_file.parent / "runs"
-    prepare(load_eval(eval_file, []), Options(runs_dir=root), workers, Quiet(), command="holdfast eval e.yaml")
+    given = Options(runs_dir=eval_file.parent / "runs", **options)
+    prepare(load_eval(eval_file, []), given, workers, Quiet(), command="holdfast eval e.yaml")
     return run_dir(eval_file.parent)
 
 
@@ -141,6 +141,14 @@ def test_a_frozen_worker_is_taken_over_and_changes_nothing_when_it_wakes(
     assert frozen.returncode == 3 and "another" in out + err
     assert {path: path.read_bytes() for path in run.rglob("*.json*")} == files
     assert holdfast("repair", run, cwd=tmp_path, env=SHORT_LEASE).stdout.startswith(f"{ROWS} outputs and {ROWS} grades")
+
+
+def test_workers_that_are_not_to_grade_have_all_done_what_they_were_to(provider: Server, eval_file: Path) -> None:
+    provider.control(latency=0.02)
+    run = share(eval_file, skip_graders=True)
+    leave(worker(run, "a"), worker(run, "b"))
+    assert whole_outputs(run) == {f"s{number}" for number in range(ROWS)} and provider.requests == ROWS
+    assert not (run / "metrics.json").exists()
 
 
 def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:

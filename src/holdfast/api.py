@@ -140,7 +140,7 @@ def _refuse_workers(workers: int) -> None:
         raise UsageError(f"workers is {workers}; it is a number of processes, 1 or more")
     if WORKER in os.environ:
         raise UsageError(
-            "a worker cannot start workers: it has imported the script that started it",
+            "a worker cannot start workers, and this is one, or was started by one: it may have imported your script",
             remedy='Put the call under `if __name__ == "__main__":`, or the function into a file of its own.',
         )
 
@@ -276,9 +276,11 @@ def _in_own_thread(run: Callable[[], Outcome], options: Options) -> Outcome:
     """Where an event loop is running already, as in a notebook, ours runs in a thread of its own."""
     import asyncio
 
-    try:
+    in_loop = False
+    with suppress(RuntimeError):
         asyncio.get_running_loop()
-    except RuntimeError:
+        in_loop = True
+    if not in_loop:
         return run()
     result: list[Outcome | BaseException] = []
 

@@ -96,7 +96,8 @@ def _module(path: Path, folder: Path) -> Any:
     sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
     # The script that runs us, or something it has imported, is there already, and must not run a second time.
     known = [] if path in _modules else [sys.modules.get(name) for name in (path.stem, "__main__")]
-    module = next((module for module in known if getattr(module, "__file__", None) == str(path)), None)
+    files = ((module, getattr(module, "__file__", None)) for module in known)
+    module = next((module for module, file in files if file and Path(file).resolve() == path), None)
     if module is None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:

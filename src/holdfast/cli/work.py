@@ -55,7 +55,9 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     if given["attached"]:
         _say_why_it_ended(outcome.reason)
     elif outcome.finisher is not None:
-        how = "made the report" if rundir.finished else "has left without a report; see its log, then run this again"
+        how = "has left without a report; see its log, then run this again"
+        if outcome.exit_code == 0:
+            how = "made the report" if rundir.finished else "has left it without grades, as was asked"
         click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {how}")
     else:
         from holdfast.report.table import print_outcome

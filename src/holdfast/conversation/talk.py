@@ -109,7 +109,7 @@ def _render(template: Template, sample: Sample) -> str:
     try:
         return template.render(sample.fields)
     except RENDER_ERRORS as error:
-        raise AttemptError("bad_request", f"{sample.where}: cannot render the prompt: {error}", retry=False) from error
+        raise _unfit(sample, f"cannot render the prompt: {error}") from error
 
 
 def _own_prompts(find: Callable[[dict[str, Any]], Any], sample: Sample) -> list[str]:
@@ -117,12 +117,15 @@ def _own_prompts(find: Callable[[dict[str, Any]], Any], sample: Sample) -> list[
     try:
         found = find(sample.fields)
     except RENDER_ERRORS as error:
-        raise AttemptError("bad_request", f"{sample.where}: cannot find follow_ups: {error}", retry=False) from error
+        raise _unfit(sample, f"cannot find follow_ups: {error}") from error
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise AttemptError(
-            "bad_request", f"{sample.where}: follow_ups give {found!r:.80}, not a list of texts", retry=False
-        )
+        raise _unfit(sample, f"follow_ups give {found!r:.80}, not a list of texts")
     return found
+
+
+def _unfit(sample: Sample, what: str) -> AttemptError:
+    remedy = "Mend the prompts, or the rows that do not fit them, then run the same command again."
+    return AttemptError("bad_request", f"{sample.where}: {what}", remedy=remedy, retry=False)
 
 
 async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -> Said:

@@ -162,8 +162,8 @@ class Attempts:
         return None if time.monotonic() + delay > deadline else delay
 
     def never_asked(self, error: AttemptError, job: Job, begun: float) -> None:
-        """Record that a trial failed before the target was asked. Where all do, the rest would too."""
-        self._one_too_many(error, job, final=True)
+        """Record that a trial failed before the target was asked. Where the first ones all do, the rest would too."""
+        self._one_too_many(error, job, final=False)  # later on it is a matter of single rows
         self.failed(error, job, "target", begun, final=True)
 
     def failed(self, error: AttemptError | Fault, job: Job, where: str, begun: float, *, final: bool) -> None:

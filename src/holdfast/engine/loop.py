@@ -280,6 +280,7 @@ class Loop:
                 await steps.close()
                 if steps.workspace is not None:
                     await asyncio.to_thread(steps.workspace.close)
+        seconds = time.monotonic() - clock + (0.0 if steps is None else steps.replayed)
         record = Output(
             key=job.key,
             sample=job.sample.id,
@@ -290,7 +291,7 @@ class Loop:
             turns=said.turns,
             stop=said.stop,
             usage=said.usage,
-            timing=Timing(round(started, 3), round(time.monotonic() - clock, 6), said.first_token),
+            timing=Timing(round(started, 3), round(seconds, 6), said.first_token),
             digest=said.marks[-1].digest,
             state=said.state,
             marks=said.marks if said.turns > 1 or self._checkpoints else UNSET,  # which graded it as it was then

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.engine.around import accept_drift, with_outputs_of
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
-from holdfast.engine.setup import Parts, identify, open_run
+from holdfast.engine.setup import Parts, located, open_run
 from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
@@ -67,33 +66,23 @@ class Outcome:
         """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
-        if self.finisher is not None:
-            return 0 if self.rundir.finished else 3
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
-            return 0 if ungraded_on_purpose else 3
+            made = self.finisher is not None and self.rundir.finished
+            return 0 if ungraded_on_purpose or made else 3
         return 1 if self.missed_gates else 0
 
 
 def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
     """Run an eval to its end, or as far as it goes."""
     check_prices(spec, generates=not options.grade_only)
-    found = identify(spec)
-    rundir = found.directory(options.runs_dir)
-    if options.outputs_of is not None:
-        found = with_outputs_of(options.outputs_of, found)
-        rundir = found.directory(options.runs_dir)
-    if options.accept_drift:
-        found = accept_drift(found, rundir, options.runs_dir)
-        rundir = found.directory(options.runs_dir)
+    found, rundir = located(spec, options)
     display = Noting(display, RunLog(rundir.log))
     if (done := already_finished(found, rundir, options)) is not None:
         say_notices(spec, display)
         return done
     parts = Parts.build(spec, options)
-    say_notices(spec, display)
-    for message in without_rows(spec, grader_places(spec), found.survey.panels):
-        display.notice(message)
+    say_notices(spec, display, found)
     opened = open_run(found, options, display.notice)
     forgotten = False
     try:
@@ -109,9 +98,10 @@ def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
                 rundir.path.parent.rmdir()
 
 
-def say_notices(spec: Eval, display: Display) -> None:
-    """Tell what a reader of the eval file noticed."""
-    for message in spec.notices:
+def say_notices(spec: Eval, display: Display, found: Identified | None = None) -> None:
+    """Tell what a reader of the eval file noticed; before a run, also which graders will have nothing to look at."""
+    idle = [] if found is None else without_rows(spec, grader_places(spec), found.survey.panels)
+    for message in (*spec.notices, *idle):
         display.notice(message)
 
 

@@ -12,7 +12,7 @@ from holdfast.canonical import digest
 from holdfast.conversation.responder import build_player, responder_identity
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
-from holdfast.engine.around import accept_drift, look_around, neighbours
+from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
@@ -169,12 +169,19 @@ def open_run(
     return opened
 
 
-def planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
-    """What a run would do, and where, with nothing written."""
+def located(spec: Eval, options: Options) -> tuple[Identified, RunDir]:
+    """Who the run of an eval is, and where, by what the command says of it."""
     found = identify(spec)
+    if options.outputs_of is not None:
+        found = with_outputs_of(options.outputs_of, found)
     if options.accept_drift:
         found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
-    rundir = found.directory(options.runs_dir)
+    return found, found.directory(options.runs_dir)
+
+
+def planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
+    """What a run would do, and where, with nothing written."""
+    found, rundir = located(spec, options)
     rundir.read_manifest()
     others = [] if options.fresh else neighbours(found, rundir, options.runs_dir)
     index = Index() if options.fresh else rundir.load(mend=False)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.engine.around import accept_drift, with_outputs_of
+from holdfast.engine.around import with_outputs_of
 from holdfast.engine.chunks import Chunks
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop, say_notices
-from holdfast.engine.setup import Opened, Parts, identify, open_run
+from holdfast.engine.setup import Opened, Parts, identify, located, open_run
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.plan import Plan, left_over, make_plan
 from holdfast.spec.fields import one_or_all
@@ -66,15 +66,12 @@ def prepare(
     """
     check_prices(spec, generates=True)
     _refuse_secrets(spec)
-    found = identify(spec)
-    if options.accept_drift:
-        found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
-    rundir = found.directory(options.runs_dir)
+    found, rundir = located(spec, options)
     if (done := already_finished(found, rundir, options)) is not None:
         return done
     parts = Parts.build(spec, options)
     noting = Noting(display, RunLog(rundir.log))
-    say_notices(spec, noting)
+    say_notices(spec, noting, found)
     opened = open_run(found, options, noting.notice)
     try:
         if (done := already_finished(found, rundir, options)) is not None:
@@ -245,7 +242,9 @@ def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
     who = str(RunLease(rundir.lease).holder or "another worker")
     own.release()
     if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, display.notice)) is None:
-        return Outcome(rundir, opened.plan, None, opened.index.spent, finisher=who)
+        index = rundir.load(mend=False)
+        plan = make_plan(found.survey, found.work, index)
+        return Outcome(rundir, plan, None, index.spent, skipped_graders=options.skip_graders, finisher=who)
     try:
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)

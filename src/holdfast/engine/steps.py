@@ -57,6 +57,10 @@ class Steps:
         self.workspace = workspace
         self.id = secrets.token_hex(16)
         self._earlier = {(step.turn, step.kind, step.request, step.nth): step for step in earlier}
+        self._from_before = set(self._earlier)
+        """what an earlier process has recorded, and has not been counted into `replayed` yet"""
+        self.replayed = 0.0
+        """seconds that calls answered from an earlier process's record took there"""
         self._this_turn: dict[_Key, Step] = {}
         """all that is on record of the turn at hand, made now or before"""
         self._turn = 0
@@ -102,7 +106,8 @@ class Steps:
         self._earlier.clear()
         self._this_turn.clear()
         self._turn = self._tried = 0
-        self.seconds = 0.0
+        self._from_before.clear()
+        self.seconds = self.replayed = 0.0
         if self.workspace is not None:
             self.workspace.start_anew()
         await self.close()
@@ -120,10 +125,14 @@ class Steps:
         """The result of a call, as JSON: from the record, or from `live` and then recorded."""
         if (known := self._earlier.pop(key, None)) is not None:
             self._took(known)
+            if key in self._from_before:
+                self._from_before.discard(key)
+                self.replayed += known.seconds
             return known.response
         unasked = set(self._earlier)
-        begun = time.monotonic()
+        begun, replayed = time.monotonic(), self.replayed
         response = await live()
+        begun -= self.replayed - replayed  # a turn is as long as its calls were, whichever process made them
         self._drop(unasked & self._earlier.keys(), key[0])
         await self._write(*key, response, NO_USAGE if usage is None else usage(response), begun)
         return response

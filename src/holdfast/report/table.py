@@ -162,7 +162,8 @@ def _missing(so_far: dict[str, Any]) -> Text:
     most = sorted(counts, key=lambda name: -counts[name])
     named = ", ".join(f"{counts[name]:,} of `{name}`" for name in most[:5])
     more = f" and some of {counted(len(most) - 5, 'other grader')}" if len(most) > 5 else ""
-    said = f"incomplete: grades are missing ({named}{more}); these numbers are over the grades there are"
+    what = f"grades are missing ({named}{more})" if named else "trials are missing"
+    said = f"incomplete: {what}; these numbers are over the grades there are"
     return Text(said, style="bold yellow")
 
 

@@ -99,7 +99,7 @@ def _explain(kind: str, message: str, place: Location, model: type[Block]) -> st
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "too_short":
-        return "should have at least 1 item"  # pydantic speaks of tuples
+        return "needs at least 1 item"  # pydantic speaks of tuples
     wanted = _PLAIN.get(kind)
     if wanted == "a mapping":
         block = _model_at(model, place)

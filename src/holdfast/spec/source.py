@@ -105,10 +105,13 @@ def file_inside(folder: Path, name: str, where: str) -> bytes:
         ) from error
 
 
-def check_program(word: str, folder: Path, where: str, *, by_name: bool = True) -> None:
+def check_program(
+    word: str, folder: Path, where: str, *, by_name: bool = True, path_variable: str | None = None
+) -> None:
     """Refuse what cannot be run as a program before anything runs it.
 
-    A word with a slash is a file as seen from the folder; one without is on the PATH or, `by_name`, a file there too.
+    A word with a slash is a file as seen from the folder; one without is on the PATH (its own one, where it gets one)
+    or, `by_name`, a file there too.
     """
     path = folder / word
     there = is_file(path)
@@ -119,7 +122,7 @@ def check_program(word: str, folder: Path, where: str, *, by_name: bool = True) 
         said = f"{path} {'is not executable' if there else 'is no file'}"
         remedy = f"chmod +x {path}" if there else "Paths are seen from the eval file's folder."
         word = str(path)
-    if shutil.which(word) is None:
+    if shutil.which(word, path=path_variable) is None:
         raise ConfigError([Problem(where, said)], remedy=remedy)
 
 

@@ -59,7 +59,7 @@ class McpServer:
         self._headers = {key: filled(value, f"{where}: headers") for key, value in block.mcp.headers.items()}
         self._url = None if block.mcp.url is None else filled(block.mcp.url, f"{where}: url")
         if self._url is None:
-            check_program(block.mcp.command[0], folder, where)
+            check_program(block.mcp.command[0], folder, where, path_variable=self._env.get("PATH"))
         self._shared: Connection | None = None
         self._opening = asyncio.Lock()
 

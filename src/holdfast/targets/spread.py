@@ -6,6 +6,7 @@ at once does not draw all requests to itself. Only where all refuse connections 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -108,6 +109,9 @@ class _Server:
         self._in_flight += 1
         try:
             yield
+        except asyncio.CancelledError:  # out of time, most likely; where it was Ctrl-C, a rest does no harm
+            self._rest(time.monotonic())
+            raise
         except (AttemptError, Fault) as error:
             if error.kind in ("refused", "connection", "server"):
                 self._rest(time.monotonic())
