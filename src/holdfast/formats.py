@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.earlier import is_waza
+from holdfast.spec.earlier import OURS, WAZA, is_waza
 from holdfast.spec.load import checked, laid_over
 
 if TYPE_CHECKING:
@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
+
+CONFIGURATION = ("defaults", "execution", "deployment", "evaluation")
+"""keys that only configurations have"""
+EVAL = OURS | WAZA | {"graders", "responder", "checkpoints"}
+"""keys that only eval files have"""
+
+
+def is_configuration(document: Document) -> bool:
+    """Whether a file is a configuration for a cluster."""
+    return not document.data.keys().isdisjoint(CONFIGURATION)
+
+
+def is_eval(document: Document) -> bool:
+    """Whether a file is an eval file, of any kind that `holdfast eval` reads."""
+    data = document.data
+    return not is_configuration(document) and (is_waza(data) or not data.keys().isdisjoint(EVAL))
 
 
 def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:

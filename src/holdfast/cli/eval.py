@@ -94,8 +94,7 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     what to serve, which eval files to run, and where results go. The command shows it compiled, puts everything in
     place there and submits it.
     """
-    from holdfast.cluster.bare import is_configuration, is_eval
-    from holdfast.formats import load_any
+    from holdfast.formats import is_configuration, is_eval, load_any
     from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 

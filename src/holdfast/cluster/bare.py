@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
+from holdfast.formats import is_eval
 from holdfast.spec.document import read_document
-from holdfast.spec.earlier import OURS, WAZA, is_waza
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,23 +16,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.tree import Tree
     from holdfast.spec.document import Document
 
-CONFIGURATION = ("defaults", "execution", "deployment", "evaluation")
-"""keys that only configurations have"""
 SECTIONS = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 """where an override of a lone eval file changes the configuration around it, and not the eval"""
-EVAL = OURS | WAZA | {"graders", "responder", "checkpoints"}
-"""keys that only eval files have"""
-
-
-def is_configuration(document: Document) -> bool:
-    """Whether a file is a configuration for a cluster."""
-    return not document.data.keys().isdisjoint(CONFIGURATION)
-
-
-def is_eval(document: Document) -> bool:
-    """Whether a file is an eval file, of any kind that `holdfast eval` reads."""
-    data = document.data
-    return not is_configuration(document) and (is_waza(data) or not data.keys().isdisjoint(EVAL))
 
 
 def read_lone(path: Path) -> Document | None:
