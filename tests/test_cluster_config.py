@@ -273,6 +273,23 @@ def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(fo
     assert "target: is missing" in refused(folder, "e.yaml", profile="here")
 
 
+def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_name(folder: Path):
+    def version(*overrides: str) -> Any:
+        return dict(launched(folder, "newer", "BIG", *overrides).tasks[2].overrides).get(("target", "version"))
+
+    assert version() == version("deployment.port=9") == version("deployment.tensor_parallel_size=2") == "org/model"
+    assert version("deployment.checkpoint_path=/ckpt/step-2") == "/ckpt/step-2"
+    assert version("deployment.extra_args=--quantization fp8") == "org/model --quantization fp8"
+    mine = ("deployment.type=generic", "deployment.hf_model_handle=null")
+    one = version(*mine, "deployment.command=serve one --port 8000")
+    assert (
+        one == version(*mine, "deployment.command=serve one --port 9", "deployment.port=9") == "serve one --port PORT"
+    )
+    text = (folder / "evals" / "hellaswag.yaml").read_text().replace("some-model}", 'some-model, version: "mine"}')
+    write(folder / "evals" / "hellaswag.yaml", text)
+    assert version() is None, "the eval has its own word for it"
+
+
 def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path):
     config = "evaluation.nemo_evaluator_config.config"
     launch = launched(

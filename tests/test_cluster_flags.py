@@ -201,18 +201,6 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
     assert "name it with deployment.served_model_name=…" in said
 
 
-def test_two_servers_are_refused_with_the_line_and_the_way_out(folder: Path) -> None:
-    write_eval(folder, "http://127.0.0.1:9/v1")
-    (folder / "c.yaml").write_text(
-        "execution:\n  type: local\n  num_nodes: 2\n  num_instances: 2\n  proxy: {type: haproxy}\n"
-        "deployment: {type: generic, command: serve, served_model_name: m}\nevaluation: {tasks: [e.yaml]}\n"
-    )
-    for option in ("-d", "--skip-graders"):  # a dry run shows nothing that cannot be done
-        said = run(folder, "c.yaml", "--run", "here", option, check=2)
-        assert "c.yaml:4: execution.num_instances: asks for 2 servers" in said
-        assert "target.api_endpoint.url" in said
-
-
 def test_what_slurm_refuses_is_named_with_its_place_and_leaves_nothing(tmp_path: Path, slurm: Lab) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     site.write("http://127.0.0.1:9/v1", execution={"partition": "nowhere"})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.cluster.layout import DeploymentFile, End
-from holdfast.cluster.serving import Node, spots
+from holdfast.cluster.serving import Node, Server, spots
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for
@@ -236,3 +239,26 @@ class TestSpots:
     def test_too_few_nodes_are_said(self) -> None:
         with pytest.raises(HoldfastError, match="the job has 5 nodes"):
             spots([DeploymentFile(command="x", nodes=6)], self.NODES, "n1")
+
+
+def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) -> None:
+    port, going = free_port(), threading.Event()
+    (spot,) = spots([DeploymentFile(command="sleep 600", port=port)], [], "n1")
+    first, second = (Server(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
+    said: list[str] = []
+    assert first.start(said.append, going.is_set)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(second.start, said.append, going.is_set)
+        wait_for(lambda: said, "it to say that it waits")
+        assert f"port {port} of " in said[0] and not waiting.done()
+        first.stop()
+        assert waiting.result(timeout=60)
+        third = pool.submit(Server(spot, tmp_path / "c.log", dict(os.environ)).start, said.append, going.is_set)
+        going.set()
+        assert not third.result(timeout=60), "told to stop before it could begin"
+    second.stop()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert not second.start(said.append, going.is_set), "nor beside a server of somebody else"
+    second.stop()

@@ -242,7 +242,8 @@ class MainJob:
                 deployment = plain(deployment)
             server = Server(replace(spot, deployment=deployment), log, self._job.env(deployment.env))
             self._servers.append(server)  # to be stopped whatever happens
-            server.start(say)
+            if not server.start(say, lambda: self._job.must_go):
+                raise _Told
         if not await_ready(self._servers, self._task.walltime, lambda: self._job.must_go):
             raise _Told
         for spot in self._spots:

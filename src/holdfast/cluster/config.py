@@ -21,6 +21,7 @@ from holdfast.cluster.deployments import (
     Deployment,
     Mount,
     missing_model,
+    served_version,
     server_command,
     server_env,
     server_mounts,
@@ -299,7 +300,8 @@ class _Reader:
         """What the tasks measure."""
         asked = (target or TargetBlock()).api_endpoint
         if block.type != "none":
-            return Endpoint(block.served_model_name, None, asked.api_key_name, asked.type, asked.stream)
+            version = served_version(block)
+            return Endpoint(block.served_model_name, None, asked.api_key_name, asked.type, asked.stream, version)
         return Endpoint(asked.model_id, asked.url, asked.api_key_name, asked.type, asked.stream)
 
     def variables(self, env: ProfileBlock, scope: str, *inner: str) -> dict[str, EnvVar]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -73,6 +74,19 @@ class Deployment:
 def api_root(path: str) -> str:
     """`/v1` of `/v1/chat/completions/`: what an OpenAI client puts its own paths after."""
     return path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+
+
+def served_version(block: DeploymentBlock) -> str | None:
+    """What a server serves, in words that change with it: the replies of one checkpoint are not those of another.
+
+    How it is spread over GPUs, the port and the image do not count; the image of a NIM does, for the model is in it.
+    """
+    if block.type == "none":
+        return None
+    own = None if block.command is None else re.sub(rf"\b{block.port}\b", "PORT", block.command.strip())
+    image = block.image if block.type == "nim" else None
+    said = (block.checkpoint_path or block.hf_model_handle, image, own, block.extra_args)
+    return " ".join(text for text in said if text) or None
 
 
 def server_command(block: DeploymentBlock) -> str | None:

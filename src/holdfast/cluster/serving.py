@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -169,22 +170,39 @@ class Server:
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
+        self._reserved: socket.socket | None = None
 
-    def start(self, said: Callable[[str], None]) -> None:
-        """Start it. Somebody else's server on its port would be measured instead, so that is refused."""
+    def start(self, said: Callable[[str], None], told: Callable[[], bool]) -> bool:
+        """Start it; False when we are told to stop before its port is free.
+
+        Another's server on its port would be measured in its place. So a port of this node is reserved first: other
+        jobs of ours wait for it, and so do we. One that somebody else has is refused.
+        """
         spot, deployment = self.spot, self.spot.deployment
         host = "127.0.0.1" if spot.near else spot.nodes[0].address
+        where = f"port {spot.port} of {socket.gethostname() if spot.near else host}"
+        waiting = False
+        while spot.near and (reserved := _reserve(spot.port)) is None:
+            if told():
+                return False
+            if not waiting:
+                said(f"{where} is another job's, whose server has it; {spot} starts when that has ended")
+                waiting = True
+            time.sleep(_LOOK_SECONDS)
+        self._reserved = reserved if spot.near else None
         end = time.monotonic() + _PORT_SECONDS
         while _listens(host, spot.port):
+            if told():
+                return False
             if time.monotonic() > end:
                 raise ServerFailed(
-                    f"port {spot.port} of {socket.gethostname() if spot.near else host} is taken by another process",
+                    f"{where} is taken by another process",
                     remedy="Choose another deployment.port, or ask for whole nodes (exclusive).",
                 )
             time.sleep(_LOOK_SECONDS)
         pyxis, names = bool(deployment.image) and has_pyxis(), [node.name for node in spot.nodes]
-        plain = not pyxis and spot.near and len(names) == 1
-        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if plain else names)
+        alone = not pyxis and spot.near and len(names) == 1
+        line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names)
         if deployment.image and not pyxis:
             said(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
         reader, self._pipe = os.pipe()
@@ -200,6 +218,7 @@ class Server:
                 pass_fds=(reader,),
             )
         os.close(reader)
+        return True
 
     @property
     def health(self) -> str:
@@ -226,16 +245,21 @@ class Server:
 
     def stop(self) -> None:
         """End the whole group: kindly, then not."""
-        if self._process is None:
-            return
+        if self._process is not None:
+            self._end(self._process)
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience)
+                process.wait(patience)
                 break
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # the guard, which ignores the first
+            os.killpg(process.pid, signal.SIGKILL)  # the guard, which ignores the first
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -285,6 +309,21 @@ def has_pyxis() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return "--container-image" in done.stdout
+
+
+def _reserve(port: int) -> socket.socket | None:
+    """Have a port of this node for ourselves among all jobs of Holdfast's, as long as this is open; None: another has.
+
+    It is a name in Linux's abstract namespace: of nobody once its holder is gone, however that went.
+    """
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform == "linux":
+            held.bind(f"\0holdfast-port-{port}")
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 def _listens(host: str, port: int) -> bool:

@@ -66,6 +66,8 @@ class Endpoint:
     type: str | None = None
     """chat, completions …; a task may ask for another"""
     stream: bool | None = None
+    version: str | None = None
+    """what the server serves; in the keys of its replies, unless the eval has a `target.version` of its own"""
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,8 @@ class TaskReader:
         stream = asked.stream if asked.stream is not None else self.endpoint.stream
         if stream is not None:
             found.append((("target", "stream"), stream))
+        if self.endpoint.version is not None:
+            found.append((("target", "version"), self.endpoint.version))
         return found
 
     def params(self, params: Params, values: Tree) -> list[Override]:
@@ -263,6 +267,9 @@ class TaskReader:
         """The eval with all that laid over it, so that what is wrong is known before anything is submitted."""
         try:
             document = read_document(path)
+            target = document.data.get("target")
+            if isinstance(target, dict) and target.get("version") is not None:
+                derived = [(key, value) for key, value in derived if key != ("target", "version")]
             if not _measures_model(document, derived, own):
                 left = [".".join(key) for key, _ in derived if key[0] == "target"]
                 derived = [(key, value) for key, value in derived if key[0] != "target"]
