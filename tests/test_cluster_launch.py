@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -241,16 +240,7 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
     with server(latency=0.05) as model:
         site.write(model.base_url, rows=100, execution={"workers": 2})
         # The second sbatch never returns: the workers are submitted, the main job is not.
-        fake = site.folder / "bin" / "sbatch"
-        fake.parent.mkdir()
-        real = shutil.which("sbatch")
-        fake.write_text(f'#!/bin/sh\ntest -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec {real} "$@"\n')
-        fake.chmod(0o755)
-        env = {
-            "SLURM_CONF": site.lab.env["SLURM_CONF"],
-            "HOLDFAST_HOME": str(site.folder / "home"),
-            "PATH": f"{fake.parent}:{os.environ['PATH']}",
-        }
+        env = site.env(sbatch='test -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec "$REAL" "$@"')
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
         registry = Registry(site.folder / "home" / "invocations")
 

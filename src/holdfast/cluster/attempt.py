@@ -338,7 +338,8 @@ class MainJob:
 
     def _finish(self, prepared: Prepared) -> int:
         """All is done: exports, which may fail, and the end of the chain."""
-        self._set(phase="finishing", reason="", done=prepared.done or prepared.total, total=prepared.total, errors=0)
+        missing = prepared.total - prepared.done  # errors that were accepted
+        self._set(phase="finishing", reason="", done=prepared.done, total=prepared.total, errors=missing)
         for destination in self._task.export:
             if destination == "local":  # where the run is already
                 continue

@@ -40,7 +40,7 @@ from holdfast.cluster.fields import (
     TargetBlock,
 )
 from holdfast.cluster.layout import RunOptions
-from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, load_profile
+from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, folder_problem, load_profile
 from holdfast.cluster.tasks import Endpoint, Task, TaskProvider, TaskReader, installed_providers
 from holdfast.cluster.tree import COMMAND_LINE, DEFAULT
 from holdfast.cluster.unused import unused
@@ -178,8 +178,8 @@ class _Reader:
             (self.tree.where(("run", "env", "remote_job_dir")), made.remote_job_dir),
             (self.tree.where(("execution", "output_dir")), made.output_dir),
         ):
-            if made.executor == "slurm" and folder is not None and not folder.startswith(("/", "~")):
-                self.problems.append(Problem(place, f"{folder!r} is a folder of the cluster: give its whole path"))
+            if folder is not None and (wrong := folder_problem(folder, made.executor)):
+                self.problems.append(Problem(place, wrong))
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))
         self.keep_chosen(tasks)
