@@ -61,7 +61,7 @@ def test_a_part_that_slurm_refuses_does_not_hide_the_part_it_took(site: Site, wh
     env = site.env(sbatch='exec "$REAL" "$@"')
     try:
         rest = holdfast("resume", left, cwd=site.folder, env=env).stdout
-        assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main" if "tasks" in what else "0.main-2"]
+        assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main-2" if "tasks" in what else "0.main-2"]
     finally:
         holdfast("kill", left, cwd=site.folder, env=env)
 
