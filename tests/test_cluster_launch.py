@@ -383,7 +383,7 @@ def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
 
 
 def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.launch._LOST_SECONDS", 2.0)
+    monkeypatch.setattr("holdfast.cluster.following._LOST_SECONDS", 2.0)
     site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
     invocation = site.submit()
     lines: list[str] = []
