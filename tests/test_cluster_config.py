@@ -458,6 +458,22 @@ def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: st
     assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in said
 
 
+@pytest.mark.parametrize("key", ["execution.output_dir", "run.env.remote_job_dir"])
+def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder: Path, key: str):
+    for path in ("/x", "~", "~/x"):
+        execution = launched(folder, "newer", "BIG", f'{key}="{path}"').execution
+        assert getattr(execution, key.rpartition(".")[2]) == path
+    for path in ("~bob", "~bob/x", "x", "./x"):
+        said = refused(folder, "newer", f"{key}={path}")
+        assert f"command line: {key}: {path!r} is a folder of the cluster: give its whole path" in said
+    assert f"command line: {key}: '~bob/x': give" in refused(folder, "newer", f"{key}=~bob/x", profile="here")
+
+
+@pytest.mark.parametrize("key", ["execution.subproject", "execution.sbatch_comment"])
+def test_a_comment_of_jobs_is_one_line(folder: Path, key: str):
+    assert f"command line: {key}: " in refused(folder, "newer", f'{key}="a\\n#SBATCH --account=other"')
+
+
 def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
     write(
         folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cluster.config import compile_launch
 from holdfast.cluster.deployments import Mount
+from holdfast.cluster.describing import preview
+from holdfast.cluster.foresight import Foresight
 from holdfast.cluster.layout import DeploymentFile
 from holdfast.cluster.serving import plain
-from holdfast.cluster.ship import collect, load_sent
+from holdfast.cluster.ship import collect, copies_in, load_sent
 from holdfast.cluster.submission import Registry
 from holdfast.cluster.transport import Here
 from holdfast.engine.setup import identify
@@ -110,7 +113,7 @@ def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, s
 def test_a_translated_eval_is_the_same_where_it_is_sent(tmp_path: Path) -> None:
     path = write_waza(tmp_path)
     spec = load_any(read_document(path), [(("trials",), 3)])
-    bundle = collect(spec, path)
+    bundle = collect(spec, path, translated=True)
     assert bundle.translated
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
@@ -168,6 +171,9 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
         run(folder, "e.yaml", "--run", "here", "--accept-errors", "--runs-dir", "other")
         (other,) = (folder / "other" / "e").iterdir()
         assert metrics(other)["coverage"] == 0
+        newest = max((folder / ".holdfast" / "holdfast").glob("*/0/state.json"), key=lambda path: path.stat().st_mtime)
+        state = json.loads(newest.read_text())
+        assert (state["phase"], state["done"], state["total"], state["errors"]) == ("done", 0, 4, 4)
         model.control(status=200)
         run(folder, "e.yaml", "--run", "here", "--retry-failed", "--runs-dir", "other")
         assert metrics(other)["coverage"] == 1
@@ -199,16 +205,6 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
     (folder / "c.yaml").write_text(json.dumps(config))
     said = run(folder, "c.yaml", "--run", "here", "-m", "other", check=2)
     assert "name it with deployment.served_model_name=…" in said
-
-
-def test_what_slurm_refuses_is_named_with_its_place_and_leaves_nothing(tmp_path: Path, slurm: Lab) -> None:
-    site = Site(tmp_path, slurm, slurm.here)
-    site.write("http://127.0.0.1:9/v1", execution={"partition": "nowhere"})
-    env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}
-    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=tmp_path, env=env, check=3).stderr
-    assert "Slurm was asked for partition nowhere (nano.yaml:1)" in said
-    assert "`holdfast doctor lab`" in said
-    assert Registry(tmp_path / "home" / "invocations").all() == []
 
 
 def test_whoever_follows_a_job_is_told_why_it_waits(tmp_path: Path, slurm: Lab) -> None:
@@ -276,3 +272,53 @@ def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) 
     said = run(folder, "c.yaml", "--run", "here", "-d")
     assert "the task a / b.1 is the same run as a / b.0, whose results it finds: nothing is run twice" in said
     assert said.count("1 sample × 3 trials") == 2
+
+
+def test_of_tasks_that_are_one_run_only_the_first_begins_anew(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url, rows=4)
+        (folder / "c.yaml").write_text("deployment: {type: none}\nevaluation: {tasks: [e.yaml, e.yaml]}\n")
+        run(folder, "c.yaml", "--run", "here")
+        assert model.requests == 4
+        run(folder, "c.yaml", "--run", "here", "--fresh")
+        assert model.requests == 8
+        model.control(status=400)
+        run(folder, "c.yaml", "--run", "here", "--fresh", "--accept-errors")
+        before = model.requests
+        run(folder, "c.yaml", "--run", "here", "--retry-failed", "--accept-errors")
+        assert model.requests == before + 4
+
+
+def test_folders_for_copies_are_named_as_the_cluster_has_them(tmp_path: Path) -> None:
+    output = {"nat": {"dir": "../nat"}, "export": [{"to": "csv", "dir": "a/../t"}, {"to": "junit"}]}
+    spec = load_any(read_document(write_eval(tmp_path / "evals", "http://127.0.0.1:9/v1", output=output)))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "lustre").symlink_to(tmp_path / "here")  # on this machine; on the cluster it is a folder
+    moved = dict(copies_in(spec, tmp_path / "lustre" / "e"))
+    assert moved[("output", "nat", "dir")] == str(tmp_path / "lustre" / "nat")
+    assert moved[("output", "export")] == [{"to": "csv", "dir": str(tmp_path / "lustre" / "e" / "t")}, {"to": "junit"}]
+
+
+def test_a_dry_run_says_what_is_wrong_and_not_something_else(folder: Path) -> None:
+    with server() as model:
+        write_eval(folder, model.base_url, rows=4)
+        run(folder, "e.yaml")
+    (run_dir(folder) / "manifest.json").write_text("{")
+    said = run(folder, "e.yaml", "--run", "here", "-d")
+    assert "manifest.json" in said and "holdfast repair" in said
+    assert "its data cannot be read here" not in said
+    (folder / "data.jsonl").unlink()
+    assert "its data cannot be read here" in run(folder, "e.yaml", "--run", "here", "-d")
+
+
+def test_what_was_checked_is_what_is_sent(tmp_path: Path) -> None:
+    path = write_waza(tmp_path)
+    (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
+    launch = compile_launch(path, "here", ["trials=3"], (), tmp_path, {})
+    (task,) = launch.tasks
+    path.write_text("tasks: [")  # meanwhile
+    (ahead,) = preview(launch)
+    assert Foresight(launch).of(task, ahead.task).trials == 3
+    bundle = collect(task.spec, task.eval_file, translated=task.translated)
+    sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
+    assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3

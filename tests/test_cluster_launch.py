@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -241,16 +240,7 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
     with server(latency=0.05) as model:
         site.write(model.base_url, rows=100, execution={"workers": 2})
         # The second sbatch never returns: the workers are submitted, the main job is not.
-        fake = site.folder / "bin" / "sbatch"
-        fake.parent.mkdir()
-        real = shutil.which("sbatch")
-        fake.write_text(f'#!/bin/sh\ntest -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec {real} "$@"\n')
-        fake.chmod(0o755)
-        env = {
-            "SLURM_CONF": site.lab.env["SLURM_CONF"],
-            "HOLDFAST_HOME": str(site.folder / "home"),
-            "PATH": f"{fake.parent}:{os.environ['PATH']}",
-        }
+        env = site.env(sbatch='test -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec "$REAL" "$@"')
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
         registry = Registry(site.folder / "home" / "invocations")
 
@@ -393,7 +383,7 @@ def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
 
 
 def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.launch._LOST_SECONDS", 2.0)
+    monkeypatch.setattr("holdfast.cluster.following._LOST_SECONDS", 2.0)
     site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
     invocation = site.submit()
     lines: list[str] = []

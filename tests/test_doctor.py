@@ -78,6 +78,13 @@ def test_a_directory_that_cannot_be_written_is_named_with_its_line(slurm: Lab, t
     assert "compute node" not in checks
 
 
+def test_a_directory_in_somebody_elses_home_is_refused_as_a_launch_does(slurm: Lab, tmp_path: Path) -> None:
+    checks, _ = doctor(slurm, tmp_path, 'executor = "slurm"\nremote_job_dir = "~bob/jobs"\n', "--no-job", check=1)
+    assert checks["remote_job_dir"]["state"] == "failed"
+    assert "'~bob/jobs' is a folder of the cluster: give its whole path" in checks["remote_job_dir"]["said"]
+    assert not (tmp_path / "~bob").exists()
+
+
 def test_a_directory_that_nodes_do_not_share_is_noticed(slurm: Lab, tmp_path: Path) -> None:
     # The nodes are all this machine, so a setup line makes the job look elsewhere.
     lines = 'setup_lines = ["cat() { echo other; }"]\n'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import sys
 import time
@@ -18,6 +20,7 @@ from holdfast.cluster.launch import submit
 from holdfast.cluster.layout import State, TaskPlace
 from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import Ledger, Registry, Submitter
+from tests.support.invocations import env_of
 from tests.support.running import wait_for, write_eval
 
 if TYPE_CHECKING:
@@ -160,6 +163,15 @@ class Site:
         """Submit it."""
         launch = self.compiled(*overrides, profile=profile, **environ)
         return submit(launch, environ, transport=self.transport, registry=self.registry)
+
+    def env(self, **programs: str) -> dict[str, str]:
+        """The environment of commands; a program by name is replaced by a shell script, to which it is REAL."""
+        folder = self.folder / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, text in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\nREAL={shutil.which(name)}\n{text}\n")
+            (folder / name).chmod(0o755)
+        return env_of(self.lab, self.folder / "home", PATH=f"{folder}:{os.environ['PATH']}")
 
     def place(self, invocation: Invocation, task: int = 0) -> TaskPlace:
         """Where a task's files are."""

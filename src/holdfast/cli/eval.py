@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.engine.run import Outcome
     from holdfast.spec.load import Eval
-    from holdfast.store.rundir import RunDir
 
 
 class _Duration(click.ParamType[float]):
@@ -149,7 +148,7 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
 
     print_outcome(outcome, command_line())
-    write_copies(outcome, spec, given)
+    _hand_on(outcome, spec, given)
     return outcome
 
 
@@ -168,42 +167,42 @@ def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
         output_path=given["output_path"],
     )
     print_outcome(outcome, command_line())
-    write_copies(outcome, spec, given)
+    _hand_on(outcome, spec, given)
     return outcome
 
 
-def write_copies(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
+def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
+    hand_on(
+        outcome,
+        spec,
+        log_samples=given["log_samples"],
+        output_path=given["output_path"],
+        exports=given["export"],
+    )
+
+
+def hand_on(
+    outcome: Outcome,
+    spec: Eval,
+    *,
+    log_samples: bool = False,
+    output_path: Path | None = None,
+    exports: tuple[str, ...] = (),
+) -> None:
     """Transcripts and results for other tools, where they were asked for."""
-    if given["log_samples"] or given["output_path"] or (spec.output.nat and outcome.metrics is not None):
+    if log_samples or output_path or (spec.output.nat and outcome.metrics is not None):
+        from holdfast.export.copies import write_copies
+
         try:
-            _write_copies(outcome.rundir, spec, given)
+            for path in write_copies(outcome.rundir, spec, log_samples=log_samples, output_path=output_path):
+                click.echo(f"wrote {path}")
         except OSError as error:
             remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     if outcome.metrics is not None:
         export_after(outcome.rundir, spec)
-    if given.get("export") and outcome.exit_code <= 4:
-        export_also(outcome.rundir, given["export"])
-
-
-def _write_copies(rundir: RunDir, spec: Eval, given: dict[str, Any]) -> None:
-    from holdfast.export.folder import write_folder
-    from holdfast.export.nat import write_nat
-    from holdfast.export.reading import RunReader
-    from holdfast.export.samples import write_samples
-
-    reader = RunReader(rundir)
-    written: list[Path] = []
-    if given["log_samples"]:
-        written.append(rundir.path / "samples.jsonl")
-        write_samples(reader.trials(), written[0])
-    if given["output_path"]:
-        written += write_folder(reader, given["output_path"])
-    if spec.output.nat and rundir.finished:
-        # The lines again too: where all was reused, nothing was written while it ran.
-        written += write_nat(reader, spec.folder / spec.output.nat.dir, spec.output.nat.step_filter, lines=True)
-    for path in written:
-        click.echo(f"wrote {path}")
+    if exports and outcome.exit_code <= 4:
+        export_also(outcome.rundir, exports)
 
 
 def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
+from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
 from holdfast.cli.places import command_line, home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
@@ -61,7 +61,9 @@ def _resume_invocation(subject: Subject) -> int:
     live = {
         name.task: state
         for state in jobs_of(subject.transport, files)
-        if state.active and (name := JobName.parse(state.name)) is not None and name.task in numbers
+        if state.active and (name := JobName.parse(state.name)) is not None
+        # Workers alone do not go on: without a main job there is nobody who shares the work out.
+        if name.task in numbers and name.role.startswith("main")
     }
     done = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
     left = [n for n in numbers if n not in done and n not in live]
@@ -126,7 +128,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
     )
     outcome = run_eval(spec, options, make_display(given["display"]))
     print_outcome(outcome, command_line())
-    write_copies(outcome, spec, {"log_samples": False, "output_path": None})
+    hand_on(outcome, spec)
     return outcome.exit_code
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, make_display, patience, write_copies
+from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
 from holdfast.cli.places import command_line
 from holdfast.errors import Fault, Interrupted, UsageError
 
@@ -67,7 +67,7 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
         if shared is not None and not outcome.already:
             spec, plan, _ = shared
             place = Path(plan.output_path) if plan.output_path else None
-            write_copies(outcome, spec, {"log_samples": plan.log_samples, "output_path": place})
+            hand_on(outcome, spec, log_samples=plan.log_samples, output_path=place)
     return outcome.exit_code
 
 

@@ -11,6 +11,7 @@
 `deployments`  the servers that are known, and their commands
 `dialects`     keys of earlier launchers, in their place of today
 `auxiliary`    servers beside that of the model
+`nodes`        how many nodes and GPUs there are, and how servers are shared out among them
 `adapter`      what `adapter_config` means here
 `tasks`        eval files with values laid over them
 `unused`       keys that have no effect, and why
@@ -38,6 +39,7 @@
 `node`         what a job does, and who it is
 `neighbours`   its successor, and the workers beside it
 `attempt`      its main part: serve, share out, work, end well
+`handing`      … and the run handed on
 `beside`       a worker's part
 `preparing`    a run made ready for workers
 `serving`      the servers of a job

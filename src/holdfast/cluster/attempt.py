@@ -7,7 +7,6 @@ budget, an attempt that added nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,11 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.cluster import layout
+from holdfast.cluster.handing import hand_on
 from holdfast.cluster.layout import Begin, End, EndpointFile
 from holdfast.cluster.neighbours import Neighbours
 from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, first_url, run_hook, say, url_words
@@ -41,7 +41,6 @@ from holdfast.cluster.serving import (
 )
 from holdfast.cluster.transport import Here
 from holdfast.errors import HoldfastError
-from holdfast.spec.fields import EXPORTS
 from holdfast.store.follow import Follower
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
@@ -338,15 +337,9 @@ class MainJob:
 
     def _finish(self, prepared: Prepared) -> int:
         """All is done: exports, which may fail, and the end of the chain."""
-        self._set(phase="finishing", reason="", done=prepared.done or prepared.total, total=prepared.total, errors=0)
-        for destination in self._task.export:
-            if destination == "local":  # where the run is already
-                continue
-            words = export_words(destination, self._task.export_config.get(destination, {}))
-            self._export([*("holdfast", "export", prepared.run_dir, "--to", destination), *words], f"to {destination}")
-        if prepared.copies:
-            where = ["holdfast.cluster.node", self._place.path, "--role", "copy", "--run-dir", prepared.run_dir]
-            self._export(where, "as the eval file and the command ask for")
+        missing = prepared.total - prepared.done  # errors that were accepted
+        self._set(phase="finishing", reason="", done=prepared.done, total=prepared.total, errors=missing)
+        hand_on(self._job, prepared)
         try:
             run_hook(self._job, self._task.post_cmd, "post_cmd")
         except HoldfastError as error:
@@ -359,20 +352,6 @@ class MainJob:
         say(f"finished: {numbers}" if numbers.exists() else ungraded)
         missed = "a gate was not met" if prepared.exit_code == 1 else ""
         return self._end("done", missed, code=prepared.exit_code or 0, why="finished")
-
-    def _export(self, words: list[str], what: str) -> None:
-        log = Path(self._place.logs) / "export.log"
-        with log.open("ab") as out:
-            done = subprocess.run(
-                [self._task.python, "-m", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._job.env(self._task.export_env),
-                check=False,
-            )
-        how = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}; see {log}"
-        say(f"export {what}: {how}")
 
     def _drained(self) -> int:
         """Told to stop: by whoever stops the invocation, by the time limit, or by somebody who takes the node."""
@@ -447,12 +426,6 @@ class MainJob:
                         record = msgspec.json.decode(line.data, type=ErrorRecord)
                         last = record if last is None or record.time >= last.time else last
         return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
-
-
-def export_words(destination: str, settings: dict[str, Any]) -> list[str]:
-    """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
-    known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
 
 
 class _Progress:

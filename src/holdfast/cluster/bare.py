@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.tree import Tree
     from holdfast.spec.document import Document
 
-SECTIONS = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
+OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 """where an override of a lone eval file changes the configuration around it, and not the eval"""
 
 
@@ -46,6 +46,6 @@ def divide(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
     inner: list[str] = []
     for text in overrides:
         path = text.lstrip("+~").partition("=")[0].split(".")
-        ours = path[0] in SECTIONS or path[:2] == ["target", "api_endpoint"]
+        ours = path[0] in OUTER or path[:2] == ["target", "api_endpoint"]
         (outer if ours else inner).append(text)
     return outer, inner

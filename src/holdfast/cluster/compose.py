@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 GROUPS = Path(__file__).parent / "groups"
-SECTIONS = ("execution", "deployment")
+GROUPED = ("execution", "deployment")
 """what has groups of defaults that come with Holdfast"""
 PREFERRED = ("container_image", "nodes", "gpus_per_node", "ntasks_per_node", "nproc_per_node")
 """keys of run.env for which a configuration that says something is followed, and not the profile"""
@@ -188,7 +188,7 @@ class _Files:
         if (folder / name).is_file():
             return folder / name
         group, _, choice = entry.strip("/").partition("/")
-        hint = f"; the group is written `{group}: {choice}`" if group in SECTIONS and choice else ""
+        hint = f"; the group is written `{group}: {choice}`" if group in GROUPED and choice else ""
         raise ConfigError([Problem(place, f"no file {folder / name}{hint}")])
 
     def group(
@@ -240,7 +240,7 @@ class _Edit:
     @property
     def selects(self) -> bool:
         """`deployment=vllm` chooses a group."""
-        return len(self.path) == 1 and self.path[0] in SECTIONS and isinstance(self.value, str) and not self.delete
+        return len(self.path) == 1 and self.path[0] in GROUPED and isinstance(self.value, str) and not self.delete
 
     def apply(self, tree: Tree) -> None:
         for location in _locations(tree, self.path):
@@ -333,7 +333,7 @@ def _with_defaults_of_types(
         executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
     if executor is not None and isinstance(tree.get("execution"), dict | None):
         tree.put(("execution", "type"), executor, place)
-    for section in reversed(SECTIONS):  # so that the first stands first
+    for section in reversed(GROUPED):  # so that the first stands first
         kind = said.get((section, "type"), tree.get(section, "type"))
         _check_mapping(tree, section)
         if kind is None:

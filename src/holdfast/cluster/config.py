@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -40,9 +39,10 @@ from holdfast.cluster.fields import (
     TargetBlock,
 )
 from holdfast.cluster.layout import RunOptions
-from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, load_profile
+from holdfast.cluster.nodes import check_instances, over_gpus, settle_gpus, settle_nodes
+from holdfast.cluster.profiles import Profile, ProfileBlock, WandbBlock, folder_problem, load_profile
 from holdfast.cluster.tasks import Endpoint, Task, TaskProvider, TaskReader, installed_providers
-from holdfast.cluster.tree import COMMAND_LINE, DEFAULT
+from holdfast.cluster.tree import COMMAND_LINE
 from holdfast.cluster.unused import unused
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fields import Block
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from holdfast.spec.overrides import Override
 
 _Model = TypeVar("_Model", bound=Block)
-_Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 SCOPES = ("deployment", "evaluation", "export")
 PROJECT = "holdfast"
 """the subproject of those who name none"""
@@ -145,8 +144,10 @@ class _Reader:
         if not (top and run and execution and deployment):
             raise ConfigError(self.problems)
 
-        execution = self.settle_nodes(execution, deployment)
-        execution, deployment = self.settle_gpus(execution, deployment)
+        execution = settle_nodes(self.tree, execution, deployment, self.problems, self.notices)
+        execution = settle_gpus(self.tree, execution, self.problems)
+        each = execution.num_nodes // execution.num_instances
+        deployment = over_gpus(self.tree, deployment, ("deployment",), execution.gpus_per_node, each)
         served = self.deployment(deployment, execution, run.env)
         auxiliary = self.auxiliary(execution, run.env)
         if execution.type == "local":
@@ -178,8 +179,8 @@ class _Reader:
             (self.tree.where(("run", "env", "remote_job_dir")), made.remote_job_dir),
             (self.tree.where(("execution", "output_dir")), made.output_dir),
         ):
-            if made.executor == "slurm" and folder is not None and not folder.startswith(("/", "~")):
-                self.problems.append(Problem(place, f"{folder!r} is a folder of the cluster: give its whole path"))
+            if folder is not None and (wrong := folder_problem(folder, made.executor)):
+                self.problems.append(Problem(place, wrong))
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))
         self.keep_chosen(tasks)
@@ -219,35 +220,6 @@ class _Reader:
             said = f"unknown type {kind!r}{suggest(str(kind), DEPLOYMENTS)}; one of {', '.join(DEPLOYMENTS)}"
             self.problems.append(Problem(self.tree.where(("deployment", "type")), said))
 
-    def settle_nodes(self, execution: ExecutionBlock, block: DeploymentBlock) -> ExecutionBlock:
-        """How many instances there are, and nodes to share out among them: one each, where nobody says so."""
-        instances = execution.num_instances
-        if block.multiple_instances is not None:
-            if block.multiple_instances and instances == 1:
-                instances = max(1, execution.num_nodes // (block.nodes_per_instance or 1))
-            said = f"is of the older dialect: read as execution.num_instances={instances}"
-            self.notices.append(f"{self.tree.where(('deployment', 'multiple_instances'))}: {said}")
-        nodes, here = execution.num_nodes, ("execution", "num_nodes")
-        unsaid = self.tree.get(*here) is None or (self.by_default(*here) and "←" not in self.tree.origin(here))
-        if instances > 1 and unsaid and execution.type != "local":
-            nodes = instances
-            self.tree.put(here, nodes, self.tree.origin(("execution", "num_instances")))
-        self.check_instances(("execution",), block, instances, nodes, execution.type)
-        return execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
-
-    def check_instances(
-        self, here: Location, block: DeploymentBlock, instances: int, nodes: int, executor: str
-    ) -> None:
-        said = None
-        if executor == "local":
-            if instances > 1 and block.type not in ("none", "generic") and block.command is None:
-                said = "several on this machine need a command of yours: type generic, with $HOLDFAST_PORT in it"
-        elif block.type != "none" and nodes % instances:
-            said = f"{nodes} nodes cannot be shared out among {instances} instances"
-            said += f": write a multiple of {instances} as num_nodes ({self.tree.origin((*here, 'num_nodes'))})"
-        if said is not None:
-            self.problems.append(Problem(self.tree.where((*here, "num_instances")), said))
-
     def deployment(self, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock) -> Deployment:
         if block.type == "none":
             return Deployment("none", instances=0)
@@ -265,8 +237,8 @@ class _Reader:
         found = []
         for name, block, here in read_auxiliary(self.tree, self.problems):
             instances, nodes = block.num_instances, block.num_nodes or block.num_instances
-            self.check_instances(here, block, instances, nodes, execution.type)
-            spread = self.over_gpus(block, here, execution.gpus_per_node, nodes // instances)
+            check_instances(self.tree, here, block, (instances, nodes), execution.type, self.problems)
+            spread = over_gpus(self.tree, block, here, execution.gpus_per_node, nodes // instances)
             made = self.served(spread, here, self.variables(env, "auxiliary_deployments", name))
             made = replace(made, name=name, prefix=prefix_of(name, block), instances=instances, nodes=nodes)
             mounts = self.mounts(env, execution.mounts.auxiliary.get(name, {}), made.mounts)
@@ -377,36 +349,6 @@ class _Reader:
             gpu_visible=block.evaluation_gpu_visible,
             mode=block.mode,
         )
-
-    def settle_gpus(
-        self, execution: ExecutionBlock, deployment: DeploymentBlock
-    ) -> tuple[ExecutionBlock, DeploymentBlock]:
-        """One number of GPUs, by gres where that is given, and a model spread over them where nobody says how."""
-        match = re.search(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)", execution.gres or "")
-        if match and execution.gpus_per_node != int(match[1]):
-            here = ("execution", "gpus_per_node")
-            if execution.gpus_per_node is not None and not self.by_default(*here):
-                said = f"{execution.gpus_per_node} and gres {execution.gres} say different things; give one of them"
-                self.problems.append(Problem(self.tree.where(here), said))
-            self.tree.put(here, int(match[1]), self.tree.origin(("execution", "gres")))
-            execution = execution.model_copy(update={"gpus_per_node": int(match[1])})
-        nodes = execution.num_nodes // execution.num_instances
-        return execution, self.over_gpus(deployment, ("deployment",), execution.gpus_per_node, nodes)
-
-    def over_gpus(self, block: _Deployment, here: Location, gpus: int | None, nodes: int) -> _Deployment:
-        """A server spread over the GPUs of its nodes, where nobody says how."""
-        place = (*here, "tensor_parallel_size")
-        if not gpus or block.tensor_parallel_size is None or not self.by_default(*place):
-            return block
-        spread = (block.pipeline_parallel_size or 1) * (block.data_parallel_size or 1)
-        size = max(1, min(gpus, gpus * nodes // spread))
-        group = self.tree.origin(place).partition(" ← ")[0]
-        self.tree.put(place, size, f"{group} ← {self.tree.origin(('execution', 'gpus_per_node'))}")
-        return block.model_copy(update={"tensor_parallel_size": size})
-
-    def by_default(self, *location: str | int) -> bool:
-        """Whether nobody but a group that comes with Holdfast says so."""
-        return self.tree.origin(location).startswith(DEFAULT)
 
     def export(self, execution: ExecutionBlock, block: ExportBlock, run: RunBlock) -> tuple[Export, WandbBlock | None]:
         """Where results go, and W&B's project and entity where they go there."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace
 from holdfast.cluster.script import job_options, main_script, margin, worker_script
 from holdfast.cluster.walltime import walltime_seconds
@@ -58,7 +60,7 @@ def describe_task(
         python=python,
         eval_file=eval_file,
         overrides=overrides,
-        options=launch.options,
+        options=replace(launch.options, fresh=False, retry_failed=False) if task.twin else launch.options,
         runs_dir=runs_dir,
         deployment=deployment,
         auxiliary=tuple(served for served in auxiliary if served is not None),

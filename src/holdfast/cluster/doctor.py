@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from holdfast.cluster.environment import wandb_key
-from holdfast.cluster.profiles import find_env_file, load_profile, shown, squash_problem
+from holdfast.cluster.profiles import find_env_file, folder_problem, load_profile, shown, squash_problem
 from holdfast.cluster.slurm import JobName, Slurm, explain
 from holdfast.cluster.submission import Ledger, Submitter, new_invocation
 from holdfast.cluster.transport import Here, way_to
@@ -206,6 +206,9 @@ class _Doctor:
         if wanted is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
             wanted = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
+        if wrong := folder_problem(wanted, self.profile.fields.executor or "slurm"):
+            yield failed("remote_job_dir", wrong, f"{where}: correct it.")
+            return
         done = self.way.run(["sh", "-c", _WRITE, "sh", wanted], timeout=180)
         if done.code != 0:
             yield failed(

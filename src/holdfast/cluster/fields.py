@@ -15,6 +15,7 @@ from holdfast.cluster.walltime import Walltime  # noqa: TC001 - pydantic reads i
 from holdfast.spec.fields import EXPORTS, Block, Seconds
 
 DESTINATIONS = (*EXPORTS, "local")
+ONE_LINE = r"^[^\n\r]*$"
 DEPLOYMENTS = ("none", "generic", "vllm", "sglang", "nim", "trtllm")
 
 
@@ -116,9 +117,9 @@ class ExecutionBlock(Block):
     """how long the server may take to start; default: the walltime"""
     workers: int = Field(default=1, ge=1)
     """processes that share the work of each run"""
-    subproject: str | None = None
+    subproject: str | None = Field(default=None, pattern=ONE_LINE)
     """in the comments of jobs, which are known by names of ours"""
-    sbatch_comment: str | None = Field(default=None, pattern=r"^[^\n\r]*$")
+    sbatch_comment: str | None = Field(default=None, pattern=ONE_LINE)
     sbatch_extra_flags: dict[str, str | int | bool | None] = Field(default_factory=dict)
     deployment: DeploymentTasks = DeploymentTasks()
     mounts: MountsBlock = MountsBlock()

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.cluster.transport import way_to
 from holdfast.engine.options import Options
 from holdfast.engine.setup import identify, planned
-from holdfast.errors import ClusterError, HoldfastError, Unreachable
-from holdfast.formats import load_any
+from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
 from holdfast.plan.changes import counted
-from holdfast.spec.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,15 +72,17 @@ class Foresight:
 
     def of(self, task: Task, described: TaskFile) -> Foreseen:
         """What running a task would find."""
-        spec, asked = load_any(read_document(task.eval_file), task.overrides), self._launch.options
+        spec, asked = task.spec, described.options
         options = Options(runs_dir=Path(described.runs_dir), fresh=asked.fresh, accept_drift=asked.accept_drift)
         try:
             if described.executor == "local":
                 found, rundir, plan = planned(spec, options)
                 return Foreseen(found.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
             found = identify(spec)
-        except HoldfastError as error:
+        except DataError as error:
             return Foreseen(notes=[f"its data cannot be read here: {error.message}"])
+        except HoldfastError as error:
+            return Foreseen(notes=[str(error)])
         run_dir = str(found.directory(options.runs_dir).path)
         finished, note = self._look(run_dir)
         anew = ["--fresh sets that run aside, and everything is run anew"] if asked.fresh else []

@@ -23,12 +23,10 @@ from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
 from holdfast.cluster.script import main_script, worker_script
 from holdfast.cluster.ship import collect, copies_in, ensure_python, needed_extras
 from holdfast.cluster.slurm import Slurm
-from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitted, Submitter, new_invocation
+from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, fold, new_invocation
 from holdfast.cluster.transport import File, Ssh, Transport, way_to
 from holdfast.cluster.tree import DEFAULT
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from holdfast.formats import load_any
-from holdfast.spec.document import read_document
 from holdfast.store.files import slug
 
 if TYPE_CHECKING:
@@ -91,12 +89,27 @@ def submit(
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits what is not."
         raise
     except ClusterError as error:
-        if not any(isinstance(record, Submitted) for record in registry.get(number).jobs):
-            registry.remove(number)  # there is nothing to look after
+        jobs = fold(registry.get(number).jobs)
+        refused = [job for job in jobs if job.disowned is not None]
+        said = [error.remedy or (_what_was_asked(launch) if refused else None)]
+        if len(refused) < len(jobs):
+            said.append(_what_is_left(number, jobs))
+        else:  # there is nothing to look after
+            registry.remove(number)
             transport.run(["rm", "-rf", "--", directory])
-        error.remedy = error.remedy or _what_was_asked(launch)
+        error.remedy = "\n  ".join(filter(None, said)) or None
         raise
     return registry.get(number)
+
+
+def _what_is_left(number: str, jobs: Sequence[Job]) -> str:
+    """What to do where a submission ended halfway. An intent without an answer may be a job, so it counts as one."""
+    known = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
+    how = f"is submitted ({', '.join(known)})" if known else "may be submitted"
+    return (
+        f"Part of {number} {how}: `holdfast status {number}` shows it, `holdfast resume {number}` goes on with the "
+        f"rest, `holdfast kill {number}` ends it."
+    )
 
 
 def _what_was_asked(launch: Launch) -> str:
@@ -210,9 +223,10 @@ def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str]
         import sys
 
         return sys.executable
-    specs = [load_any(read_document(task.eval_file), task.overrides) for task in launch.tasks]
     say(f"[info] Holdfast {holdfast.__version__} on {transport.place}: installed once per version")
-    return ensure_python(transport, base, needed_extras(specs, launch.export.destinations))
+    return ensure_python(
+        transport, base, needed_extras([task.spec for task in launch.tasks], launch.export.destinations)
+    )
 
 
 def _image(
@@ -253,9 +267,8 @@ def _task_file(
     transport: Transport,
     base: str,
 ) -> TaskFile:
-    where = launch.execution
-    spec = load_any(read_document(task.eval_file), task.overrides)
-    bundle = collect(spec, task.eval_file)
+    where, spec = launch.execution, task.spec
+    bundle = collect(spec, task.eval_file, translated=task.translated)
     sent = bundle.send(transport, base)
     runs_dir = runs_place(launch, base)
     # What was read from another tool's file has the overrides in it already.

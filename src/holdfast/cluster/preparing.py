@@ -96,14 +96,16 @@ def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | Shared:
 
 def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared:
     if isinstance(shared, Outcome):
-        plan, reason = shared.plan, shared.reason
-        error = "" if reason is None or shared.metrics is not None else str(reason)
+        plan, reason, metrics = shared.plan, shared.reason, shared.metrics
+        error = "" if reason is None or metrics is not None else str(reason)
+        # The plan of a finished run says that nothing is left, also where errors were accepted.
+        done = plan.total - plan.to_run if metrics is None else round(metrics["coverage"] * metrics["total"])
         run_dir = str(shared.rundir.path)
         return Prepared(
             run_dir=run_dir,
             exit_code=shared.exit_code,
             total=plan.total,
-            done=plan.finished,
+            done=done,
             copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
             error=error,
         )
@@ -115,26 +117,15 @@ def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared
 
 def copy_task(folder: Path, run_dir: Path) -> int:
     """The copies that the eval file and the command ask for; 3 when one of them failed."""
+    from holdfast.export.copies import write_copies
     from holdfast.export.exporting import export_finished
-    from holdfast.export.folder import write_folder
-    from holdfast.export.nat import write_nat
-    from holdfast.export.reading import RunReader
-    from holdfast.export.samples import write_samples
 
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
     rundir, failures = RunDir(run_dir), list[str]()
-    spec, reader = load_sent(Path(task.eval_file), task.overrides), RunReader(rundir)
+    spec = load_sent(Path(task.eval_file), task.overrides)
+    place = Path(task.options.output_path) if task.options.output_path else None
     try:
-        written: list[Path] = []
-        if task.options.log_samples:
-            written.append(run_dir / "samples.jsonl")
-            write_samples(reader.trials(), written[0])
-        if task.options.output_path:
-            written += write_folder(reader, Path(task.options.output_path))
-        if spec.output.nat is not None and rundir.finished:
-            nat = spec.output.nat
-            written += write_nat(reader, spec.folder / nat.dir, nat.step_filter, lines=True)
-        for path in written:
+        for path in write_copies(rundir, spec, log_samples=task.options.log_samples, output_path=place):
             say(f"wrote {path}")
     except OSError as error:
         failures.append(f"cannot write the copies for other tools: {error}")

@@ -210,6 +210,14 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
 
 
+def folder_problem(folder: str, executor: str) -> str | None:
+    """What is wrong with a folder as it is written. Jobs begin elsewhere, and no shell spells out `~name` for them."""
+    if re.match(r"/|~(/|$)", folder) or (executor == "local" and not folder.startswith("~")):
+        return None
+    where = "" if executor == "local" else " is a folder of the cluster"
+    return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
+
+
 def squash_problem(profile: Profile | None) -> str | None:
     """Why images cannot be made into .sqsh files with this profile, and what to write; None where they can."""
     if profile is None:

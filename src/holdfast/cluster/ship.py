@@ -21,10 +21,8 @@ import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.transport import File
 from holdfast.errors import ClusterError, UsageError
-from holdfast.export.exporting import in_folder
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document
-from holdfast.spec.earlier import is_waza
 from holdfast.spec.fields import ModelTarget, is_embedded
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.source import source_files
@@ -129,7 +127,7 @@ touch -- "$env/.ready"
 """
 
 
-def needed_extras(specs: Iterable[Eval], destinations: Iterable[str]) -> list[str]:
+def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[str]:
     """What must be installed beside Holdfast itself for these evals and exports."""
     going = set(destinations)
     for spec in specs:
@@ -173,7 +171,7 @@ class Bundle:
         return [(("dataset", "path"), paths if isinstance(spec.dataset.path, list) else paths[0])]
 
 
-def collect(spec: Eval, eval_file: Path) -> Bundle:
+def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
     """The folder of an eval file, and data that lies elsewhere; refused where that is too much."""
     folder = eval_file.resolve().parent
     outside, moved = _outside(spec, folder)
@@ -195,7 +193,6 @@ def collect(spec: Eval, eval_file: Path) -> Bundle:
         )
     absolute = {str(path): str(path.relative_to(root)) for path in moved}
     name = str((folder / eval_file.name).relative_to(root))
-    translated = is_waza(read_document(eval_file).data)
     if translated:  # whose task files, fixtures and skills may lie anywhere in a project; what they say is in the rows
         name += TRANSLATED
         files[name] = File(msgspec.json.encode(spec.document.data), 0o644)
@@ -210,12 +207,18 @@ def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
 
 
 def copies_in(spec: Eval, folder: Path) -> list[Override]:
-    """What must be laid over an eval so that folders for copies, relative to its file, are below another folder."""
+    """What must be laid over an eval so that folders for copies, relative to its file, are below another folder.
+
+    By their names alone: the folder may be a cluster's, and links of this machine lead elsewhere.
+    """
     found: list[Override] = []
     if spec.output.nat is not None:
-        found.append((("output", "nat", "dir"), str(folder / spec.output.nat.dir)))
-    if any(getattr(block, "dir", None) for block in spec.exports):
-        blocks = [in_folder(block, folder).model_dump(exclude_unset=True) for block in spec.exports]
+        found.append((("output", "nat", "dir"), os.path.normpath(folder / spec.output.nat.dir)))
+    blocks = [block.model_dump(exclude_unset=True) for block in spec.exports]
+    named = [block for block in blocks if block.get("dir")]
+    for block in named:
+        block["dir"] = os.path.normpath(folder / block["dir"])
+    if named:
         found.append((("output", "export"), blocks))
     return found
 

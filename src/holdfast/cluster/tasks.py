@@ -6,8 +6,7 @@ group `holdfast.tasks`: functions that take a name and give the path of an eval 
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -80,6 +79,12 @@ class Task:
     eval_file: Path
     overrides: tuple[Override, ...]
     """as `holdfast eval FILE key=value …` would get them"""
+    spec: Eval = field(repr=False, compare=False)
+    """what both make: it was checked, so it is what is sent"""
+    translated: bool = False
+    """the file is another tool's, and `spec` what was made of it"""
+    twin: bool = False
+    """a task before it is the same run: what sets that aside, or takes up its errors, is for the first alone"""
     env: tuple[EnvVar, ...] = ()
     pre_cmd: str | None = None
     post_cmd: str | None = None
@@ -132,22 +137,27 @@ class TaskReader:
                 raise UsageError(f"-t {name}: no such task{suggest(name, names)}; there are {', '.join(names)}")
         chosen = [entry for entry in numbered if not wanted or ids[entry[0]] & set(wanted)]
         tasks = [self.task(at, number, block) for at, number, block in chosen]
-        found = tuple(task for task in tasks if task is not None)
-        for at, task in enumerate(found):
-            twin = next((other for other in found[:at] if other.is_run_of(task)), None)
-            if twin is not None:
-                said = f"the task {task.id} is the same run as {twin.id}, whose results it finds: nothing is run twice"
+        found: list[Task] = []
+        for task in tasks:
+            if task is None:
+                continue
+            first = next((other for other in found if other.is_run_of(task)), None)
+            if first is not None:
+                said = f"the task {task.id} is the same run as {first.id}, whose results it finds: nothing is run twice"
                 self.notices.append(f"{self.tree.where(('evaluation', 'tasks'))}: {said}")
-        return found
+            found.append(replace(task, twin=first is not None))
+        return tuple(found)
 
     def task(self, at: int, number: int, block: TaskBlock) -> Task | None:
         place: Location = ("evaluation", "tasks", at)
         path = self.eval_file(block, (*place, "eval" if block.eval else "name"))
+        document = None if path is None else self.document(path)
+        translated = document is not None and is_waza(document.data)
         # Of the older dialect are keys that begin with `config.`, unless the eval file has such a block itself.
-        older = OLDER if path is None or not _is_waza(path) else OLDER[1:]
+        older = OLDER[1:] if translated else OLDER
         config, values = self.config(place, block, older)
         env = {**self.shared_env, **read_variables(self.tree, (*place, "env_vars"), self.problems, self.notices)}
-        if config is None or path is None:
+        if config is None or path is None or document is None:
             return None
         if block.container is not None:
             said = "container is not needed: Holdfast itself evaluates, in its own environment"
@@ -161,18 +171,17 @@ class TaskReader:
             *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.problems, self.notices),
         ]
         own: list[Override] = [(tuple(key.split(".")), value) for key, value in _own(block.overrides, older)]
-        spec, overrides = self.checked(path, derived, [*own, *self.laid], place)
+        spec, overrides = self.checked(document, derived, [*own, *self.laid], place)
         if spec is None:
             return None
-        if spec.limits.trial_timeout < spec.limits.turn_timeout:
-            longer = spec.limits.turn_timeout * (spec.limits.retries + 1)
-            overrides.append((("limits", "trial_timeout"), longer))
         before, after = (self.tree.get("evaluation", key) for key in ("pre_cmd", "post_cmd"))
         return Task(
             name=block.name,
             number=number,
             eval_file=path,
             overrides=tuple(overrides),
+            spec=spec,
+            translated=translated,
             env=tuple(env.values()),
             pre_cmd=block.pre_cmd or before,
             post_cmd=block.post_cmd or after,
@@ -261,12 +270,19 @@ class TaskReader:
             if value is not None
         ]
 
+    def document(self, path: Path) -> Document | None:
+        """An eval file as it is written."""
+        try:
+            return read_document(path)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return None
+
     def checked(
-        self, path: Path, derived: list[Override], own: list[Override], place: Location
+        self, document: Document, derived: list[Override], own: list[Override], place: Location
     ) -> tuple[Eval | None, list[Override]]:
         """The eval with all that laid over it, so that what is wrong is known before anything is submitted."""
         try:
-            document = read_document(path)
             target = document.data.get("target")
             if isinstance(target, dict) and target.get("version") is not None:
                 derived = [(key, value) for key, value in derived if key != ("target", "version")]
@@ -276,20 +292,25 @@ class TaskReader:
                 if left:
                     said = f"its target is no model, so these mean nothing to it: {', '.join(left)}"
                     self.notices.append(f"{self.tree.where(place)}: {said}")
-            spec = load_any(document, [*derived, *own])
+            overrides = [*derived, *own]
+            spec = load_any(document, overrides)
+            if spec.limits.trial_timeout < spec.limits.turn_timeout:
+                longer = spec.limits.turn_timeout * (spec.limits.retries + 1)
+                overrides.append((("limits", "trial_timeout"), longer))
+                spec = load_any(document, overrides)
         except ConfigError as error:
             self.problems.extend(error.problems)
         except HoldfastError as error:
             self.problems.append(Problem(self.tree.where(place), str(error)))
         else:
             if spec.samples == []:
-                self.problems.append(Problem(self.tree.where(place), f"no sample of {path} is selected"))
+                self.problems.append(Problem(self.tree.where(place), f"no sample of {document.path} is selected"))
             self.notices.extend(spec.notices)
             if spec.document.data.get("baseline") is not None:
                 said = "is not run here: add a task of the same eval, with its target under overrides"
                 self.notices.append(f"{spec.document.where(('baseline',))}: {said}, and use `holdfast compare`")
-            return spec, [*derived, *own]
-        return None, [*derived, *own]
+            return spec, overrides
+        return None, []
 
 
 def _measures_model(document: Document, derived: Sequence[Override], own: Sequence[Override]) -> bool:
@@ -310,12 +331,6 @@ def installed_providers() -> list[TaskProvider]:
 def _own(overrides: dict[str, Any] | None, older: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
     """Overrides that are meant for the eval file, not the older dialect's for nemo_evaluator_config."""
     return [(key, value) for key, value in (overrides or {}).items() if not key.startswith(older)]
-
-
-def _is_waza(path: Path) -> bool:
-    with suppress(ConfigError):
-        return is_waza(read_document(path).data)
-    return False
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:

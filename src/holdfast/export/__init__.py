@@ -9,6 +9,7 @@
 `flexeval`  outputs.jsonl, metrics.json
 `waza`      waza's results.json
 `folder`    results and transcripts in a folder of the user's
+`copies`    what an eval file and a command ask for of these three
 `wandb`     Weights & Biases, also offline
 `mlflow`    an MLflow tracking server
 `tracking`  what those two have in common

@@ -1,0 +1,92 @@
+"""A submission that ends halfway: what is queued, or may be, is kept and named with what to type."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.launching import Site
+from tests.support.running import holdfast
+
+if TYPE_CHECKING:
+    from tests.support.slurm import Lab
+
+HELD = {"hold": True}
+"""so that no job begins"""
+TAKES_ONE = """\
+if test -e "$0.used"; then echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; fi
+touch "$0.used"
+exec "$REAL" "$@"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, slurm: Lab) -> Site:
+    return Site(tmp_path, slurm, slurm.here)
+
+
+def two_tasks(site: Site) -> None:
+    config: dict[str, Any] = json.loads((site.folder / "nano.yaml").read_text())
+    config["evaluation"]["tasks"].append({"name": "evals/e.yaml", "overrides": {"trials": 2}})
+    (site.folder / "nano.yaml").write_text(json.dumps(config))
+
+
+def left_by(site: Site, said: str) -> str:
+    """The invocation that an error names, which can be looked after."""
+    named = re.search(r"`holdfast status ([0-9a-f]{16})` shows it", said)
+    assert named is not None, said
+    for verb in ("resume", "kill"):
+        assert f"`holdfast {verb} {named[1]}`" in said
+    (known,) = site.registry.all()
+    assert known.id == named[1] and Path(known.directory, "invocation.json").exists()
+    return named[1]
+
+
+@pytest.mark.parametrize("what", ["the second of two tasks", "the main job, after its workers"])
+def test_a_part_that_slurm_refuses_does_not_hide_the_part_it_took(site: Site, what: str) -> None:
+    site.write(None, execution={"sbatch_extra_flags": HELD, "workers": 2 if "workers" in what else 1})
+    if "tasks" in what:
+        two_tasks(site)
+    env = site.env(sbatch=TAKES_ONE)
+    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
+    assert "QOSMaxSubmitJobPerUserLimit" in said and "Slurm was asked for" in said
+    left = left_by(site, said)
+    first = f"hf-{left}.0.{'main' if 'tasks' in what else 'workers'}"
+    assert f"{first} is job " in said
+
+    env = site.env(sbatch='exec "$REAL" "$@"')
+    try:
+        rest = holdfast("resume", left, cwd=site.folder, env=env).stdout
+        assert re.findall(r"submitted hf-\w+\.(\S+)", rest) == ["1.main-2" if "tasks" in what else "0.main-2"]
+    finally:
+        holdfast("kill", left, cwd=site.folder, env=env)
+
+
+def test_a_job_that_could_not_be_recorded_is_kept_in_mind(site: Site) -> None:
+    site.write(None, execution={"sbatch_extra_flags": HELD})
+    mark = site.folder / "full"  # from the moment at which sbatch has said yes nothing can be written
+    full = f'if test -e {mark}; then echo "dd: No space left on device" >&2; exit 1; fi\nexec "$REAL" "$@"'
+    env = site.env(sbatch=f'"$REAL" "$@" && touch {mark}', dd=full)
+    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
+    assert "No space left" in said and "may be submitted" in said and "Slurm was asked" not in said
+    left = left_by(site, said)
+
+    mark.unlink()
+    env = site.env(sbatch='exec "$REAL" "$@"')
+    (invocation,) = site.registry.all()
+    assert len(site.chain(invocation).live("main")) == 1
+    holdfast("kill", left, cwd=site.folder, env=env)
+    assert site.chain(invocation).live("main") == []
+
+
+def test_what_was_refused_as_a_whole_leaves_nothing(site: Site) -> None:
+    site.write(None, execution={"partition": "nowhere"})
+    said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=site.env(), check=3).stderr
+    assert "Slurm was asked for partition nowhere (nano.yaml:1)" in said
+    assert "`holdfast doctor lab`" in said and "holdfast status" not in said
+    assert site.registry.all() == []
+    assert not list((site.base / "holdfast").glob("*/invocation.json"))
