@@ -208,9 +208,9 @@ def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
 
 
 def test_a_time_limit_is_met_in_good_order_and_the_successor_goes_on(site: Site) -> None:
-    # Slurm's least limit is a minute, and it may send its signal a minute early: with this margin it comes soon.
+    # Slurm's least limit is a minute, and it may send its signal up to a minute early: the margin leaves time to begin.
     with server(latency=2) as model:  # too slow to end before the limit; quick once that was met
-        flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@40"}}
+        flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@20"}}
         site.write(model.base_url, rows=250, limits={"concurrency": 4}, execution=flags)
         invocation = site.submit()
         calmly(lambda: any(isinstance(one, End) for one in site.attempts(invocation)), "the first attempt's end", 150)
