@@ -47,7 +47,7 @@ def test_a_launch_over_ssh_is_followed_to_its_numbers(tmp_path: Path, sshd: Lab)
         assert (code, state.phase) == (0, "done"), site.logs(invocation)
         assert site.metrics(state)["score"] == 0.5
         assert model.requests == 20
-        assert any("score 0.5" in line for line in lines), lines
+        assert any("│ exact" in line and "0.500" in line for line in lines), lines
 
 
 def command(site: Site, *arguments: str, check: int = 0) -> str:
@@ -87,14 +87,16 @@ def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) ->
         calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
 
         second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
-        assert "score 0.5" in second
+        assert "already finished; nothing was run" in second
+        assert "coverage 100.0% of 20 trials" in second
         asked_once(model, 20)
 
 
 def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> None:
     with server() as model:
         site.write(model.base_url, gate={"score": 0.9})
-        command(site, "--run", "lab", check=1)
+        said = command(site, "--run", "lab", check=1)
+        assert "done: gate not met: score is 0.5, below 0.9" in said
 
 
 def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
