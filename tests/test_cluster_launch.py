@@ -20,6 +20,7 @@ from holdfast.cluster import layout, local
 from holdfast.cluster.following import follow
 from holdfast.cluster.launch import start_attempt
 from holdfast.cluster.layout import Begin, End
+from holdfast.cluster.show import compiled_yaml
 from holdfast.cluster.submission import Ledger, Registry
 from holdfast.cluster.transport import Here
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
@@ -97,6 +98,20 @@ def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> Non
         site.write(model.base_url, gate={"score": 0.9})
         said = command(site, "--run", "lab", check=1)
         assert "done: gate not met: score is 0.5, below 0.9" in said
+
+
+def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(site: Site) -> None:
+    env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
+    with server() as model:
+        site.write(model.base_url)
+        refused = holdfast("eval", "-c", "nano", cwd=site.folder, env=env, check=2)
+        assert "Name a profile with --run or --batch, or look at it with --dry-run." in refused.stderr
+        assert not (site.folder / ".holdfast").exists()
+        assert model.requests == 0
+        holdfast("eval", "-c", "nano", "--dry-run", cwd=site.folder, env=env)
+        (site.folder / "whole.yaml").write_text(compiled_yaml(site.compiled()))
+        holdfast("eval", "-c", "whole", cwd=site.folder, env=env)
+        asked_once(model, 20)
 
 
 def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
