@@ -202,6 +202,8 @@ def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> 
     state = site.await_over(invocation)
     assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
     assert "no GPU here" in state.reason
+    said = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
+    assert said.count("no GPU here") == 1, said
     calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
 
 

@@ -368,9 +368,9 @@ class MainJob:
         return self._go_on("the time limit is near")
 
     def _failed(self, error: ServerFailed) -> int:
-        say(str(error))
         if self._count_records() == self._records:
             return self._end("stopped", f"an attempt added nothing: {error}", code=3)
+        say(str(error))
         return self._go_on(error.message.splitlines()[0])
 
     def _go_on(self, why: str) -> int:
