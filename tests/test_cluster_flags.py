@@ -323,3 +323,14 @@ def test_what_was_checked_is_what_is_sent(tmp_path: Path) -> None:
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3
+
+
+def test_the_lines_of_tasks_with_one_name_are_told_apart(folder: Path) -> None:
+    (folder / "square.py").write_text("def reply(prompt):\n    return prompt\n")
+    write_eval(folder, "", rows=2, target={"python": "square.py:reply"})
+    chat = "{name: chat, eval: e.yaml, overrides: {trials: %d}}"
+    tasks = f"{chat % 1}, {chat % 2}, {{name: other, eval: e.yaml, overrides: {{trials: 3}}}}"
+    (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{tasks}]}}\n")
+    said = run(folder, "c.yaml", "--run", "here")
+    for lead, trials in (("[chat.0]", 2), ("[chat.1]", 4), ("[other]", 6)):
+        assert f"{lead} coverage 100.0% of {trials} trials" in said
