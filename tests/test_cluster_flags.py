@@ -334,3 +334,13 @@ def test_the_lines_of_tasks_with_one_name_are_told_apart(folder: Path) -> None:
     said = run(folder, "c.yaml", "--run", "here")
     for lead, trials in (("[chat.0]", 2), ("[chat.1]", 4), ("[other]", 6)):
         assert f"{lead} coverage 100.0% of {trials} trials" in said
+
+
+def test_without_its_package_a_configuration_says_what_to_install(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "omegaconf.py").write_text("raise ImportError\n")
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    config = {"execution": {"type": "slurm"}, "deployment": {"type": "none"}, "evaluation": {"tasks": ["e.yaml"]}}
+    (folder / "c.yaml").write_text(json.dumps(config))
+    said = holdfast("eval", "c.yaml", "-d", cwd=folder, env={"PYTHONPATH": str(folder / "hidden")}, check=2).stderr
+    assert "pip install 'holdfast[cluster]', or from a checkout: pip install '.[cluster]'" in said
