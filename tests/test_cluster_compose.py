@@ -389,6 +389,13 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
     assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 
+def test_a_missing_value_between_braces_says_how_to_write_it(tmp_path: Path):
+    said = refused(tmp_path, "a: 1\nexecution: {account: ???}\n")
+    assert said.startswith("config/c.yaml:2: not valid YAML")
+    assert "write ??? in quotes, or put its key on a line of its own" in said
+    assert "quotes" not in refused(tmp_path, "a: ???\nb: [c\n")
+
+
 keys = st.sampled_from(["a", "b", "c"])
 values = st.recursive(
     st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),

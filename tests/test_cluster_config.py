@@ -593,6 +593,26 @@ def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path):
     )
 
 
+def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: Path):
+    config = "execution: {type: local}\ndeployment: {type: none}\nevaluation: {tasks: [{name: mmlu}]}\n"
+    write(folder / "config" / "keyless.yaml", config)
+    key = "env_vars.OPENAI_API_KEY=host:OPENAI_API_KEY"
+    said = refused(folder, "keyless", profile=None)
+    assert "mmlu.yaml:" in said and "target: needs OPENAI_API_KEY, which the job does not have" in said
+    assert "write `env_vars: {OPENAI_API_KEY: host:OPENAI_API_KEY}`" in said and f"`{key}` in the command" in said
+    launched(folder, "keyless", None, key)
+    launched(folder, "evals/mmlu.yaml", "here", key)  # an eval file by itself
+    launched(folder, "keyless", None, "deployment={type: generic, command: serve, served_model_name: m}")
+
+    elsewhere = "target.api_endpoint.url=https://h.example/v1"  # perhaps it needs none
+    assert not launched(folder, "keyless", None, elsewhere).notices
+    judge = "{type: prompt, rubric: kind, model: judge, base_url: https://api.openai.com/v1}"
+    judge = f"evaluation.tasks.mmlu.overrides={{graders: [{judge}]}}"
+    assert "graders[0]: needs OPENAI_API_KEY" in refused(folder, "keyless", elsewhere, judge, profile=None)
+    (notice,) = launched(folder, "keyless", None, elsewhere, environ={"OPENAI_API_KEY": "k"}).notices
+    assert "target: OPENAI_API_KEY is set here, and not in the job: write `env_vars:" in notice
+
+
 def test_a_missing_login_says_what_to_do(folder: Path):
     launch = launched(folder, "newer", "BIG")
     with pytest.raises(UsageError) as caught:

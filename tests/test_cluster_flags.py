@@ -76,9 +76,10 @@ def test_an_eval_file_by_itself_is_one_task_and_the_same_run(folder: Path) -> No
     with server() as model:
         write_eval(folder, model.base_url, rows=6)
         said = run(folder, "e.yaml", "--run", "here", "limits.concurrency=2", "execution.workers=2")
-        assert "score 0.5" in said
-        assert model.requests == 6
         done = run_dir(folder)
+        table = run(folder, "e.yaml").partition("--fresh.\n")[2].partition("run:")[0]
+        assert table.startswith("e · ") and table in said  # as on this machine
+        assert model.requests == 6
         assert metrics(done)["total"] == 6
         assert "6 finished" in run(folder, "-c", "e.yaml", "--run", "here", "-d")  # the plan of this machine
         run(folder, "-c", "e", "--batch", "here", "-d")  # also by its name
@@ -101,7 +102,7 @@ def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, s
     there = ("eval", path, "--run", "lab")
     env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(folder / "home")}
     said = holdfast(*there, cwd=folder, env=env).stdout
-    assert "score 1.0, coverage 1.0" in said
+    assert "coverage 100.0% of 2 trials" in said
     runs = site.base / "evaluations"
     again = run(folder, path, "--runs-dir", runs)
     assert "already finished" in again, again
@@ -322,3 +323,24 @@ def test_what_was_checked_is_what_is_sent(tmp_path: Path) -> None:
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3
+
+
+def test_the_lines_of_tasks_with_one_name_are_told_apart(folder: Path) -> None:
+    (folder / "square.py").write_text("def reply(prompt):\n    return prompt\n")
+    write_eval(folder, "", rows=2, target={"python": "square.py:reply"})
+    chat = "{name: chat, eval: e.yaml, overrides: {trials: %d}}"
+    tasks = f"{chat % 1}, {chat % 2}, {{name: other, eval: e.yaml, overrides: {{trials: 3}}}}"
+    (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{tasks}]}}\n")
+    said = run(folder, "c.yaml", "--run", "here")
+    for lead, trials in (("[chat.0]", 2), ("[chat.1]", 4), ("[other]", 6)):
+        assert f"{lead} coverage 100.0% of {trials} trials" in said
+
+
+def test_without_its_package_a_configuration_says_what_to_install(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "omegaconf.py").write_text("raise ImportError\n")
+    write_eval(folder, "http://127.0.0.1:9/v1")
+    config = {"execution": {"type": "slurm"}, "deployment": {"type": "none"}, "evaluation": {"tasks": ["e.yaml"]}}
+    (folder / "c.yaml").write_text(json.dumps(config))
+    said = holdfast("eval", "c.yaml", "-d", cwd=folder, env={"PYTHONPATH": str(folder / "hidden")}, check=2).stderr
+    assert "pip install 'holdfast[cluster]', or from a checkout: pip install '.[cluster]'" in said

@@ -116,6 +116,7 @@ execution: {type: slurm, auto_export: {destinations: [wandb, mlflow]}}
 deployment: {type: vllm, hf_model_handle: org/model, served_model_name: served, cache_path: /c}
 auxiliary_deployments: {judge: {type: vllm, hf_model_handle: org/judge, served_model_name: judge, cache_path: /c}}
 evaluation: {tasks: [{name: mmlu}]}
+env_vars: {OPENAI_API_KEY: host:OPENAI_API_KEY}
 """
 VALUES |= {
     f"auxiliary_deployments.judge{key.removeprefix('deployment')}": value

@@ -20,6 +20,7 @@ from holdfast.cluster import layout, local
 from holdfast.cluster.following import follow
 from holdfast.cluster.launch import start_attempt
 from holdfast.cluster.layout import Begin, End
+from holdfast.cluster.show import compiled_yaml
 from holdfast.cluster.submission import Ledger, Registry
 from holdfast.cluster.transport import Here
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
@@ -47,7 +48,7 @@ def test_a_launch_over_ssh_is_followed_to_its_numbers(tmp_path: Path, sshd: Lab)
         assert (code, state.phase) == (0, "done"), site.logs(invocation)
         assert site.metrics(state)["score"] == 0.5
         assert model.requests == 20
-        assert any("score 0.5" in line for line in lines), lines
+        assert any("│ exact" in line and "0.500" in line for line in lines), lines
 
 
 def command(site: Site, *arguments: str, check: int = 0) -> str:
@@ -87,14 +88,30 @@ def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) ->
         calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
 
         second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
-        assert "score 0.5" in second
+        assert "already finished; nothing was run" in second
+        assert "coverage 100.0% of 20 trials" in second
         asked_once(model, 20)
 
 
 def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> None:
     with server() as model:
         site.write(model.base_url, gate={"score": 0.9})
-        command(site, "--run", "lab", check=1)
+        said = command(site, "--run", "lab", check=1)
+        assert "done: gate not met: score is 0.5, below 0.9" in said
+
+
+def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(site: Site) -> None:
+    env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
+    with server() as model:
+        site.write(model.base_url)
+        refused = holdfast("eval", "-c", "nano", cwd=site.folder, env=env, check=2)
+        assert "Name a profile with --run or --batch, or look at it with --dry-run." in refused.stderr
+        assert not (site.folder / ".holdfast").exists()
+        assert model.requests == 0
+        holdfast("eval", "-c", "nano", "--dry-run", cwd=site.folder, env=env)
+        (site.folder / "whole.yaml").write_text(compiled_yaml(site.compiled()))
+        holdfast("eval", "-c", "whole", cwd=site.folder, env=env)
+        asked_once(model, 20)
 
 
 def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> None:
@@ -185,6 +202,8 @@ def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> 
     state = site.await_over(invocation)
     assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
     assert "no GPU here" in state.reason
+    said = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
+    assert said.count("no GPU here") == 1, said
     calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
 
 

@@ -16,7 +16,7 @@ from holdfast.cluster.describing import preview
 from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
 from holdfast.cluster.script import directive, main_script, worker_script
 from holdfast.cluster.serving import server_line
-from holdfast.cluster.ship import build_wheel, collect, ensure_python
+from holdfast.cluster.ship import build_wheel, collect, ensure_python, load_sent
 from holdfast.cluster.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
@@ -167,14 +167,17 @@ def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
 
 def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     transport = Here(pauses=())
-    python = ensure_python(transport, str(tmp_path))
+    notes: list[str] = []
+    python = ensure_python(transport, str(tmp_path), say=notes.append)
+    assert len(notes) == 1 and "is installed on" in notes[0]
     ready = Path(python).parent.parent / ".ready"
     made = ready.stat().st_mtime_ns
     said = subprocess.run(
         [python, "-c", "import holdfast; print(holdfast.__file__)"], capture_output=True, text=True, cwd="/", check=True
     ).stdout
     assert said.startswith(str(ready.parent)), said
-    assert ensure_python(transport, str(tmp_path)) == python
+    assert ensure_python(transport, str(tmp_path), say=notes.append) == python
+    assert len(notes) == 1  # only where something is
     assert ready.stat().st_mtime_ns == made
 
 
@@ -184,6 +187,13 @@ def test_a_cluster_where_it_cannot_be_installed_says_what_to_do(tmp_path: Path) 
         ensure_python(transport, str(tmp_path))
     assert 'python = "' in str(refused.value)
     assert not list(tmp_path.rglob(".ready"))
+
+
+def test_nothing_is_noted_of_a_copy_that_was_noted_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: e\nsamples: [{id: a}]\ntarget: {model: m}\nprompt: p\ngraders: []\n")
+    assert "has no schemaVersion" in "".join(load_eval(path).notices)
+    assert load_sent(path, ()).notices == ()
 
 
 def test_an_evals_files_travel_and_what_is_no_part_of_it_does_not(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Overr
     )
     if given["dry_run"]:
         return _preview(launch, given)
+    _refuse_without_place(launch)
     _show(launch)
     return _submit(launch, detached=detached, force_squash=given["force_squash"])
 
@@ -57,6 +58,15 @@ def _refuse(given: dict[str, Any]) -> None:
         )
     if given["json"] and not given["dry_run"]:
         raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+
+
+def _refuse_without_place(launch: Launch) -> None:
+    """Jobs are sent nowhere that nobody named; a compiled configuration names it under `run.env`."""
+    if launch.execution.executor == "slurm" and launch.profile is None and launch.env.executor is None:
+        raise UsageError(
+            f"{launch.path}: execution.type is slurm, and nobody says where",
+            remedy="Name a profile with --run or --batch, or look at it with --dry-run.",
+        )
 
 
 def _outer(given: dict[str, Any]) -> list[str]:

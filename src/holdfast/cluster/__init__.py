@@ -13,6 +13,7 @@
 `auxiliary`    servers beside that of the model
 `nodes`        how many nodes and GPUs there are, and how servers are shared out among them
 `adapter`      what `adapter_config` means here
+`keys`         keys of hosted models, which must be passed on
 `tasks`        eval files with values laid over them
 `unused`       keys that have no effect, and why
 `compiled`     a `Launch`: all of it in one form

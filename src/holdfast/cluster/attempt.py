@@ -345,12 +345,13 @@ class MainJob:
         except HoldfastError as error:
             say(str(error))
         numbers = Path(prepared.run_dir) / "metrics.json"
-        with suppress(OSError, msgspec.DecodeError):
-            metrics = msgspec.json.decode(numbers.read_bytes())
-            say(f"score {metrics.get('score')}, coverage {metrics.get('coverage')}")
+        if prepared.report:
+            if not self._rounds:
+                say("this run is already finished; nothing was run. Start anew with --fresh.")
+            sys.stderr.write(prepared.report)
         ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
         say(f"finished: {numbers}" if numbers.exists() else ungraded)
-        missed = "a gate was not met" if prepared.exit_code == 1 else ""
+        missed = f"gate not met: {'; '.join(prepared.missed)}" if prepared.missed else ""
         return self._end("done", missed, code=prepared.exit_code or 0, why="finished")
 
     def _drained(self) -> int:
@@ -367,9 +368,9 @@ class MainJob:
         return self._go_on("the time limit is near")
 
     def _failed(self, error: ServerFailed) -> int:
-        say(str(error))
         if self._count_records() == self._records:
             return self._end("stopped", f"an attempt added nothing: {error}", code=3)
+        say(str(error))
         return self._go_on(error.message.splitlines()[0])
 
     def _go_on(self, why: str) -> int:

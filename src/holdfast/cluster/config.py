@@ -163,6 +163,8 @@ class _Reader:
             problems=self.problems,
             notices=self.notices,
             laid=self.laid,
+            environ=environ,
+            serves=served.serves,
         )
         self.refuse_another_model(served)
         tasks = reader.read(wanted)

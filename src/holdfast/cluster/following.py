@@ -13,7 +13,7 @@ from holdfast.cluster.submission import Ledger, Submitter
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.cluster.submission import Invocation
     from holdfast.cluster.transport import Transport
@@ -42,6 +42,13 @@ def follow(transport: Transport, invocation: Invocation, write: Callable[[str], 
         time.sleep(_FOLLOW_SECONDS)
 
 
+def lead(names: Sequence[str], number: int) -> str:
+    """What the lines of a task begin with: nothing where it is the only one, `[gsm8k.1]` where others are called so."""
+    name = names[number]
+    same = f".{names[:number].count(name)}" if names.count(name) > 1 else ""
+    return f"[{name}{same}] " if len(names) > 1 else ""
+
+
 class _Followed:
     """One task that somebody watches."""
 
@@ -49,7 +56,7 @@ class _Followed:
         self._transport = transport
         self._invocation = invocation
         self._place = TaskPlace(invocation.directory, number)
-        self._lead = f"[{invocation.tasks[number]}] " if len(invocation.tasks) > 1 else ""
+        self._lead = lead(invocation.tasks, number)
         self._read: dict[str, int] = {}
         self._rest = b""
         self._seen = time.monotonic()

@@ -102,7 +102,8 @@ class _Lookup:
             from omegaconf import OmegaConf
         except ImportError as error:
             raise UsageError(
-                "configurations for clusters need OmegaConf", remedy="pip install 'holdfast[cluster]'"
+                "configurations for clusters need OmegaConf",
+                remedy="pip install 'holdfast[cluster]', or from a checkout: pip install '.[cluster]'",
             ) from error
         self.tree, self.problems = tree, problems
         data = copy.deepcopy(tree.data)

@@ -223,10 +223,8 @@ def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str]
         import sys
 
         return sys.executable
-    say(f"[info] Holdfast {holdfast.__version__} on {transport.place}: installed once per version")
-    return ensure_python(
-        transport, base, needed_extras([task.spec for task in launch.tasks], launch.export.destinations)
-    )
+    extras = needed_extras([task.spec for task in launch.tasks], launch.export.destinations)
+    return ensure_python(transport, base, extras, say)
 
 
 def _image(

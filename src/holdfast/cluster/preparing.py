@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """verdicts that a trial needs, on average"""
     copies: bool = False
     """whether the eval file or the command asks for copies of a run that has ended"""
+    report: str = ""
+    """the numbers of a finished run, as they are shown to a person"""
+    missed: tuple[str, ...] = ()
+    """the gates that were not met, each with its value"""
     error: str = ""
     """why it cannot be worked on"""
 
@@ -107,12 +113,23 @@ def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared
             total=plan.total,
             done=done,
             copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
+            report="" if shared.metrics is None else _report(shared),
+            missed=shared.missed_gates,
             error=error,
         )
     plan, slots = shared.plan, shared.found.survey.panels.mean
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)
+
+
+def _report(outcome: Outcome) -> str:
+    """The table that `holdfast eval` ends with; standard output is for what we say to the job."""
+    from holdfast.report.table import print_outcome
+
+    with redirect_stdout(StringIO()) as text:
+        print_outcome(replace(outcome, already=False), command="")
+    return text.getvalue()
 
 
 def copy_task(folder: Path, run_dir: Path) -> int:

@@ -11,7 +11,7 @@ import importlib.metadata
 import io
 import os
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ from holdfast.spec.load import eval_of_run
 from holdfast.spec.source import source_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.cluster.transport import Transport
     from holdfast.spec.load import Eval
@@ -76,13 +76,17 @@ def _record(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def ensure_python(transport: Transport, base: str, extras: Sequence[str] = ()) -> str:
+def ensure_python(
+    transport: Transport, base: str, extras: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+) -> str:
     """An interpreter on the cluster that has this version of Holdfast, made there once per version."""
     name, wheel = build_wheel()
     code = transport.put({name: File(wheel)}, f"{base}/holdfast/code")
     key = digest([code.rpartition("/")[2], sorted(extras)]).removeprefix("sha256:")
     place = f"{base}/holdfast/env/{key[:32]}"
     wanted = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
+    if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
+        say(f"[info] Holdfast {holdfast.__version__} is installed on {transport.place}, once for this version")
     done = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, wanted], timeout=_INSTALL_SECONDS)
     if done.code != 0:
         said = "\n".join((done.stderr.strip() or done.text.strip()).splitlines()[-8:])
@@ -200,9 +204,9 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
 
 
 def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
-    """The eval of a bundle."""
+    """The eval of a bundle; what there is to note of it was said of the user's own file, when it was submitted."""
     if not file.name.endswith(TRANSLATED):
-        return load_any(read_document(file), overrides)
+        return replace(load_any(read_document(file), overrides), notices=())
     return eval_of_run(msgspec.json.decode(file.read_bytes()), str(file.parent), str(file), overrides)
 
 

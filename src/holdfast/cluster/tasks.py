@@ -16,6 +16,7 @@ from holdfast.cluster.deployments import api_root
 from holdfast.cluster.dialects import MOVED_IN_TASKS, in_newer_words
 from holdfast.cluster.environment import EnvVar, read_variables
 from holdfast.cluster.fields import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
+from holdfast.cluster.keys import check_keys
 from holdfast.cluster.tree import Tree
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
 from holdfast.formats import load_any
@@ -25,7 +26,7 @@ from holdfast.spec.fields import TARGETS
 from holdfast.spec.reading import suggest, validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.spec.document import Document, Location
     from holdfast.spec.load import Eval
@@ -114,6 +115,9 @@ class TaskReader:
     notices: list[str]
     laid: tuple[Override, ...] = ()
     """over every eval file, from the command line: they have the last word"""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    serves: bool = False
+    """whether the job serves the model that is measured"""
 
     def read(self, wanted: Sequence[str]) -> tuple[Task, ...]:
         """The tasks that are wanted (all, if none is named), in their order."""
@@ -174,6 +178,7 @@ class TaskReader:
         spec, overrides = self.checked(document, derived, [*own, *self.laid], place)
         if spec is None:
             return None
+        check_keys(spec, env, self.environ, self.problems, self.notices, serves=self.serves)
         before, after = (self.tree.get("evaluation", key) for key in ("pre_cmd", "post_cmd"))
         return Task(
             name=block.name,

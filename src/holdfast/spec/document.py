@@ -80,7 +80,10 @@ def parse_document(
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = " ".join(str(error.problem or error.context or "not valid YAML").split())
-        raise ConfigError([Problem(place, f"not valid YAML: {problem}")]) from error
+        written = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
+        braces = "Between { and } write ??? in quotes, or put its key on a line of its own."
+        remedy = braces if "???" in written else None
+        raise ConfigError([Problem(place, f"not valid YAML: {problem}")], remedy=remedy) from error
     except YAMLError as error:
         raise ConfigError([Problem(str(path), f"not valid YAML: {error}")]) from error
     if not isinstance(tree, dict):
