@@ -88,8 +88,8 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     said = holdfast("kill", f"{made.id}.1", cwd=tmp_path, env=env).stdout
     assert f"hf-{made.id}.1.main" in said and "ended 1 jobs" in said and f"holdfast resume {made.id}.1" in said
     first, second = look(Subject(slurm.here, str(made.directory))).tasks
-    assert (first.status, second.status) == ("starting", "interrupted")
-    assert not (made.directory / "stop").exists()
+    assert (first.status, second.status) == ("starting", "stopped")
+    assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
     assert "ended 1 jobs" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
     assert "no job of it was left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
 

@@ -374,7 +374,10 @@ class MainJob:
 
     def _go_on(self, why: str) -> int:
         """End so that the successor begins."""
-        if self._jobs is not None and not self._jobs.ensure():
+        queued = self._jobs is None or self._jobs.ensure()
+        if self._job.stopped:
+            return self._end("stopped", "told to stop", code=3)
+        if not queued:
             reason = f"{why}, and no further job could be queued; `holdfast resume {self._task.invocation}` goes on"
             return self._end("stopped", reason, code=3)
         self._note_end(why, goes_on=True)

@@ -123,6 +123,8 @@ class Files(msgspec.Struct, frozen=True):
     attempts: dict[int, list[AttemptRecord]]
     jobs: list[Job]
     stop: str | None
+    stopped: frozenset[int]
+    """tasks that were told to stop, each for itself"""
     mine: bool
     """whether it is this user's, there"""
 
@@ -170,6 +172,7 @@ def read_files(transport: Transport, directory: str) -> Files:
         {number: layout.decode_attempts(found.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
         fold(records),
         None if stop is None else stop.decode(errors="replace").strip(),
+        frozenset(number for number in numbers if f"{number}/stop" in found),
         me == owner,
     )
 
@@ -339,7 +342,7 @@ def _status(
         if state.updated > time.time() - FRESH_SECONDS:
             return ("starting" if state.phase == "waiting" else state.phase), state.reason
         return "unknown", f"jobs of {files.invocation.user} are not shown to you, and its files are silent"
-    if files.stop is not None:
+    if files.stop is not None or number in files.stopped:
         return "stopped", "it was told to stop by `holdfast kill`"
     if not jobs:
         return "unsubmitted", _why_never(files, number)
