@@ -434,6 +434,19 @@ def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(
     assert "export to mlflow: failed" in site.logs(invocation)
 
 
+def test_a_repeated_launch_of_a_finished_run_exports_nothing_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    with server() as model:
+        site.write(model.base_url, execution={"auto_export": ["csv"]})
+        state = site.await_over(site.submit(profile="here"))
+        assert state.run_dir is not None
+        noted = Path(state.run_dir) / "exports.json"
+        before = noted.read_bytes(), noted.stat().st_mtime_ns
+        again = site.await_over(site.submit(profile="here"))
+        assert (again.phase, again.run_dir) == ("done", state.run_dir)
+    assert (noted.read_bytes(), noted.stat().st_mtime_ns) == before
+
+
 def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=100, limits={"concurrency": 4})
