@@ -335,9 +335,9 @@ def _status(
         return ("starting" if state.phase == "waiting" else state.phase), state.reason
     waiting = [job for job in main if job.active]
     if waiting:
-        if waiting[-1].state == "unknown":
-            return "pending", "whether its job was submitted is not known yet"
-        return "pending", waiting[-1].why
+        # The first of them: a requeued job waits for its own reason, and its successor only for that job.
+        known = [job for job in waiting if job.state != "unknown"]
+        return "pending", known[0].why if known else "whether its job was submitted is not known yet"
     if not files.mine and (jobs or state.updated) and not any(job.state != "gone" for job in jobs):
         if state.updated > time.time() - FRESH_SECONDS:
             return ("starting" if state.phase == "waiting" else state.phase), state.reason
