@@ -135,13 +135,13 @@ class MainJob:
             stop_all(self._servers)
 
     def _not_wanted(self) -> str | None:
+        if self._state.phase in layout.OVER:
+            return f"the task is {self._state.phase}"
         if self._job.stopped:
             self._set(phase="stopped", reason="told to stop", exit_code=3)
             return "told to stop"
         if self._jobs is not None and self._jobs.disowned():
             return "another process has taken over this submission"
-        if self._state.phase in layout.OVER:
-            return f"the task is {self._state.phase}"
         return None
 
     def _no_more(self) -> str | None:
