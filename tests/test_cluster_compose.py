@@ -242,6 +242,25 @@ def test_overrides_set_make_and_reach_tasks_by_name(tmp_path: Path, sign: str):
     assert tree.origin(("evaluation", "tasks", 0, "endpoint_type")) == COMMAND_LINE
 
 
+NAMES = MINIMAL + "evaluation:\n  tasks:\n    - adding\n    - evals/b.yaml\n"
+
+
+@pytest.mark.parametrize("task", ["adding", "0"])
+def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path, task: str):
+    tree = composed(
+        tmp_path, NAMES, f"evaluation.tasks.{task}.overrides.trials=2", f"evaluation.tasks.{task}.pre_cmd=ls"
+    ).tree
+    assert tree.get("evaluation", "tasks") == [
+        {"name": "adding", "overrides": {"trials": 2}, "pre_cmd": "ls"},
+        "evals/b.yaml",
+    ]
+    assert tree.origin(("evaluation", "tasks", 0, "name")) == tree.origin(("evaluation", "tasks", 0)) != COMMAND_LINE
+    assert tree.origin(("evaluation", "tasks", 0, "overrides", "trials")) == COMMAND_LINE
+    said = refused(tmp_path, NAMES, "evaluation.tasks.other.pre_cmd=ls")
+    assert "there is no such entry; evaluation.tasks has adding, evals/b.yaml" in said
+    assert "there is nothing to take away" in refused(tmp_path, NAMES, f"~evaluation.tasks.{task}.add")
+
+
 def test_overrides_take_away(tmp_path: Path):
     tree = composed(tmp_path, MINIMAL, "~execution.max_walltime", "~execution.subproject=holdfast").tree
     assert "max_walltime" not in tree.data["execution"]

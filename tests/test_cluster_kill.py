@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ import pytest
 
 from holdfast.cluster.finding import Subject
 from holdfast.cluster.killing import kill
+from holdfast.cluster.layout import read_state, write_stop
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Intent, Ledger, Submitted, new_invocation
+from holdfast.cluster.transport import Here
 from holdfast.cluster.watching import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
@@ -27,6 +30,7 @@ from tests.support.slurm import wait_for_job
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.cluster.layout import Phase
     from holdfast.cluster.transport import Transport
     from tests.support.slurm import Lab
 
@@ -86,12 +90,20 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
     env = env_of(slurm, tmp_path / "home")
     said = holdfast("kill", f"{made.id}.1", cwd=tmp_path, env=env).stdout
-    assert f"hf-{made.id}.1.main" in said and "ended 1 jobs" in said and f"holdfast resume {made.id}.1" in said
+    assert f"hf-{made.id}.1.main" in said and "ended 1 job\n" in said and f"holdfast resume {made.id}.1" in said
     first, second = look(Subject(slurm.here, str(made.directory))).tasks
-    assert (first.status, second.status) == ("starting", "interrupted")
-    assert not (made.directory / "stop").exists()
-    assert "ended 1 jobs" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
+    assert (first.status, second.status) == ("starting", "stopped")
+    assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
+    assert "ended 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
     assert "no job of it was left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+
+
+def test_of_what_is_done_it_is_not_said_how_to_go_on(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    made.state(0, phase="done")
+    env = env_of(slurm, tmp_path / "home")
+    said = holdfast("kill", made.directory / "0", cwd=tmp_path, env=env).stdout
+    assert "is over: all is done" in said and "resume" not in said
+    assert "holdfast resume" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout, "one is not"
 
 
 def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, made: Launched) -> None:
@@ -124,6 +136,16 @@ def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab,
     with pytest.raises(Unreachable, match="no job goes on that begins from now on"):
         kill(Subject(own_slurm.impatient, str(made.directory)), "test")
     assert (made.directory / "stop").exists()
+
+
+@pytest.mark.parametrize("marked", ["", "0"])
+@pytest.mark.parametrize(("phase", "then"), [("done", "done"), ("running", "stopped")])
+def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: str, phase: Phase, then: str) -> None:
+    made = launched(Here(pauses=()), tmp_path, executor="local")
+    made.state(phase=phase)
+    write_stop(made.transport, str(made.directory / marked), "test")
+    subprocess.run([sys.executable, "-m", "holdfast.cluster.node", made.place().path, "--role", "main"], check=True)
+    assert read_state(made.transport, made.place()).phase == then
 
 
 # A run on this machine

@@ -424,6 +424,21 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
         assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
 
 
+def test_workers_that_have_left_are_replaced_while_there_is_work(site: Site) -> None:
+    # As those of an attempt before, which leave when this one has found them; in jobs too short to look each minute.
+    with server(latency=1) as model:
+        limits = {"walltime": "00:02:00", "sbatch_extra_flags": {"signal": "B:USR2@1"}}
+        site.write(model.base_url, rows=400, limits={"concurrency": 2}, execution={"workers": 2, **limits})
+        invocation = site.submit()
+        calmly(lambda: site.running(invocation, "workers") and site.state(invocation).phase == "running", "work")
+        site.slurm("scancel", site.running(invocation, "workers")[0].id)
+        calmly(lambda: len(site.chain(invocation).known("workers")) == 2, "other workers", 45)
+        assert (site.state(invocation).phase, site.state(invocation).attempt) == ("running", 1), site.logs(invocation)
+        layout.write_stop(site.transport, invocation.directory, "test")
+        site.await_over(invocation)
+        calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
+
+
 def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
     with server() as model:
         site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
@@ -436,6 +451,19 @@ def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(
     assert state.run_dir is not None
     assert list(Path(state.run_dir).rglob("*.csv"))
     assert "export to mlflow: failed" in site.logs(invocation)
+
+
+def test_a_repeated_launch_of_a_finished_run_exports_nothing_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    with server() as model:
+        site.write(model.base_url, execution={"auto_export": ["csv"]})
+        state = site.await_over(site.submit(profile="here"))
+        assert state.run_dir is not None
+        noted = Path(state.run_dir) / "exports.json"
+        before = noted.read_bytes(), noted.stat().st_mtime_ns
+        again = site.await_over(site.submit(profile="here"))
+        assert (again.phase, again.run_dir) == ("done", state.run_dir)
+    assert (noted.read_bytes(), noted.stat().st_mtime_ns) == before
 
 
 def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> None:

@@ -141,6 +141,27 @@ def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Lab, made: L
     assert task.status == "pending" and task.done == 3
 
 
+def test_of_a_done_task_the_job_that_did_it_is_shown(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+    first = made.submit("main", script=b"#!/bin/sh\nexit 0\n")
+    wait_for_job(Slurm(slurm.here), first.intent.name, lambda seen: not seen.active)
+    successor = made.submit("main-2", "--hold")
+    Slurm(slurm.here).cancel([successor.intent.name])
+    wait_for_job(Slurm(slurm.here), successor.intent.name, lambda seen: not seen.active)
+    made.state(phase="done", done=1, total=1)
+    shown = holdfast("status", made.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
+    assert f".0  main  {first.id}" in shown and "cancelled" not in shown
+
+
+def test_a_job_that_waits_again_gives_its_own_reason_and_not_its_successors(slurm: Lab, made: Launched) -> None:
+    first = running(made, slurm)
+    made.submit("main-2", f"--dependency=afternotok:{first}", "--kill-on-invalid-dep=yes")
+    slurm.here.check(["scontrol", "requeuehold", first])
+    wait_for_job(Slurm(slurm.here), str(JobName(made.id, 0, "main")), lambda seen: seen.state == "pending")
+    task = look(Subject(slurm.here, str(made.directory))).tasks[0]
+    assert task.status == "pending" and "scontrol release" in task.reason
+    assert [job.why for job in task.jobs][1] == "it waits for another job to end"
+
+
 def test_an_intent_without_an_answer_is_not_called_failed(slurm: Lab, made: Launched) -> None:
     name = str(JobName(made.id, 0, "main"))
     Ledger(slurm.here, str(made.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1))

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 ROWS = 300
 
 
+@pytest.mark.parametrize("task_of_it", ["", ".0"])
 @pytest.mark.parametrize("profile", ["lab", "here"])
-def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str) -> None:
+def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")
 
@@ -44,15 +45,16 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         assert run("logs", invocation)
         run("resume", invocation, check=4)
 
-        run("kill", invocation)
-        assert task()["status"] == "stopped"
+        run("kill", invocation + task_of_it)
+        assert task()["status"] == "stopped" and task()["reason"] == "told to stop"
+        assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
         assert not [job for job in task()["jobs"] if job["active"]]
         before = model.requests
-        assert "no job of it was left" in run("kill", invocation)
+        assert "no job of it was left" in run("kill", invocation + task_of_it)
         assert 0 < before < ROWS
 
         model.control(latency=0)
-        run("resume", str(tmp_path / "cluster" / "holdfast" / invocation))
+        run("resume", str(tmp_path / "cluster" / "holdfast" / invocation / task_of_it[1:]))
         run("logs", "-f", invocation)
         assert task()["status"] == "done" and task()["done"] == ROWS
         assert model.requests <= ROWS + 4

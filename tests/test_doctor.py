@@ -53,7 +53,7 @@ def test_a_profile_that_works_has_no_complaint(slurm: Lab, tmp_path: Path, way: 
     assert "slurm" in checks["sbatch"]["said"] and sum(map(int, nodes)) == 4, checks["partition"]["said"]
     assert "sees the directory" in checks["compute node"]["said"] and "Python 3." in checks["compute node"]["said"]
     assert "MB/s" in checks["write speed"]["said"] and "wandb login" in checks["W&B"]["remedy"]
-    assert [path.name for path in base.rglob("*")] == ["holdfast"]
+    assert not base.exists(), "nothing is left behind"
     assert not [job for job in Slurm(slurm.here).jobs() if job.name.endswith(".doctor") and job.active]
 
 
@@ -78,11 +78,18 @@ def test_a_directory_that_cannot_be_written_is_named_with_its_line(slurm: Lab, t
     assert "compute node" not in checks
 
 
-def test_a_directory_in_somebody_elses_home_is_refused_as_a_launch_does(slurm: Lab, tmp_path: Path) -> None:
-    checks, _ = doctor(slurm, tmp_path, 'executor = "slurm"\nremote_job_dir = "~bob/jobs"\n', "--no-job", check=1)
+@pytest.mark.parametrize("folder", ["~bob/jobs", "jobs"])
+def test_a_directory_without_a_whole_path_is_refused_as_a_launch_does(slurm: Lab, tmp_path: Path, folder: str) -> None:
+    checks, _ = doctor(slurm, tmp_path, f'executor = "slurm"\nremote_job_dir = "{folder}"\n', "--no-job", check=1)
     assert checks["remote_job_dir"]["state"] == "failed"
-    assert "'~bob/jobs' is a folder of the cluster: give its whole path" in checks["remote_job_dir"]["said"]
-    assert not (tmp_path / "~bob").exists()
+    assert f"'{folder}' is a folder of the cluster: give its whole path" in checks["remote_job_dir"]["said"]
+    assert not list(tmp_path.rglob("jobs"))
+
+
+def test_what_was_there_before_stays(slurm: Lab, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    doctor(slurm, tmp_path, f'executor = "slurm"\nremote_job_dir = "{tmp_path}/base/jobs"\n', "--no-job")
+    assert [path.name for path in tmp_path.rglob("base*")] == ["base"] and not list((tmp_path / "base").iterdir())
 
 
 def test_a_directory_that_nodes_do_not_share_is_noticed(slurm: Lab, tmp_path: Path) -> None:

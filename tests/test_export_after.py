@@ -68,6 +68,20 @@ def test_a_failure_leaves_the_exit_code_and_is_done_again_by_name(lab: Lab) -> N
     assert {entry["state"] for entry in noted(done.run).values()} == {"done"}
 
 
+def test_an_export_by_name_can_be_left_out_where_nothing_has_changed(lab: Lab) -> None:
+    run = lab.eval().run
+
+    def export(*words: str) -> str:
+        return str(holdfast("export", run, "--to", "csv", "--if-changed", *words, cwd=lab.folder).stdout)
+
+    assert "wrote " in export()
+    before = (run / "exports.json").read_bytes()
+    assert "csv: done already" in export() and (run / "exports.json").read_bytes() == before
+    assert "wrote " in export("-o", "elsewhere"), "other options"
+    (lab.folder / "elsewhere" / "trials.csv").unlink()
+    assert "wrote " in export("-o", "elsewhere"), "what is gone is written again"
+
+
 def test_a_missed_gate_is_exported_too(lab: Lab) -> None:
     lab.spec |= {"gate": {"correct": 1.0}, "output": {"export": ["junit"]}}
     assert "wrote " in lab.eval(check=1).out

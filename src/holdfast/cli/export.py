@@ -25,17 +25,24 @@ if TYPE_CHECKING:
 @click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--to", "wanted", type=click.Choice(list(EXPORTS)), help="Format or service.")
 @click.option("--failed", is_flag=True, help="Do all exports again that failed.")
+@click.option("--if-changed", is_flag=True, help="Not where it was done already, with these options and numbers.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder [RUN/export/FORMAT].")
 @runs_dir_option
 def command(
-    run: str, options: tuple[str, ...], wanted: str | None, failed: bool, output: Path | None, runs_dir: Path | None
+    run: str,
+    options: tuple[str, ...],
+    wanted: str | None,
+    failed: bool,
+    if_changed: bool,
+    output: Path | None,
+    runs_dir: Path | None,
 ) -> int:
     """Write RUN (its path or id) in another format, or send it to W&B or MLflow.
 
     KEY=VALUE are options of the destination, for example project=x entity=y for wandb, tracking_uri=URL for mlflow;
     what is not given is as in the last export there, or in the eval file. Exporting again updates.
     """
-    from holdfast.export.exporting import export, read_entries
+    from holdfast.export.exporting import export, is_done, read_entries
     from holdfast.export.reading import RunReader
     from holdfast.store.rundir import RunDir
 
@@ -45,10 +52,14 @@ def command(
         raise UsageError("--failed does exports again as they were; give options with --to")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     reader = RunReader(rundir)
-    names = [wanted] if wanted else [name for name, entry in read_entries(rundir).items() if entry.state == "failed"]
+    entries = read_entries(rundir)
+    names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
     blocks = [_block(reader, name, options, output) for name in names if name in EXPORTS]
     code = 0
     for block in blocks:
+        if if_changed and is_done(rundir, block, entries):
+            click.echo(f"{block.to}: done already")
+            continue
         try:
             say(block.to, export(reader, block))
         except HoldfastError as error:

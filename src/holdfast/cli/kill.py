@@ -35,6 +35,7 @@ def command(what: str, runs_dir: Path | None) -> int:
 def _kill_jobs(subject: object) -> int:
     from holdfast.cluster.finding import Subject
     from holdfast.cluster.killing import kill
+    from holdfast.cluster.watching import read_files
 
     assert isinstance(subject, Subject)
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
@@ -43,8 +44,14 @@ def _kill_jobs(subject: object) -> int:
             f"told to end, and still there: {', '.join(remain)}",
             remedy=f"They are Slurm's to end now; look again with: holdfast status {subject.name}",
         )
-    click.echo(f"ended {len(ended)} jobs" if ended else "no job of it was left")
-    click.echo(f"Go on with: holdfast resume {subject.name}")
+    jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
+    click.echo(f"ended {jobs}" if ended else "no job of it was left")
+    files = read_files(subject.transport, subject.directory)
+    meant = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
+    if all(number in files.states and files.states[number].phase == "done" for number in meant):
+        click.echo(f"{subject.name} is over: all is done")
+    else:
+        click.echo(f"Go on with: holdfast resume {subject.name}")
     return 0
 
 

@@ -50,7 +50,7 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
 
 def _resume_invocation(subject: Subject) -> int:
     from holdfast.cluster.launch import start_attempt
-    from holdfast.cluster.layout import remove_stop
+    from holdfast.cluster.layout import TaskPlace, remove_stop
     from holdfast.cluster.slurm import JobName
     from holdfast.cluster.submission import Registry
     from holdfast.cluster.watching import jobs_of, read_files
@@ -76,7 +76,8 @@ def _resume_invocation(subject: Subject) -> int:
     if not left:
         click.echo(f"{subject.name}: all is done")
         return 0
-    remove_stop(subject.transport, subject.directory)
+    for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in left)):
+        remove_stop(subject.transport, marked)
     mirror = Registry().mirror(subject.known.id) if subject.known else None
     started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
     for job in started:

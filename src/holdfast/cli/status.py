@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.cluster.watching import Picture, TaskPicture
+    from holdfast.cluster.watching import JobPicture, Picture, TaskPicture
 
 UNREACHABLE = 3
 """the exit code where the cluster did not answer"""
@@ -156,13 +156,19 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
         )
         for task in picture.tasks
         for job in task.jobs
-        if job.active or job is task.jobs[-1]
+        if job.active or job is _last(task)
     ]
     if jobs:
         yield ""
         yield from _table(("", "job", "id", "state", "node", "elapsed", ""), jobs)
     if any(task.status in ("interrupted", "unsubmitted", "stopped") for task in picture.tasks):
         yield f"Go on with: holdfast resume {name}"
+
+
+def _last(task: TaskPicture) -> JobPicture:
+    """The main job that came furthest: a successor that was not needed was cancelled before it began."""
+    began = [job for job in task.jobs if job.state != "cancelled" or job.elapsed]
+    return ([job for job in began if job.role.startswith("main")] or began or task.jobs)[-1]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _STATE_SECONDS: Final = 1.0
 _QUEUE_SECONDS: Final = 60.0
-"""how often a successor, or workers, that could not be queued are tried again"""
+"""how often it is looked whether the successor and the workers are there, at the latest"""
 _DEAD_ENDS: Final = 3
 """attempts in a row that were killed without having added anything, before there are no more"""
 _HELD: Final = 4
@@ -135,13 +135,13 @@ class MainJob:
             stop_all(self._servers)
 
     def _not_wanted(self) -> str | None:
+        if self._state.phase in layout.OVER:
+            return f"the task is {self._state.phase}"
         if self._job.stopped:
             self._set(phase="stopped", reason="told to stop", exit_code=3)
             return "told to stop"
         if self._jobs is not None and self._jobs.disowned():
             return "another process has taken over this submission"
-        if self._state.phase in layout.OVER:
-            return f"the task is {self._state.phase}"
         return None
 
     def _no_more(self) -> str | None:
@@ -290,6 +290,8 @@ class MainJob:
         seen = _Progress(prepared)
         working = Working(self._job, prepared.run_dir, "main", *self._served("127.0.0.1"))
         looked = queued = time.monotonic()
+        # Workers that began before us leave before us: in a short job too there must be time left for the next ones.
+        queue_seconds = min(_QUEUE_SECONDS, self._task.walltime / 8)
         try:
             while working.code is None:
                 time.sleep(LOOK_SECONDS)
@@ -298,7 +300,7 @@ class MainJob:
                 if now - looked > _STATE_SECONDS:
                     looked = now
                     self._set(**seen.look())
-                if self._jobs is not None and now - queued > _QUEUE_SECONDS:
+                if self._jobs is not None and now - queued > queue_seconds:
                     queued = now
                     self._jobs.ensure()
         except (_Told, ServerFailed):
@@ -375,7 +377,10 @@ class MainJob:
 
     def _go_on(self, why: str) -> int:
         """End so that the successor begins."""
-        if self._jobs is not None and not self._jobs.ensure():
+        queued = self._jobs is None or self._jobs.ensure()
+        if self._job.stopped:
+            return self._end("stopped", "told to stop", code=3)
+        if not queued:
             reason = f"{why}, and no further job could be queued; `holdfast resume {self._task.invocation}` goes on"
             return self._end("stopped", reason, code=3)
         self._note_end(why, goes_on=True)

@@ -246,7 +246,7 @@ class _Edit:
         for location in _locations(tree, self.path):
             if not self.delete:
                 tree.put(location, self.value, COMMAND_LINE)
-            elif location[-1] in (tree.get(*location[:-1]) or {}):
+            elif isinstance(holder := tree.get(*location[:-1]), dict) and location[-1] in holder:
                 tree.remove(location)
             else:
                 raise UsageError(f"~{'.'.join(self.path)}: there is nothing to take away")
@@ -272,7 +272,7 @@ def _locations(tree: Tree, path: tuple[str, ...]) -> list[Location]:
         if isinstance(node, list):
             taken, numbers = _named(node, rest)
             if not numbers:
-                names = [inner.get("name") for inner in node if isinstance(inner, dict)]
+                names = [inner.get("name") if isinstance(inner, dict) else inner for inner in node]
                 listed = f"{dotted(places[0])} has {', '.join(map(str, names)) or 'nothing'}"
                 raise UsageError(f"{'.'.join(path)}: there is no such entry; {listed}")
             places, rest = [(*place, number) for place in places for number in numbers], rest[taken:]

@@ -1,6 +1,7 @@
 """Whether a profile works: one check after the other, each with what to do where it does not.
 
-No file is left behind, only the directory if it was not there; the one job that is run is tiny and has a name of ours.
+Nothing is left behind, not even the directory if it was not there; the one job that is run is tiny and has a name of
+ours.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.profiles import Profile
     from holdfast.cluster.slurm import JobState
-    from holdfast.cluster.transport import Transport
+    from holdfast.cluster.transport import Completed, Transport
 
 JOB_SECONDS: Final = 120.0
 """How long the job of the check may wait and run."""
@@ -210,6 +211,14 @@ class _Doctor:
             yield failed("remote_job_dir", wrong, f"{where}: correct it.")
             return
         done = self.way.run(["sh", "-c", _WRITE, "sh", wanted], timeout=180)
+        try:
+            yield from self._directory(wanted, where, done)
+        finally:
+            made = [line.removeprefix("made=") for line in done.text.splitlines() if line.startswith("made=")]
+            if made:
+                self.way.run(["rmdir", "--", *made])  # where somebody has begun to use it, it stays
+
+    def _directory(self, wanted: str, where: str, done: Completed) -> Iterator[Check]:
         if done.code != 0:
             yield failed(
                 "remote_job_dir", f"{wanted}: {_last(done.stderr)}", f"{where}: name a directory that you may write."
@@ -355,6 +364,8 @@ def _last(text: str) -> str:
 _WRITE: Final = r"""
 set -e
 case $1 in "~"|"~/"*) set -- "$HOME${1#\~}";; esac
+missing=$1/holdfast
+while ! test -e "$missing"; do echo "made=$missing"; missing=$(dirname -- "$missing"); done
 mkdir -p -- "$1/holdfast"
 cd -- "$1"
 echo "base=$PWD"

@@ -107,7 +107,8 @@ class _Followed:
             self._asked = float("inf")
             return
         waits = bool(live) and all(job.state == "pending" for job in live)
-        why = f"job {live[0].handle} is pending: {live[0].why}" if waits and live[0].why else ""
+        first = min(live, key=lambda job: int(job.id), default=None)  # what comes after it waits for it alone
+        why = f"job {first.handle} is pending: {first.why}" if waits and first and first.why else ""
         if why and why != self._waits:
             write(f"{self._lead}[info] {why}")
         self._waits = why or self._waits

@@ -21,7 +21,8 @@ def hand_on(job: NodeJob, prepared: Prepared) -> None:
         if destination == "local":  # where the run is already
             continue
         words = _words(destination, job.task.export_config.get(destination, {}))
-        _run(job, ["holdfast", "export", prepared.run_dir, "--to", destination, *words], f"to {destination}")
+        command = ["holdfast", "export", prepared.run_dir, "--to", destination, "--if-changed", *words]
+        _run(job, command, f"to {destination}")
     if prepared.copies:
         words = ["holdfast.cluster.node", job.place.path, "--role", "copy", "--run-dir", prepared.run_dir]
         _run(job, words, "as the eval file and the command ask for")

@@ -1,4 +1,4 @@
-"""Ending an invocation: the mark that nobody goes on first, then its jobs, and nothing else.
+"""Ending an invocation, or a task of it: the mark that nobody goes on first, then its jobs, and nothing else.
 
 Which jobs those are is known by name and id together. A job that has come by an id of ours, or that is called almost
 like one of ours, is nobody's business here: Slurm itself compares both.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.cluster.layout import write_stop
+from holdfast.cluster.layout import TaskPlace, write_stop
 from holdfast.cluster.slurm import JobName, Slurm
 from holdfast.cluster.submission import Ledger, Submitter
 from holdfast.cluster.watching import jobs_of, read_files
@@ -46,22 +46,21 @@ def kill(
 ) -> Killed:
     """End all jobs of an invocation, or of one of its tasks, and wait until they are gone. Safe to repeat.
 
-    A whole invocation gets its `stop` mark first, so that nothing that begins meanwhile goes on.
+    The `stop` mark is left first, so that nothing that begins meanwhile goes on: a successor, say, which would queue
+    the next one.
     """
     files = read_files(subject.transport, subject.directory)
     if not files.mine:
         raise UsageError(
             f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can end its jobs."
         )
-    if subject.task is None:
-        write_stop(subject.transport, subject.directory, why)
+    marked = subject.directory if subject.task is None else TaskPlace(subject.directory, subject.task).path
+    write_stop(subject.transport, marked, why)
     try:
         return _end_jobs(subject, patience, poll, say)
     except Unreachable as error:
         raise Unreachable(
-            f"{error.message}; no job goes on that begins from now on, but those that run were perhaps not told"
-            if subject.task is None
-            else error.message,
+            f"{error.message}; no job goes on that begins from now on, but those that run were perhaps not told",
             remedy="Give the same command again when it answers.",
         ) from None
 

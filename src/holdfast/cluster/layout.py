@@ -10,6 +10,7 @@
             job.sh, worker.sh          the batch scripts
             attempts.jsonl             `Begin` and `End` of each attempt, sealed lines
             state.json                 `State`: how far it is
+            stop                       present: nobody goes on with this task
             endpoint.json              `EndpointFile`: there is work, and where the model is; removed when there is not
             logs/                      main-<job>-<restart>.log, deployment-…, worker-<i>-…, slurm-<job>.log, export.log
                                        and <name>-… of what is served beside the model
@@ -242,7 +243,7 @@ class TaskPlace:
         self.endpoint = f"{self.path}/endpoint.json"
         self.logs = f"{self.path}/logs"
         self.secrets = f"{self.invocation}/secrets.env"
-        self.stop = f"{self.invocation}/stop"
+        self.stops = (f"{self.invocation}/stop", f"{self.path}/stop")
 
     @classmethod
     def of(cls, folder: str | Path) -> TaskPlace:
@@ -290,7 +291,7 @@ def decode_attempts(data: bytes) -> list[AttemptRecord]:
 
 
 def is_stopped(transport: Transport, directory: str) -> bool:
-    """Whether somebody has told the invocation to stop."""
+    """Whether somebody has told the invocation, or the task, that has this directory to stop."""
     return transport.exists(f"{directory.rstrip('/')}/stop")
 
 

@@ -32,7 +32,12 @@ class Neighbours:
         return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
 
     def ensure(self) -> bool:
-        """Have a successor queued, and workers where there are to be some; True when there is a successor."""
+        """Have a successor queued, and workers where there are to be some; True when there is a successor.
+
+        Not where all is to stop: whoever ends the jobs would meet new ones without end.
+        """
+        if self._job.stopped:
+            return False
         try:
             self._submitter.reconcile()
             live = {state.id for state in self._chain.live("main")} - {self._job.id}

@@ -86,8 +86,8 @@ class NodeJob:
 
     @property
     def stopped(self) -> bool:
-        """Whether the whole invocation was told to stop."""
-        return Path(self.place.stop).exists()
+        """Whether the invocation, or this task of it, was told to stop."""
+        return any(Path(mark).exists() for mark in self.place.stops)
 
     @property
     def must_go(self) -> bool:

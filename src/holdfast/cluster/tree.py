@@ -51,13 +51,16 @@ class Tree:
         return f"{place}: {name}" if place and name else place or name
 
     def put(self, location: Location, value: Any, origin: str) -> None:
-        """Set a value, all of it from one place; mappings on the way are made."""
+        """Set a value, all of it from one place; mappings on the way are made, of a name in a list one that has it."""
         node: Any = self.data
         for depth, part in enumerate(location[:-1]):
             if isinstance(node, dict) and not isinstance(node.get(str(part)), dict | list):
                 self._forget(location[: depth + 1])
                 node[str(part)] = {}
                 self.origins[location[: depth + 1]] = origin
+            elif isinstance(node, list) and isinstance(part, int) and not isinstance(node[part], dict | list):
+                self.origins[(*location[: depth + 1], "name")] = self.origin(location[: depth + 1])
+                node[part] = {"name": node[part]}
             node = node[part]
         self._forget(location)
         node[location[-1]] = copy.deepcopy(value)

@@ -123,6 +123,8 @@ class Files(msgspec.Struct, frozen=True):
     attempts: dict[int, list[AttemptRecord]]
     jobs: list[Job]
     stop: str | None
+    stopped: frozenset[int]
+    """tasks that were told to stop, each for itself"""
     mine: bool
     """whether it is this user's, there"""
 
@@ -170,6 +172,7 @@ def read_files(transport: Transport, directory: str) -> Files:
         {number: layout.decode_attempts(found.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
         fold(records),
         None if stop is None else stop.decode(errors="replace").strip(),
+        frozenset(number for number in numbers if f"{number}/stop" in found),
         me == owner,
     )
 
@@ -332,14 +335,14 @@ def _status(
         return ("starting" if state.phase == "waiting" else state.phase), state.reason
     waiting = [job for job in main if job.active]
     if waiting:
-        if waiting[-1].state == "unknown":
-            return "pending", "whether its job was submitted is not known yet"
-        return "pending", waiting[-1].why
+        # The first of them: a requeued job waits for its own reason, and its successor only for that job.
+        known = [job for job in waiting if job.state != "unknown"]
+        return "pending", known[0].why if known else "whether its job was submitted is not known yet"
     if not files.mine and (jobs or state.updated) and not any(job.state != "gone" for job in jobs):
         if state.updated > time.time() - FRESH_SECONDS:
             return ("starting" if state.phase == "waiting" else state.phase), state.reason
         return "unknown", f"jobs of {files.invocation.user} are not shown to you, and its files are silent"
-    if files.stop is not None:
+    if files.stop is not None or number in files.stopped:
         return "stopped", "it was told to stop by `holdfast kill`"
     if not jobs:
         return "unsubmitted", _why_never(files, number)

@@ -24,7 +24,7 @@ from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from holdfast.export.reading import RunReader
     from holdfast.spec.fields import ExportBlock
@@ -115,14 +115,21 @@ def export_finished(
         failed(str(error))
         return
     for block in (in_folder(block, spec.folder) for block in spec.exports):
-        known = entries.get(block.to)
-        wanted = ("done", _digest(rundir), _options(block))
-        if known and (known.state, known.of, known.options) == wanted and _there(rundir, known):
+        if is_done(rundir, block, entries):
             continue
         try:
             done(block.to, export(RunReader(rundir), block))
         except (HoldfastError, OSError) as error:
             failed(f"{error}\n  The run itself is whole. Again: {again(rundir, block.to)}")
+
+
+def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:
+    """Whether that export of a finished run was done, of these numbers and with these options, and is still there."""
+    known = entries.get(block.to)
+    if known is None or not rundir.finished:
+        return False
+    wanted = ("done", _digest(rundir), _options(block))
+    return (known.state, known.of, known.options) == wanted and _there(rundir, known)
 
 
 def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
