@@ -9,10 +9,12 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast.cluster import neighbours
 from holdfast.cluster.layout import DeploymentFile, End
 from holdfast.cluster.serving import Node, Server, spots
 from holdfast.errors import HoldfastError
@@ -262,3 +264,34 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
         other.listen()
         assert not second.start(said.append, going.is_set), "nor beside a server of somebody else"
     second.stop()
+
+
+def test_workers_that_cannot_stay_are_not_queued_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the jobs around a main job; Slurm's part is played here."""
+    queued: list[str] = []
+
+    class Gone:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def live(self, role: str) -> list[Any]:
+            return []
+
+        known = live
+
+        def submit_main(self, after: str) -> str:
+            return after
+
+        def submit_workers(self) -> None:
+            queued.append("workers")
+
+    monkeypatch.setattr(neighbours, "Chain", Gone)
+    monkeypatch.setattr(neighbours.Submitter, "reconcile", lambda _: None)
+    place = SimpleNamespace(invocation="/nowhere")
+    task = SimpleNamespace(invocation="0" * 16, workers=3)
+    around = neighbours.Neighbours(SimpleNamespace(place=place, task=task, id="7", stopped=False))  # type: ignore[arg-type]
+    assert all(around.ensure() for _ in range(9))
+    assert len(queued) == 5
+    assert capsys.readouterr().err.count("workers have ended 5 times") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.node import say
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from holdfast.cluster.submission import Job
 
 
+_ARRAYS: Final = 5
+"""how many arrays of workers one main job queues at most"""
+
+
 class Neighbours:
     """Those of one main job."""
 
@@ -26,6 +30,8 @@ class Neighbours:
         self._submitter = Submitter(Slurm(ledger.transport), ledger)
         self._chain = Chain(self._submitter, job.task.invocation, job.place)
         self._successor: Job | None = None
+        self._arrays = 0
+        """of workers, queued by this job"""
 
     def disowned(self) -> bool:
         """Whether nobody counts on us."""
@@ -44,10 +50,18 @@ class Neighbours:
             later = [job for job in self._chain.known("main") if job.id in live]
             self._successor = later[-1] if later else self._chain.submit_main(after=self._job.id)
             if self._job.task.workers > 1 and not self._chain.live("workers"):
-                self._chain.submit_workers()
+                self._queue_workers()
         except HoldfastError as error:
             say(f"what is to follow could not be queued, which is tried again: {error}")
         return self._successor is not None
+
+    def _queue_workers(self) -> None:
+        """Not again and again where they cannot stay, as with a `pre_cmd` that fails there."""
+        if self._arrays < _ARRAYS:
+            self._chain.submit_workers()
+        elif self._arrays == _ARRAYS:
+            say(f"workers have ended {_ARRAYS} times; this job goes on without new ones, see their logs")
+        self._arrays += 1
 
     def take_back(self) -> None:
         """Cancel the successor; where Slurm does not answer it is thrown away by Slurm when we end well."""
