@@ -391,9 +391,9 @@ class MainJob:
     def _end(self, phase: layout.Phase, reason: str, *, code: int, why: str = "") -> int:
         """End so that nothing goes on by itself; what was queued is taken back."""
         self._note_end(why or reason, goes_on=False)
-        self._set(phase=phase, reason=reason, exit_code=code)
         if reason:
-            say(f"{phase}: {reason}")
+            say(f"{phase}: {reason}")  # before the state says that this was all: whoever follows leaves then
+        self._set(phase=phase, reason=reason, exit_code=code)
         if self._jobs is not None:
             self._jobs.take_back()
         return 0
