@@ -343,4 +343,4 @@ def test_without_its_package_a_configuration_says_what_to_install(folder: Path) 
     config = {"execution": {"type": "slurm"}, "deployment": {"type": "none"}, "evaluation": {"tasks": ["e.yaml"]}}
     (folder / "c.yaml").write_text(json.dumps(config))
     said = holdfast("eval", "c.yaml", "-d", cwd=folder, env={"PYTHONPATH": str(folder / "hidden")}, check=2).stderr
-    assert "pip install 'holdfast[cluster]', or from a checkout: pip install '.[cluster]'" in said
+    assert "pip install omegaconf" in said

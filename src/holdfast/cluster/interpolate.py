@@ -103,7 +103,7 @@ class _Lookup:
         except ImportError as error:
             raise UsageError(
                 "configurations for clusters need OmegaConf",
-                remedy="pip install 'holdfast[cluster]', or from a checkout: pip install '.[cluster]'",
+                remedy="pip install omegaconf",
             ) from error
         self.tree, self.problems = tree, problems
         data = copy.deepcopy(tree.data)

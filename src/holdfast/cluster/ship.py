@@ -50,7 +50,7 @@ _EPOCH: Final = (2020, 1, 1, 0, 0, 0)
 def build_wheel() -> tuple[str, bytes]:
     """This very version as a wheel: its name and its bytes, which are the same for the same code."""
     package = Path(holdfast.__file__).parent
-    about = importlib.metadata.distribution("holdfast")
+    about = importlib.metadata.distribution("holdfast-evals")
     version = about.version
     info = f"holdfast-{version}.dist-info"
     files: dict[str, bytes] = {}

@@ -197,7 +197,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
         raise DataError(
             str(path),
             "reading Parquet needs pyarrow",
-            remedy="Install it with: pip install 'holdfast[parquet]'",
+            remedy="Install it with: pip install pyarrow",
         ) from None
     number = 0
     with parquet.ParquetFile(path) as file:
@@ -252,7 +252,7 @@ def _hub_library() -> Any:
         import datasets
     except ImportError:
         raise DataError(
-            "hf://", "Hugging Face datasets need the `datasets` package", remedy="pip install 'holdfast[hf]'"
+            "hf://", "Hugging Face datasets need the `datasets` package", remedy="pip install datasets"
         ) from None
     return datasets
 

@@ -47,7 +47,7 @@ def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
     try:
         import mlflow
     except ImportError:
-        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install 'holdfast[mlflow]'") from None
+        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install mlflow-skinny") from None
     # By default a server that is not there is asked for minutes.
     with environment(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",

@@ -65,7 +65,7 @@ def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        raise UsageError("writing Parquet needs pyarrow", remedy="pip install 'holdfast[parquet]'") from None
+        raise UsageError("writing Parquet needs pyarrow", remedy="pip install pyarrow") from None
     path = folder / "trials.parquet"
     kinds = {"trial": arrow.int64(), "input_tokens": arrow.int64(), "output_tokens": arrow.int64()}
     kinds |= {"requests": arrow.int64(), "score": arrow.float64(), "cost": arrow.float64(), "seconds": arrow.float64()}

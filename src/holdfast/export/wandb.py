@@ -95,7 +95,7 @@ def export_wandb(reader: RunReader, block: WandbExport) -> Exported:
     try:
         import wandb
     except ImportError:
-        raise UsageError("exporting to W&B needs wandb", remedy="pip install 'holdfast[wandb]'") from None
+        raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
     found = detect()
     why_offline, notes = _why_offline(block, found)
     folder = reader.rundir.path.resolve() / "export" / "wandb"

@@ -157,12 +157,12 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
         case NumberGrader():
             return Number(block, fingerprint)
         case SimilarityGrader():
-            _needs("rapidfuzz", "similarity", where)
+            _needs("rapidfuzz", "rapidfuzz", where)
             from holdfast.graders.similarity import Similarity
 
             return Similarity(block, fingerprint)
         case MathGrader():
-            _needs("math_verify", "math", where)
+            _needs("math_verify", "math-verify", where)
             from holdfast.graders.mathematics import Mathematics
 
             return Mathematics(block, fingerprint)
@@ -241,9 +241,9 @@ def _of_files(block: GraderBlock, spec: Eval, fingerprint: str, where: str) -> W
             raise AssertionError(f"no grader for {block.type}")
 
 
-def _needs(module: str, extra: str, where: str) -> None:
+def _needs(module: str, package: str, where: str) -> None:
     if find_spec(module) is None:
-        raise ConfigError([Problem(where, f"needs the package {module}")], remedy=f"pip install 'holdfast[{extra}]'")
+        raise ConfigError([Problem(where, f"needs the package {package}")], remedy=f"pip install {package}")
 
 
 def _snapshots(block: DiffGrader, spec: Eval, where: str) -> dict[str, bytes]:

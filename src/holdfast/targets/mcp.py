@@ -40,7 +40,7 @@ def mcp_client() -> Any:
         import mcp.client.streamable_http
     except ImportError as error:
         raise Fault(
-            "rejected", f"tools of MCP servers need the package mcp: {error}", remedy="pip install 'holdfast[mcp]'"
+            "rejected", f"tools of MCP servers need the package mcp: {error}", remedy="pip install mcp"
         ) from error
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what matters comes as an exception
     return mcp
