@@ -52,7 +52,7 @@ def build_wheel() -> tuple[str, bytes]:
     package = Path(holdfast.__file__).parent
     about = importlib.metadata.distribution("holdfast-evals")
     version = about.version
-    info = f"holdfast-{version}.dist-info"
+    info = f"holdfast_evals-{version}.dist-info"
     files: dict[str, bytes] = {}
     for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
@@ -69,7 +69,7 @@ def build_wheel() -> tuple[str, bytes]:
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
-    return f"holdfast-{version}-py3-none-any.whl", made.getvalue()
+    return f"holdfast_evals-{version}-py3-none-any.whl", made.getvalue()
 
 
 def _record(data: bytes) -> str:
