@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cluster.bundle import collect, copies_in, load_sent
 from holdfast.cluster.config import compile_launch
 from holdfast.cluster.deployments import Mount
 from holdfast.cluster.describing import preview
 from holdfast.cluster.foresight import Foresight
 from holdfast.cluster.layout import DeploymentFile
 from holdfast.cluster.serving import plain
-from holdfast.cluster.ship import collect, copies_in, load_sent
 from holdfast.cluster.submission import Registry
 from holdfast.cluster.transport import Here
 from holdfast.engine.setup import identify

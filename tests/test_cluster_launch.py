@@ -174,11 +174,60 @@ def test_a_main_job_that_is_killed_is_followed_by_its_successor(site: Site) -> N
         site.write(model.base_url, rows=200, limits={"concurrency": 4})
         invocation = site.submit()
         site.await_done(invocation, 20)
-        (job,) = site.running(invocation, "main")
-        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        site.kill(invocation, "main")
         state = site.await_over(invocation)
         assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
         at_most_twice(model, 200, 4)
+
+
+def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.running(invocation, "main")
+        site.slurm("scancel", job.id)
+        state = site.await_over(invocation)
+        said = f"job {job.id} was cancelled; `holdfast resume {invocation.id}` continues"
+        assert (state.phase, state.reason, state.attempt) == ("stopped", said, 1), site.logs(invocation)
+        calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor")
+        assert len(site.chain(invocation).known("main")) == 2, "no further job was queued"
+        start_attempt(site.transport, invocation.directory)
+        state = site.await_over(invocation)
+        assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
+        at_most_twice(model, 200, 4)
+
+
+def test_cancelling_all_jobs_at_once_leaves_none_behind(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=2000, limits={"concurrency": 2}, execution={"workers": 2})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        chain = site.chain(invocation)
+        calmly(lambda: site.running(invocation, "workers"), "a worker")
+        jobs = [state.id for role in ("main", "workers") for state in chain.live(role)]
+        assert len(jobs) == 3, "the main job, its successor and the workers"
+        site.slurm("scancel", *jobs)
+        state = site.await_over(invocation)
+        assert state.phase == "stopped" and "was cancelled" in state.reason, site.logs(invocation)
+        calmly(lambda: not chain.live("main") and not chain.live("workers"), "the end of all jobs")
+        assert {job.id for role in ("main", "workers") for job in chain.known(role)} == set(jobs), "none was added"
+
+
+def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing_it(site: Site) -> None:
+    with server(latency=0.1) as model:
+        site.write(model.base_url, rows=200, limits={"concurrency": 4})
+        invocation = site.submit()
+        site.await_done(invocation, 20)
+        (job,) = site.running(invocation, "main")
+        # The line by which a job learns that it was cancelled goes to a file that is gone.
+        (Path(site.place(invocation).logs) / f"slurm-{job.id}.log").unlink()
+        site.slurm("scancel", job.id)
+        state = site.await_over(invocation)
+        assert state.phase == "stopped" and f"job {job.id} was cancelled" in state.reason, site.logs(invocation)
+        assert "goes on in the next job" in site.logs(invocation), "the main job did not know"
+        begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
+        assert [begin.job for begin in begins] == [job.id], "the successor began no attempt"
 
 
 def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> None:
@@ -246,8 +295,7 @@ def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
         site.write(model.base_url, rows=200, limits={"concurrency": 2}, execution={"max_walltime": "00:00:01"})
         invocation = site.submit()
         site.await_done(invocation, 20)
-        (job,) = site.running(invocation, "main")
-        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        site.kill(invocation, "main")
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code) == ("stopped", 3)
         assert "max_walltime" in state.reason
@@ -416,23 +464,26 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
         site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
         invocation = site.submit()
         calmly(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
-        (job,) = site.running(invocation, "main")
-        site.slurm("scancel", "--signal=KILL", "--full", job.id)
+        site.kill(invocation, "main")
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 400), site.logs(invocation)
         at_most_twice(model, 400, 4)
         assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
 
 
-def test_workers_that_have_left_are_replaced_while_there_is_work(site: Site) -> None:
+def test_workers_that_died_are_replaced_while_there_is_work_and_cancelled_ones_are_not(site: Site) -> None:
     # As those of an attempt before, which leave when this one has found them; in jobs too short to look each minute.
     with server(latency=1) as model:
         limits = {"walltime": "00:02:00", "sbatch_extra_flags": {"signal": "B:USR2@1"}}
         site.write(model.base_url, rows=400, limits={"concurrency": 2}, execution={"workers": 2, **limits})
         invocation = site.submit()
         calmly(lambda: site.running(invocation, "workers") and site.state(invocation).phase == "running", "work")
+        site.kill(invocation, "worker")
+        calmly(lambda: len(site.chain(invocation).known("workers")) == 2, "other workers")
+        calmly(lambda: site.running(invocation, "workers"), "the other workers to begin")
         site.slurm("scancel", site.running(invocation, "workers")[0].id)
-        calmly(lambda: len(site.chain(invocation).known("workers")) == 2, "other workers", 45)
+        calmly(lambda: "were cancelled; continuing without them" in site.logs(invocation), "the workers' end")
+        assert len(site.chain(invocation).known("workers")) == 2, "cancelled workers are not replaced"
         assert (site.state(invocation).phase, site.state(invocation).attempt) == ("running", 1), site.logs(invocation)
         layout.write_stop(site.transport, invocation.directory, "test")
         site.await_over(invocation)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import stat
 import subprocess
 import sys
 import zipfile
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.cluster.bundle import collect, load_sent
 from holdfast.cluster.describing import preview
 from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
 from holdfast.cluster.script import directive, main_script, worker_script
 from holdfast.cluster.serving import server_line
-from holdfast.cluster.ship import build_wheel, collect, ensure_python, load_sent
+from holdfast.cluster.ship import build_wheel, ensure_python
 from holdfast.cluster.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
@@ -215,9 +218,87 @@ def test_an_evals_files_travel_and_what_is_no_part_of_it_does_not(tmp_path: Path
     assert Path(far).is_relative_to(sent)
 
 
+def sent_names(path: Path) -> tuple[set[str], dict[str, str]]:
+    bundle = collect(load_eval(path), path)
+    return set(bundle.files), dict(bundle.left_out)
+
+
+def test_files_that_look_like_credentials_are_not_sent(tmp_path: Path) -> None:
+    path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
+    secrets = {".env.local", ".netrc", ".ssh/id_rsa", ".aws/credentials", ".config/gh/hosts.yml", "key.pem", "env.toml"}
+    for name in {*secrets, "secrets.json", ".env.example", "prompts/key.txt"}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names, left_out = sent_names(path)
+    assert names == {"e.yaml", "data.jsonl", ".env.example", "prompts/key.txt"}
+    assert set(left_out) == {*secrets, "secrets.json"}
+
+
+def test_links_that_leave_the_folder_are_not_sent_unless_the_eval_names_them(tmp_path: Path) -> None:
+    folder = tmp_path / "evals"
+    path = write_eval(folder, "http://127.0.0.1:9/v1")
+    (tmp_path / "private.txt").write_text("x")
+    (tmp_path / "large.jsonl").write_bytes((folder / "data.jsonl").read_bytes())
+    (folder / "data.jsonl").unlink()
+    (folder / "data.jsonl").symlink_to(tmp_path / "large.jsonl")
+    (folder / "stray.txt").symlink_to(tmp_path / "private.txt")
+    (folder / "alias.yaml").symlink_to("e.yaml")
+    assert sent_names(path) == (
+        {"e.yaml", "data.jsonl", "alias.yaml"},
+        {"stray.txt": "a link that leaves the folder"},
+    )
+
+
+def test_what_git_ignores_is_not_sent_unless_the_eval_names_it(tmp_path: Path) -> None:
+    path = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
+    (tmp_path / ".gitignore").write_text("*.jsonl\nscratch/\ngenerated.py\n")
+    (tmp_path / "agent.py").write_text("import generated\n\n\ndef reply(prompt):\n    return generated.WORD\n")
+    (tmp_path / "generated.py").write_text("WORD = 'x'\n")
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "dump.bin").write_bytes(b"x")
+    assert "scratch/dump.bin" in sent_names(path)[0], "outside a repository nothing is ignored"
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    names, left_out = sent_names(path)
+    assert names == {"e.yaml", "data.jsonl", "agent.py", "generated.py", ".gitignore"}
+    assert left_out == {"scratch/dump.bin": "ignored by git"}
+
+
+def test_files_keep_their_modes_on_the_cluster(tmp_path: Path) -> None:
+    path = write_eval(tmp_path / "evals", "http://127.0.0.1:9/v1")
+    modes = {"e.yaml": 0o640, "data.jsonl": 0o600, "tool.sh": 0o700}
+    (path.parent / "tool.sh").write_text("true\n")
+    for name, mode in modes.items():
+        (path.parent / name).chmod(mode)
+    sent = collect(load_eval(path), path).send(Here(pauses=()), str(tmp_path / "cluster"))
+    assert {name: stat.S_IMODE((Path(sent) / name).stat().st_mode) for name in modes} == modes
+
+
+def test_an_eval_in_the_home_directory_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="lies in your home directory"):
+        collect(load_eval(path), path)
+
+
+def test_a_dry_run_lists_what_would_be_sent_and_what_would_not(tmp_path: Path) -> None:
+    write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
+    (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
+    for number in range(60):
+        (tmp_path / f"extra{number:02}.txt").write_text("x" * 1500)
+    said = holdfast("eval", "e.yaml", "--run", "here", "--dry-run", cwd=tmp_path).stdout
+    assert "sends 62 files, 90 kB:" in said
+    assert "extra07.txt  1.5 kB" in said and "extra59.txt" not in said
+    assert "… and 22 more; --json lists all" in said
+    assert "env.toml  (looks like credentials)" in said
+    planned = json.loads(holdfast("eval", "e.yaml", "--run", "here", "-d", "--json", cwd=tmp_path).stdout)
+    files = planned["tasks"][0]["files"]
+    assert len(files["sent"]) == 62 and files["sent"]["extra59.txt"] == 1500
+    assert files["left_out"] == {"env.toml": "looks like credentials"}
+
+
 def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
-    monkeypatch.setattr("holdfast.cluster.ship.MOST_BYTES", 100)
+    monkeypatch.setattr("holdfast.cluster.bundle.MAX_BYTES", 100)
     with pytest.raises(UsageError, match=r"e\.yaml: 0 MB lie beside it") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)

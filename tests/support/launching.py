@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from holdfast.cluster import layout
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.config import compile_launch
@@ -215,6 +217,16 @@ class Site:
         """All that was said."""
         paths = sorted(Path(invocation.directory).rglob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
+
+    def kill(self, invocation: Invocation, role: str, task: int = 0) -> None:
+        """Kill the processes of a task's main job or workers, as a crash would; Slurm sees a failed job."""
+        words = ["holdfast.cluster.node", self.place(invocation, task).path, "--role", role]
+        victims = [
+            process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
+        ]
+        assert victims, f"no {role} of {invocation.id} runs"
+        for process in victims:
+            process.kill()
 
     def slurm(self, *argv: str) -> str:
         """One of Slurm's programs."""

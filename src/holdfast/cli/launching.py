@@ -100,6 +100,7 @@ def _show(launch: Launch) -> None:
 
 def _preview(launch: Launch, given: dict[str, Any]) -> int:
     """What would be submitted and done, with nothing sent and nothing written."""
+    from holdfast.cluster.bundle import collect
     from holdfast.cluster.describing import preview
     from holdfast.cluster.foresight import Foresight
 
@@ -108,6 +109,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
     tasks, ahead = [], Foresight(launch)
     for each, task in zip(preview(launch), launch.tasks, strict=True):
         seen = ahead.of(task, each.task)
+        bundle = collect(task.spec, task.eval_file, translated=task.translated)
         scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
         server = None if each.task.deployment is None else each.task.deployment.command
         servers = {_server_name(served): served.command for served in each.task.served}
@@ -116,6 +118,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
                 "name": task.name,
                 "eval": str(task.eval_file),
                 **seen.as_dict(),
+                "files": bundle.as_dict(),
                 "server": server,
                 "servers": servers,
                 "scripts": {name: text for name, text in scripts.items() if text is not None},
@@ -123,7 +126,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
         )
         if not given["json"]:
             click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
-            click.echo("".join(f"  {line}\n" for line in seen.lines()), nl=False)
+            click.echo("".join(f"  {line}\n" for line in [*seen.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
                 if text is not None:
                     click.echo(f"  {name}:")

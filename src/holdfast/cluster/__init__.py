@@ -31,7 +31,8 @@
 `killing`      ending its jobs, and nothing else
 `chain`        the jobs of a task, as they follow each other
 `script`       the batch scripts
-`ship`         this version and the user's files, put there once
+`ship`         this version of Holdfast, installed there once
+`bundle`       the user's files, put there once
 `describing`   a task as its jobs get it
 `launch`       an invocation: begun, gone on with
 `following`    … and followed

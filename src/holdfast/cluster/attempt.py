@@ -142,7 +142,14 @@ class MainJob:
             return "told to stop"
         if self._jobs is not None and self._jobs.disowned():
             return "another process has taken over this submission"
+        begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._attempts)
+        if self._jobs is not None and not begun and (job := self._jobs.cancelled_predecessor()):
+            self._set(phase="stopped", reason=self._cancelled(job), exit_code=3)
+            return f"job {job} was cancelled"
         return None
+
+    def _cancelled(self, job: str) -> str:
+        return f"job {job} was cancelled; `holdfast resume {self._task.invocation}` continues"
 
     def _no_more(self) -> str | None:
         """Why there are no more attempts."""
@@ -363,6 +370,8 @@ class MainJob:
         told = f"signal {signal.Signals(self._job.told or signal.SIGTERM).name}"
         if self._task.executor != "slurm":
             return self._end("stopped", f"{told}; `holdfast resume {self._task.invocation}` goes on", code=3)
+        if self._job.cancelled:
+            return self._end("stopped", self._cancelled(self._job.id), code=3)
         if self._job.told != signal.SIGUSR2:
             return self._go_on(told)
         if self._count_records() == self._records:
@@ -381,7 +390,7 @@ class MainJob:
         if self._job.stopped:
             return self._end("stopped", "told to stop", code=3)
         if not queued:
-            reason = f"{why}, and no further job could be queued; `holdfast resume {self._task.invocation}` goes on"
+            reason = f"{why}, and no further job is queued; `holdfast resume {self._task.invocation}` continues"
             return self._end("stopped", reason, code=3)
         self._note_end(why, goes_on=True)
         self._set(phase="waiting", reason=f"goes on in the next job: {why}")

@@ -16,12 +16,13 @@ import msgspec
 
 import holdfast
 from holdfast.cluster import layout, local, squash
+from holdfast.cluster.bundle import collect, copies_in
 from holdfast.cluster.chain import Chain
 from holdfast.cluster.describing import describe_task, runs_place
 from holdfast.cluster.environment import check_environment, host_value
 from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
 from holdfast.cluster.script import main_script, worker_script
-from holdfast.cluster.ship import collect, copies_in, ensure_python, needed_extras
+from holdfast.cluster.ship import ensure_python, needed_extras
 from holdfast.cluster.slurm import Slurm
 from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, fold, new_invocation
 from holdfast.cluster.transport import File, Ssh, Transport, way_to

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,23 @@ class NodeJob:
         if over and self.told is None:
             self.told = signal.SIGUSR2
         return self.told is not None or self.stopped
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody cancelled this Slurm job, as opposed to preempting or requeueing it, or its time limit.
+
+        Slurm's programs only call the job COMPLETING while it ends, so this reads the line that slurmstepd writes to
+        the job's output before it sends the signal: `*** JOB 7 ON node1 CANCELLED AT … DUE TO PREEMPTION ***`.
+        """
+        number = os.environ.get("SLURM_JOB_ID", "")
+        try:
+            with (Path(self.place.logs) / f"slurm-{number}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return False
+        causes = re.findall(rf"\*\*\* JOB {number} ON \S+ CANCELLED AT \S+ (DUE TO [A-Z ]+)?\*\*\*", text)
+        return bool(causes) and causes[-1] == ""
 
     def env(self, given: Mapping[str, str], **more: str) -> dict[str, str]:
         """The environment of one part: what the node has, without secrets, and what that part was given."""

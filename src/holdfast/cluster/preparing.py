@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cluster import layout
+from holdfast.cluster.bundle import load_sent
 from holdfast.cluster.layout import TaskPlace
-from holdfast.cluster.ship import load_sent
 from holdfast.cluster.transport import Here
 from holdfast.display.text import Plain, say
 from holdfast.engine.around import accept_drift

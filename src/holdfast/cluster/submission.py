@@ -59,6 +59,8 @@ class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
     time: float
     host: str
     pid: int
+    after: str | None = None
+    """id of the job that this one continues, where it is queued as a successor"""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="kind"):
@@ -178,13 +180,22 @@ class Submitter:
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         comment: str = "",
+        after: str | None = None,
     ) -> Job:
         """Record the intent, submit, record the id. `comment` stands behind the intent in the job's comment.
+
+        `after` records which job this one continues; making Slurm wait for that job is up to `options`.
 
         `ClusterError`: Slurm refused, and that is recorded. `Unreachable`: unknown; `reconcile` finds out.
         """
         intent = Intent(
-            secrets.token_hex(8), str(name), digest_bytes(script), time.time(), os.uname().nodename, os.getpid()
+            intent=secrets.token_hex(8),
+            name=str(name),
+            script=digest_bytes(script),
+            time=time.time(),
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            after=after,
         )
         self.ledger.write(intent)
         try:

@@ -22,6 +22,18 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
 
 
+def byte_count(size: int) -> str:
+    """`512 bytes`, `34 kB`, `1.2 MB`."""
+    if size < 1000:
+        return f"{size} bytes" if size != 1 else "1 byte"
+    value, unit = size / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:,.0f} {unit}"
+
+
 def share(value: float | None) -> str:
     """A score with three digits, or a dash."""
     return "–" if value is None else f"{value:.3f}"
