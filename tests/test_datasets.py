@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.data import readers
 from holdfast.data.dataset import Dataset
-from holdfast.data.readers import read_rows
+from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import jobs
 from tests.support.running import ROOT, environment, holdfast
@@ -146,7 +146,7 @@ class TestFormats:
     def test_any_rows_come_back_from_jsonl_as_they_were(self, tmp_path_factory, rows):
         path = tmp_path_factory.getbasetemp() / "any.jsonl"
         path.write_bytes(as_jsonl(rows))
-        assert [row for _, row in read_rows(path, None)] == rows
+        assert [row for _, row in read_rows(path, Layout())] == rows
 
 
 class TestPaths:

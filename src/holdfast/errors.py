@@ -19,6 +19,7 @@ A message says what is wrong and where; `remedy` says what to do. `BudgetReached
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,8 +63,14 @@ class ConfigError(UsageError):
     """The eval file is wrong. Carries every problem found, not only the first."""
 
     def __init__(self, problems: Sequence[Problem], *, remedy: str | None = None) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(sorted(problems, key=_line))
         super().__init__("\n".join(map(str, self.problems)), remedy=remedy)
+
+
+def _line(problem: Problem) -> tuple[str, int]:
+    """Sort key: problems of one file by their lines, those without a line first."""
+    found = re.match(r"(.*?):(\d+)(?=:|$)", problem.where)
+    return (found[1], int(found[2])) if found else (problem.where.partition(":")[0], 0)
 
 
 class DataError(UsageError):

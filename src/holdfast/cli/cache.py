@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import runs_dir_option, runs_directory
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.fields import parse_duration
@@ -81,7 +82,7 @@ def listing(as_json: bool, **given: Any) -> int:
 
 
 @command.command("rm")
-@click.argument("ids", nargs=-1, metavar="[ID]…")
+@click.argument("ids", nargs=-1, metavar="[ID]…", shell_complete=complete_runs)
 @click.option("--all", "everything", is_flag=True, help="All runs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_filters

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
@@ -18,7 +19,7 @@ _SHOWN_FLIPS = 10
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all flips.")
 @runs_dir_option
 def command(runs: tuple[str, ...], as_json: bool, runs_dir: Path | None) -> int:

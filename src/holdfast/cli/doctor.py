@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.completion import complete_profiles
+
 
 @click.command("doctor")
-@click.argument("profile")
+@click.argument("profile", shell_complete=complete_profiles)
 @click.option("--no-job", is_flag=True, help="Run no job on a compute node.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(profile: str, no_job: bool, as_json: bool) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
@@ -43,28 +44,71 @@ class Concurrency(click.ParamType["int | str"]):
         return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
 
 
-@click.command("eval")
-@click.argument("config", required=False)
+def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError(
+            "--max-tokens means two things",
+            remedy=f"For the length of a reply: target.params.max_tokens={value}. "
+            f"For a budget of the whole run: --token-budget {value}.",
+        )
+
+
+_GROUPS: Final = {
+    "What to run": ("model", "trials", "ids", "tags", "limit", "baseline_model"),
+    "How much, how fast": ("concurrency", "workers", "max_cost", "token_budget", "max_time"),
+    "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "wait"),
+    "Output": ("runs_dir", "dry_run", "json", "display", "log_samples", "output_path", "export"),
+    "On a cluster": ("run", "batch", "named", "force_squash"),
+}
+"""options by name, as --help shows them"""
+
+
+class _Grouped(click.Command):
+    """A command whose many options are shown in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        rest = [name for name in options if not any(name in group for group in _GROUPS.values())]
+        for title, names in {**_GROUPS, "Other": rest}.items():
+            if records := [record for name in names if (record := options.get(name)) is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+@click.command("eval", cls=_Grouped)
+@click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("-c", "--config", "named", metavar="CONFIG", help="A configuration for a cluster: a name or a path.")
-@click.option("-r", "--run", metavar="PROFILE", help="Run CONFIG where this profile of env.toml says, and follow it.")
-@click.option("-b", "--batch", metavar="PROFILE", help="The same, and leave it alone.")
-@click.option("--force-squash", is_flag=True, help="Make .sqsh files of images anew.")
-@click.option("-m", "--model", help="Measure this model instead of the file's.")
-@click.option("--trials", type=click.IntRange(1), help="Attempts per sample.")
+@click.option("-c", "--config", "named", metavar="CONFIG", help="Configuration for a cluster: a name or a path.")
+@click.option(
+    "-r",
+    "--run",
+    metavar="PROFILE",
+    shell_complete=complete_profiles,
+    help="Run CONFIG on this profile of env.toml, and follow its logs.",
+)
+@click.option(
+    "-b",
+    "--batch",
+    metavar="PROFILE",
+    shell_complete=complete_profiles,
+    help="Like --run, but return after submitting.",
+)
+@click.option("--force-squash", is_flag=True, help="Convert container images to .sqsh again.")
+@click.option("-m", "--model", help="Evaluate this model instead of the file's.")
+@click.option("--trials", type=click.IntRange(1), help="Trials per sample.")
 @click.option(
     "-t",
     "--task",
     "ids",
     multiple=True,
     metavar="GLOB",
-    help="Only samples of this id or name; of a configuration only this task.",
+    help="Only samples with this id or name; for a cluster configuration, only this task.",
 )
-@click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with such a tag.")
+@click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with a matching tag.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
-@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
-@click.option("--fresh", "--force", is_flag=True, help="Set the earlier run aside and start anew.")
-@click.option("--retry-failed", is_flag=True, help="Take up the errors of a run finished with --accept-errors.")
+@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto [64].")
+@click.option("--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch.")
+@click.option("--retry-failed", is_flag=True, help="Retry the errors of a run finished with --accept-errors.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
 @click.option("--accept-drift", is_flag=True, help="Keep outputs although the target's code changed.")
 @click.option("--baseline-model", metavar="MODEL", help="Evaluate this model too, and compare.")
@@ -72,26 +116,32 @@ class Concurrency(click.ParamType["int | str"]):
 @click.option(
     "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
 )
-@click.option("--export", "export", multiple=True, type=click.Choice(list(EXPORTS)), help="Also write it as this.")
-@click.option("--workers", type=click.IntRange(1), help="Share the work out among so many processes on this machine.")
+@click.option(
+    "--export", "export", multiple=True, type=click.Choice(list(EXPORTS)), help="Also export the run in this format."
+)
+@click.option("--workers", type=click.IntRange(1), help="Share the work among N processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
-@click.option("--max-cost", type=float, metavar="USD", help="Stop starting trials at this cost.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Stop starting trials at so many tokens.")
-@click.option("--max-time", type=_Duration(), help="Stop starting trials after e.g. 90s, 30m, 2h.")
+@click.option("--max-cost", type=float, metavar="USD", help="Start no more trials once the run has cost this much.")
+@click.option("--token-budget", type=click.IntRange(1), help="Start no more trials once the run has used N tokens.")
+@click.option("--max-tokens", hidden=True, expose_value=False, callback=_refuse_max_tokens)
+@click.option("--max-time", type=_Duration(), help="Start no more trials after, for example, 90s, 30m or 2h.")
 @runs_dir_option
 @click.option("--wait", is_flag=True, help="Wait for another process that holds this run.")
-@click.option("-d", "--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--json", is_flag=True, help="With --dry-run: the plan as JSON.")
+@click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt, and do nothing.")
+@click.option("--json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
-    """Run the eval file CONFIG, or go on with it.
+    """Run the eval file CONFIG, or resume it.
 
-    The same command after any interruption continues where it stopped. KEY=VALUE overrides any key of
-    the file, for example target.params.temperature=0.7.
+    After any interruption the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml;
+    by default it is the current folder. KEY=VALUE overrides any key of the file.
 
-    With --run or --batch it runs where a profile of env.toml says. CONFIG is then an eval file, or a configuration:
-    what to serve, which eval files to run, and where results go. The command shows it compiled, puts everything in
-    place there and submits it.
+    \b
+    holdfast eval gsm8k.yaml --dry-run
+    holdfast eval gsm8k.yaml -m my-model target.params.temperature=0.7 --limit 100
+
+    With --run or --batch it runs on a profile of env.toml. CONFIG is then an eval file, or a configuration of what to
+    serve, which eval files to run, and where results go.
     """
     from holdfast.formats import is_configuration, is_eval, load_any
     from holdfast.spec.document import read_document
@@ -99,8 +149,11 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
 
     if given["named"] is not None:
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
-    if config is None:
-        raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
+    if given["fresh"] and given["retry_failed"]:
+        raise UsageError("--fresh starts from scratch: there is nothing for --retry-failed", remedy="Give one of them.")
+    if given["named"] is None:
+        config, overrides = _find_eval(config, overrides)
+    assert config is not None
     if given["run"] or given["batch"]:
         return _launch(config, overrides, given)
     if given["named"] is not None:
@@ -129,6 +182,34 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
 
         print_side_by_side(outcome, beside)
     return beside.exit_code if beside.exit_code > 1 else outcome.exit_code
+
+
+_EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
+_DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
+
+
+def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The eval file that a command means: a path, a folder's own, or without any the current folder's."""
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides = (config, *overrides)
+        config = None
+    folder = Path(config or ".")
+    if folder.is_dir():
+        here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
+        if here:
+            return str(here[0]), overrides
+        others = sorted(path.name for path in folder.glob("*.y*ml"))
+        hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
+        if config is None:
+            raise UsageError("name an eval file: there is no eval.yaml here", remedy=hint)
+        raise UsageError(f"{config} is a folder without an eval.yaml", remedy=hint)
+    assert config is not None
+    if folder.suffix.lower() in _DATA and folder.is_file():
+        raise UsageError(
+            f"{config} is a dataset, not an eval file",
+            remedy=f"Write an eval file with `dataset: {{path: {config}}}`; `holdfast init` writes one to start from.",
+        )
+    return config, overrides
 
 
 def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
@@ -215,7 +296,7 @@ def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[
         "limit": ("dataset", "limit"),
         "concurrency": ("limits", "concurrency"),
         "max_cost": ("limits", "max_cost"),
-        "max_tokens": ("limits", "max_tokens"),
+        "token_budget": ("limits", "token_budget"),
         "max_time": ("limits", "max_time"),
         "baseline_model": ("baseline", "model"),
     }
@@ -270,5 +351,12 @@ def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
     from holdfast.engine.setup import planned
     from holdfast.report.table import print_compiled
 
-    print_compiled([planned(spec, options) for spec in specs], as_json=as_json)
+    found = [planned(spec, options) for spec in specs]
+    print_compiled(found, as_json=as_json)
+    if not as_json:
+        from holdfast.report.preview import preview
+
+        identified, _, plan = found[0]
+        for line in preview(identified, plan).lines():
+            click.echo(line)
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import find_run, runs_dir_option, runs_directory
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
 from holdfast.spec.fields import EXPORTS, FileExport
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--to", "wanted", type=click.Choice(list(EXPORTS)), help="Format or service.")
 @click.option("--failed", is_flag=True, help="Do all exports again that failed.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("gate")
-@click.argument("current", metavar="RUN")
+@click.argument("current", metavar="RUN", shell_complete=complete_runs)
 @click.option("--baseline", metavar="RUN", help="No metric may fall below this run's.")
 @click.option("--max-regression-pct", type=click.FloatRange(0), default=0.0, help="Per cent a metric may fall [0].")
 @click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from holdfast.cli.completion import complete_files, complete_runs
 from holdfast.cli.eval import make_display, patience
 from holdfast.cli.export import export_after
 from holdfast.cli.places import command_line, find_run, home_of, runs_dir_option, runs_directory
@@ -28,8 +29,8 @@ class _Metrics(msgspec.Struct):
 
 
 @click.command("grade")
-@click.argument("run")
-@click.argument("config", required=False)
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--again", is_flag=True, help="Also grade what has its verdicts already.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")

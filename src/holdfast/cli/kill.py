@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
 from holdfast.errors import ClusterError, UsageError
 
@@ -18,7 +19,7 @@ _PATIENCE = 30.0
 
 
 @click.command("kill")
-@click.argument("what", metavar="ID|PATH")
+@click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @runs_dir_option
 def command(what: str, runs_dir: Path | None) -> int:
     """End all jobs of an invocation, or of one task (`ID.N`), or the process that holds a run; and nothing else.

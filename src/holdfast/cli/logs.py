@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
 from holdfast.errors import Unreachable, UsageError
 
@@ -23,7 +24,7 @@ _LOOK_EVERY: Final = 5
 
 
 @click.command("logs")
-@click.argument("what", metavar="ID|PATH")
+@click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @click.option("-f", "--follow", is_flag=True, help="Go on showing what is written, attempt after attempt, to the end.")
 @click.option("--deployment", is_flag=True, help="The log of the server instead.")
 @click.option("--server", metavar="NAME", help="The log of a server beside the model's instead: judge.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -30,6 +32,10 @@ _VERBS: Final = {
     "doctor": "Check that a profile works, with a remedy for what does not.",
     "work": "Work on a run that was shared out, beside other workers.",
 }
+
+
+def _help_width() -> int:
+    return min(120, shutil.get_terminal_size().columns)
 
 
 class _Verbs(click.Group):
@@ -62,7 +68,7 @@ class _Verbs(click.Group):
             raise
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _help_width()})
 @click.version_option(__version__, message="holdfast %(version)s")
 def holdfast() -> None:
     """Evaluate language models and agents, and never lose ground.
@@ -83,6 +89,9 @@ def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
     gc.set_threshold(100_000, 50, 1000)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is how a batch system says that the time is up
         signal.signal(number, _terminate)
     try:

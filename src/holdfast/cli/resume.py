@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
 from holdfast.cli.places import command_line, home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("resume")
-@click.argument("what", metavar="ID|PATH")
+@click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--concurrency", type=Concurrency(), help="Of a run: requests in flight, or auto.")
 @click.option("--accept-errors", is_flag=True, help="Of a run: finish although some trials have errors.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from holdfast.cli.completion import complete_runs
 from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
 from holdfast.display.format import duration
 from holdfast.errors import UsageError
@@ -41,7 +42,7 @@ class RunPicture(msgspec.Struct, frozen=True):
 
 
 @click.command("status")
-@click.argument("what", metavar="[ID|PATH]", required=False)
+@click.argument("what", metavar="[ID|PATH]", required=False, shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @runs_dir_option
 def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.panels import Conditions, Panels
-from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
+from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
@@ -126,11 +126,19 @@ class Dataset:
             checks.look(sample, panel)
             count += 1
         if count == 0:
-            raise DataError(", ".join(self.source), "no samples: the dataset is empty, or nothing is selected")
+            raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
         if len(set(ids)) < count:
             self._name_duplicate()
         return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels)
+
+    def _why_empty(self) -> str:
+        rows = sum(1 for _ in self._rows())
+        if rows == 0 or self._block is None:
+            return "no samples: the dataset is empty"
+        filters = {name: getattr(self._block, name) for name in ("where", "ids", "tags", "offset")}
+        shown = ", ".join(f"{name}: {value}" for name, value in filters.items() if value)
+        return f"no samples: of {rows:,} {'row' if rows == 1 else 'rows'}, `{shown}` keeps none"
 
     def _name_duplicate(self) -> None:
         seen: dict[str, str] = {}
@@ -160,8 +168,10 @@ class Dataset:
         elif (name := self._hub_path()) is not None:
             yield from read_hub(name, self._block.split, self._block.subset, self.revision or "main")
         else:
-            for path in self._files(self._block.path):
-                yield from read_rows(path, self._block.format)
+            block = self._block
+            layout = Layout(block.format, block.delimiter, block.encoding, block.field)
+            for path in self._files(block.path):
+                yield from read_rows(path, layout)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:
         if self._where is None and self._wanted is None:

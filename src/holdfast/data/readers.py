@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -55,12 +57,21 @@ def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
     return files
 
 
-def read_rows(path: Path, declared: str | None) -> Iterator[tuple[str, Row]]:
-    """The rows of one file, by its ending or the declared format."""
+class Layout(NamedTuple):
+    """How files of a dataset are to be read, where their names do not say so."""
+
+    format: str | None = None
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    field: str | None = None
+
+
+def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of one file, read by its ending or as the dataset declares."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
-    kind = declared or _FORMATS.get(suffixes[-1] if suffixes else "")
+    kind = layout.format or _FORMATS.get(suffixes[-1] if suffixes else "")
     if kind is None:
         raise DataError(
             str(path),
@@ -68,9 +79,13 @@ def read_rows(path: Path, declared: str | None) -> Iterator[tuple[str, Row]]:
             remedy="Set dataset.format to jsonl, json, csv or parquet.",
         )
     try:
-        yield from _READERS[kind](path)
+        yield from _READERS[kind](path, layout)
     except DataError:
         raise
+    except UnicodeDecodeError as error:
+        raise _not_decodable(str(path), layout, error) from error
+    except LookupError as error:
+        raise DataError(str(path), f"cannot be read: {error}", remedy="Check dataset.encoding.") from error
     except FileNotFoundError:
         raise DataError(str(path), "no such file") from None
     except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
@@ -139,8 +154,9 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+def _jsonl(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     decode = msgspec.json.Decoder().decode
+    utf8 = layout.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if number == 1:
@@ -149,39 +165,74 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
                 continue
             where = f"{path}:{number}"
             try:
-                row = decode(line)
+                row = decode(line if utf8 else line.decode(layout.encoding))
             except msgspec.DecodeError as error:
-                raise DataError(where, f"not valid JSON: {error}") from error
+                raise _not_json(where, line, error) from error
             except UnicodeDecodeError as error:
-                raise DataError(where, f"not UTF-8: {error}") from error
+                raise _not_decodable(where, layout, error) from error
             yield where, _checked(row, where)
 
 
-def _json(path: Path) -> Iterator[tuple[str, Row]]:
+def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     with _open(path) as file:
-        try:
-            rows = msgspec.json.decode(file.read().removeprefix(b"\xef\xbb\xbf"))
-        except msgspec.DecodeError as error:
-            raise DataError(str(path), f"not valid JSON: {error}") from error
+        data = file.read().removeprefix(b"\xef\xbb\xbf")
+    try:
+        value = msgspec.json.decode(data.decode(layout.encoding))
+    except msgspec.DecodeError as error:
+        raise _not_json(str(path), data, error) from error
+    rows = value
+    if layout.field is not None:
+        for part in layout.field.split("."):
+            rows = rows.get(part) if isinstance(rows, dict) else None
+        if rows is None:
+            raise DataError(str(path), f"has nothing at dataset.field {layout.field!r}", remedy=_keys_of(value))
     if not isinstance(rows, list):
-        raise DataError(
-            str(path),
-            "holds one value, not a list of objects",
-            remedy="If it has one object per line, name it .jsonl or set dataset.format: jsonl.",
-        )
+        raise DataError(str(path), "holds one value, not a list of objects", remedy=_keys_of(value))
     for number, row in enumerate(rows):
         where = f"{path}[{number}]"
         yield where, _checked(row, where)
 
 
-def _csv(path: Path) -> Iterator[tuple[str, Row]]:
-    delimiter = "\t" if ".tsv" in map(str.lower, path.suffixes) else ","
-    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+def _keys_of(value: Any) -> str:
+    """Advise what to write for a file whose top is no list."""
+    lists = [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
+    if lists:
+        return f"Say where its rows are: dataset.field: {lists[0]}"
+    return "If it has one object per line, name it .jsonl or set dataset.format: jsonl."
+
+
+def _not_json(where: str, data: bytes, error: Exception) -> DataError:
+    if found := re.search(rb"[:\[,]\s*(-?(?:NaN|Infinity))\b", data):
+        name = found[1].decode()
+        return DataError(where, f"not valid JSON: JSON has no {name}", remedy="Write null, or leave the field out.")
+    return DataError(where, f"not valid JSON: {error}")
+
+
+def _not_decodable(where: str, layout: Layout, error: UnicodeDecodeError) -> DataError:
+    shown = error.object[max(0, error.start - 20) : error.start + 20]
+    return DataError(
+        where,
+        f"not {layout.encoding.upper()}: byte {error.object[error.start]:#04x} in {shown!r}",
+        remedy="Name its encoding, for example dataset.encoding: latin-1, or convert it: iconv -f latin1 -t utf-8.",
+    )
+
+
+def _csv(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
+    delimiter = layout.delimiter or ("\t" if ".tsv" in map(str.lower, path.suffixes) else ",")
+    utf8 = layout.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+    encoding = "utf-8-sig" if utf8 else layout.encoding
+    with _open(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
         reader = csv.DictReader(text, delimiter=delimiter, strict=True)
         names = reader.fieldnames or []
+        if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+            raise DataError(
+                f"{path}:1",
+                f"the header is one column, {names[0]!r}: its values seem to be separated by {other!r}",
+                remedy=f"Add to the eval file:  dataset: {{path: {path.name}, delimiter: {json.dumps(other)}}}",
+            )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}:1", f"the header names a column twice: {', '.join(map(repr, twice))}")
-        for row in reader:
+        for row in _lines_of(reader, path, layout):
             where = f"{path}:{reader.line_num}"
             if None in row:
                 raise DataError(where, f"has more values than the header's {len(reader.fieldnames or [])} columns")
@@ -190,7 +241,14 @@ def _csv(path: Path) -> Iterator[tuple[str, Row]]:
             yield where, cast("Row", row)
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+def _lines_of(reader: csv.DictReader[str], path: Path, layout: Layout) -> Iterator[dict[str | Any, Any]]:
+    try:
+        yield from reader
+    except UnicodeDecodeError as error:
+        raise _not_decodable(f"{path}:{reader.line_num + 1}", layout, error) from error
+
+
+def _parquet(path: Path, _: Layout) -> Iterator[tuple[str, Row]]:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -257,7 +315,7 @@ def _hub_library() -> Any:
     return datasets
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
+_READERS: dict[str, Callable[[Path, Layout], Iterator[tuple[str, Row]]]] = {
     "jsonl": _jsonl,
     "json": _json,
     "csv": _csv,

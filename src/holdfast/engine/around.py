@@ -104,8 +104,7 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
                     first = _first.decode(line.data)
                     if first.trial == 1:
                         earlier[first.sample] = first.key
-    if len(earlier) < manifest.dataset.get("count", 0):
-        return "rows changed"  # it did not finish, so what it lacks says nothing
+    unfinished = len(earlier) < manifest.dataset.get("count", 0)
     work = str(manifest.fingerprints.get("work"))
     new = changed = 0
     for sample in found.dataset:
@@ -114,6 +113,8 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
             new += 1
         elif key != generation_key(sample.digest, 1, work):
             changed += 1
+    if unfinished:  # what it lacks says nothing about the rows
+        return str(RowChanges(0, changed, 0)) or "other rows chosen, or not all were run"
     return str(RowChanges(new, changed, len(earlier))) or "rows in another order"
 
 

@@ -54,7 +54,7 @@ class Chunks(Supply):
         self._woken = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         limits = opened.identified.spec.limits
-        self._has_budget = limits.max_cost is not None or limits.max_tokens is not None
+        self._has_budget = limits.max_cost is not None or limits.token_budget is not None
         self._following: asyncio.Task[None] | None = None
 
     @property

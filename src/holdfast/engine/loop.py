@@ -347,10 +347,10 @@ class Loop:
             self._budget("max-cost", f"${spent.cost:.4f} of ${limits.max_cost:g} spent")
         if limits.max_cost is not None and spent.unpriced:
             self._warn("the target does not say what it costs: max_cost cannot be kept")
-        if limits.max_tokens is not None and spent.unmetered:
-            self._warn("the target does not say how many tokens it uses: max_tokens cannot be kept")
-        if limits.max_tokens is not None and spent.tokens >= limits.max_tokens:
-            self._budget("max-tokens", f"{spent.tokens:,} of {limits.max_tokens:,} tokens used")
+        if limits.token_budget is not None and spent.unmetered:
+            self._warn("the target does not say how many tokens it uses: token_budget cannot be kept")
+        if limits.token_budget is not None and spent.tokens >= limits.token_budget:
+            self._budget("token-budget", f"{spent.tokens:,} of {limits.token_budget:,} tokens used")
         if limits.max_time is not None:
             seconds = self._spent_before + self.progress.busy_seconds
             if seconds >= limits.max_time:

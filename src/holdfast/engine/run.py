@@ -277,5 +277,5 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
             raise UsageError(
                 f"max_cost cannot be kept: the price of {model} is not known",
                 remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
-                "(dollars per million tokens), or use --max-tokens.",
+                "(dollars per million tokens), or use --token-budget.",
             )

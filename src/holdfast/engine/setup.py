@@ -14,14 +14,14 @@ from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.engine.workspace import workspace_identity
-from holdfast.errors import Fault
+from holdfast.errors import Fault, UsageError
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.secrets import without_secrets
-from holdfast.store.files import make_directory, slug
+from holdfast.store.files import advice_for, make_directory, slug
 from holdfast.store.holding import hold
 from holdfast.store.index import Index
 from holdfast.store.rundir import Manifest, RunDir
@@ -152,6 +152,8 @@ def open_run(
     def lost() -> None:
         opened.lost = True
 
+    if options.runs_dir.exists() and not options.runs_dir.is_dir():
+        raise UsageError(f"--runs-dir {options.runs_dir} is a file", remedy="Give a directory for the runs.")
     try:
         make_directory(rundir.path.parent)
         opened.lease = lease or hold(rundir, options.wait, notice, lost)
@@ -164,7 +166,7 @@ def open_run(
         raise Fault(
             "disk",
             f"cannot use {rundir.path}: {error.strerror or error}",
-            remedy="Make room, or choose another place with --runs-dir, then run the same command again.",
+            remedy=f"{advice_for(error)} Or choose another place with --runs-dir.",
         ) from error
     return opened
 

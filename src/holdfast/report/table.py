@@ -15,6 +15,7 @@ from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.graders.build import grader_places
 from holdfast.plan.changes import counted
 from holdfast.report.idle import without_rows
+from holdfast.report.preview import preview
 from holdfast.spec.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -201,5 +202,6 @@ def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
         "notices": _notices(found),
+        "preview": preview(found, plan).as_dict(),
         "eval": without_secrets(found.spec.document.data),
     }

@@ -116,6 +116,12 @@ class DatasetBlock(Block):
     """globs: only rows whose id, or `name`, matches one"""
     tags: Strings = []
     """globs: only rows of whose field `tags` one matches one"""
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    """CSV only: what separates values; default: a comma, or a tab for `.tsv`"""
+    encoding: str = "utf-8"
+    """of text files, for example `latin-1` or `cp1252`"""
+    field: str | None = None
+    """JSON only: the key under which a file has its list of rows"""
     split: str = "test"
     """Hugging Face only"""
     subset: str | None = None
@@ -293,8 +299,11 @@ class Limits(Block):
     retries: int = Field(default=5, ge=0)
     """how often a failed attempt is repeated in one process"""
     max_cost: float | None = Field(default=None, gt=0)
-    max_tokens: int | None = Field(default=None, gt=0)
+    """dollars, for the whole run"""
+    token_budget: int | None = Field(default=None, gt=0)
+    """tokens, for the whole run; the length of a reply is `target.params.max_tokens`"""
     max_time: Seconds | None = None
+    """for the whole run"""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:

@@ -212,6 +212,9 @@ def eval_of_run(
 ) -> Eval:
     """The eval that a run's manifest holds."""
     document = Document(copy.deepcopy(data), Path(eval_file) if eval_file else None)
+    limits = document.data.get("limits")
+    if isinstance(limits, dict) and "max_tokens" in limits:  # what runs made by earlier versions call the budget
+        limits.setdefault("token_budget", limits.pop("max_tokens"))
     for key, value in overrides:
         apply_override(document.data, key, value)
     return build_eval(document, Path(folder))
@@ -239,12 +242,12 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
     exports = _exports(top, document, problems)
-    if top is None:
-        raise ConfigError(problems)
-    if (top.dataset is None) == (top.samples is None):
-        both = top.dataset is not None
+    both = document.data.get("dataset") is not None
+    if both == (document.data.get("samples") is not None):
         where = document.where(("samples",) if both else ())
         problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
+    if top is None:
+        raise ConfigError(problems)
     names = {grader.name for grader in graders} | {"score", "passed"}
     names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(

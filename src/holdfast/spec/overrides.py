@@ -22,13 +22,16 @@ def parse_override(text: str) -> Override:
         )
     from ruamel.yaml.error import YAMLError
 
+    keys = tuple(path.split("."))
+    if value.lstrip().startswith("{{"):
+        return keys, value  # a template, which YAML would read as a mapping of a mapping
     try:
-        # A template would be a YAML mapping of a mapping, which nobody means.
-        return tuple(path.split(".")), value if value.lstrip().startswith("{{") else read_value(
-            value
-        ) if value else None
+        parsed = read_value(value) if value else None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{text!r}: the value is not valid YAML") from error
+        raise UsageError(f"{text!r}: the value is not valid YAML", remedy="Put a text in quotes of YAML's.") from error
+    if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
+        return keys, value  # `Answer in the form: N` is a text; mappings are written with braces here
+    return keys, parsed
 
 
 def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

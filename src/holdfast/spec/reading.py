@@ -41,6 +41,21 @@ _KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("t
 """of mappings that are read by their kind, not by one model"""
 
 
+_PARAMETERS: Final = frozenset(
+    {"temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs"}
+    | {"presence_penalty", "frequency_penalty", "reasoning_effort", "response_format", "logit_bias"}
+)
+"""parameters of a request that people write beside `model`"""
+_ALIASES: Final = {
+    "url": ("base_url", "http"),
+    "endpoint": ("base_url", "http"),
+    "api_base": ("base_url",),
+    "file": ("path",),
+    "regex": ("regex_match",),
+}
+"""what people call keys elsewhere"""
+
+
 def validate_block(
     model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
 ) -> Block | None:
@@ -93,7 +108,13 @@ def _explain(kind: str, message: str, place: Location, model: type[Block]) -> st
         if key in ("api_key", "key", "token"):
             return "keys are not written into files: name the environment variable with api_key_env"
         names = list(_written_names(owner)) if owner else []
-        return f"unknown key{suggest(key, names)}" + (f"; known here: {', '.join(names)}" if names else "")
+        if key == "max_tokens" and "token_budget" in names:
+            return "the length of a reply is target.params.max_tokens, a budget for the whole run limits.token_budget"
+        if key in _PARAMETERS and "params" in names:
+            return f"unknown key; parameters of a request stand under `params`: params: {{{key}: …}}"
+        alias = next((name for name in _ALIASES.get(key, ()) if name in names), None)
+        hint = f" (did you mean {alias!r}?)" if alias else suggest(key, names)
+        return f"unknown key{hint}" + (f"; known here: {', '.join(names)}" if names and not hint else "")
     if kind == "missing":
         return "is missing"
     if kind == "value_error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -48,6 +49,19 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def advice_for(error: OSError) -> str:
+    """Advise what to do about a file or directory that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Make room on the disk."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Check who may write there."
+    if error.errno == errno.EROFS:
+        return "The file system is mounted read-only."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "A file is in the way of a directory."
+    return "Check the disk."
 
 
 def make_directory(path: Path) -> None:

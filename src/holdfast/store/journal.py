@@ -28,7 +28,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from holdfast.errors import Fault
-from holdfast.store.files import make_directory, sync, sync_directory
+from holdfast.store.files import advice_for, make_directory, sync, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class _Segment:
                 view = memoryview(data)
                 for start in range(0, len(data), _MAX_WRITE):
                     written += os.write(self.fd, view[start : start + _MAX_WRITE])
-                failure = OSError(errno.ENOSPC, "short write")
+                failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 failure = error
             size = os.fstat(self.fd).st_size
@@ -222,7 +222,7 @@ class Journal:
             return Fault(
                 "disk",
                 f"cannot write {self.directory / name}.jsonl: {error.strerror or error}",
-                remedy="Make room or mend the disk, then run the same command again: it goes on from here.",
+                remedy=f"{advice_for(error)} Then run the same command again: it resumes from here.",
             )
         self.bytes_written += len(data)
         return place

@@ -1,0 +1,45 @@
+"""Shell completion of files, runs and profiles; `eval "$(_HOLDFAST_COMPLETE=bash_source holdfast)"` switches it on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    import click
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave paths to the shell, which knows best."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the ids of runs, with eval and target as help; where none fits, paths."""
+    from holdfast.cli.places import runs_directory
+    from holdfast.store.catalog import find_runs
+
+    found = []
+    for run in find_runs(runs_directory(ctx.params.get("runs_dir"))):
+        target, _, number = run.path.name.rpartition("-")
+        if number.startswith(incomplete):
+            found.append(CompletionItem(number, help=f"{run.path.parent.name} · {target}"))
+    return found or complete_files(ctx, param, incomplete)
+
+
+def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the profiles of the nearest env.toml."""
+    import tomllib
+
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        try:
+            tables = tomllib.loads((folder / "env.toml").read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return []
+        names = [name for name, table in tables.items() if isinstance(table, dict) and name != "wandb"]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return []

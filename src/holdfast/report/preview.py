@@ -1,0 +1,82 @@
+"""What a run would send, before it is sent: the first sample's messages, and about how many tokens all of them take."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from holdfast.conversation.talk import Script
+from holdfast.errors import AttemptError
+from holdfast.spec.fields import ModelTarget
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.engine.setup import Identified
+    from holdfast.plan.plan import Plan
+    from holdfast.targets.types import Message
+
+_LOOKED_AT: Final = 200
+"""rows from which the length of all is estimated"""
+_CHARACTERS: Final = 4
+"""per token, roughly, in English"""
+_SHOWN: Final = 2_000
+"""characters of one message"""
+
+
+class Preview(NamedTuple):
+    """The first sample's messages, and an estimate for the trials that are to be run."""
+
+    sample: str
+    where: str
+    messages: list[Message]
+    """all that is known before the target answers: system, prompt and follow-ups"""
+    trials: int
+    tokens: int
+    """about so many, sent once per trial; conversations and tools send more"""
+    cost: float | None
+    """in dollars, of these tokens; None where the price is not known"""
+
+    def lines(self) -> Iterator[str]:
+        """Describe it for people."""
+        yield f"first sample: {self.sample}" + (f" ({self.where})" if self.where else "")
+        for message in self.messages:
+            text = str(message["content"])
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(text):,} characters)"
+            first, *rest = shown.split("\n")
+            yield f"  {message['role']}: {first}"
+            yield from (f"    {line}" for line in rest)
+        if self.trials:
+            cost = "" if self.cost is None else f", about ${self.cost:.4f}"
+            trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
+            yield f"about {self.tokens:,} tokens to send for {trials}{cost}; without replies, later turns and judges"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Describe it for scripts."""
+        return {**self._asdict(), "messages": self.messages}
+
+
+def preview(found: Identified, plan: Plan) -> Preview:
+    """Render the first samples of an eval as they would be sent."""
+    script, spec = Script(found.spec), found.spec
+    samples = list(islice(found.dataset, _LOOKED_AT))
+    first = samples[0]
+    messages: list[Message] = []
+    lengths = []
+    for sample in samples:
+        try:
+            lines = script.lines(sample)
+        except AttemptError as error:
+            if sample is first:
+                messages = [{"role": "error", "content": error.message}]
+            continue
+        prompts = [{"role": "user", "content": text} for text in lines.prompts]
+        if sample is first:
+            messages = [*lines.opening, *prompts]
+        lengths.append(sum(len(str(message["content"])) for message in [*lines.opening, *prompts[:1]]))
+    tokens = round(sum(lengths) / len(lengths) / _CHARACTERS * plan.to_run) if lengths else 0
+    cost = None
+    if isinstance(spec.target, ModelTarget):
+        cost = Prices(spec.target.model, spec.prices).usage(tokens, 0).cost
+    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost)
