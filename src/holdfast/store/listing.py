@@ -86,20 +86,25 @@ _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
+class _Timing(msgspec.Struct):
+    journal_bytes: dict[str, int] = {}
+
+
 class _Numbers(msgspec.Struct):
     version: str | None = msgspec.field(name="schemaVersion", default=None)
     score: float | None = None
     coverage: float | None = None
     outputs: int = 0
+    timing: _Timing = msgspec.field(default_factory=_Timing)
 
 
 _numbers = msgspec.json.Decoder(_Numbers)
 
 
 def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
-    """The runs below a runs directory, by name, then oldest first."""
+    """List the runs below a runs directory, the one last written first."""
     found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
-    return sorted(found, key=lambda run: (run.name, run.created, run.id))
+    return sorted(found, key=lambda run: (-run.written, run.name, run.id))
 
 
 def look_at(rundir: RunDir) -> Listed | None:
@@ -139,6 +144,8 @@ def look_at(rundir: RunDir) -> Listed | None:
             **common,
         )
     status: Status = "finished" if numbers else "unfinished"
+    if numbers and rundir.has_lost_lines({"timing": {"journal_bytes": numbers.timing.journal_bytes}}):
+        status, common["done"] = "damaged", _count_outputs(rundir)
     if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"
     return Listed(

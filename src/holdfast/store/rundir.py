@@ -117,6 +117,22 @@ class RunDir:
         yield self.path / f"{name}.jsonl"
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
+    def journal_bytes(self) -> dict[str, int]:
+        """Sizes of the journals that a report is made of, each summed over all writers."""
+        return {
+            name: sum(path.stat().st_size for path in self.journals(name) if path.exists())
+            for name in ("outputs", "grades")
+        }
+
+    def has_lost_lines(self, metrics: dict[str, Any]) -> bool:
+        """Whether a journal is shorter than when the numbers were made. Journals only grow, so lines are missing."""
+        timing = metrics.get("timing")
+        noted = timing.get("journal_bytes") if isinstance(timing, dict) else None
+        if not isinstance(noted, dict):
+            return False  # written before sizes were noted
+        sizes = self.journal_bytes()
+        return any(isinstance(size, int) and sizes.get(name, 0) < size for name, size in noted.items())
+
     def load(self, *, mend: bool) -> Index:
         """Read the journals; `mend` only while holding the lease."""
         if mend:
