@@ -361,9 +361,12 @@ def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
 
 @pytest.mark.parametrize("cut", ["half of the outputs", "all outputs", "half of the grades"])
 def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
-    cut: str, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
+    cut: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
-    eval_file, run = finished
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    provider.reset()
     file = run / ("grades.jsonl" if "grades" in cut else "outputs.jsonl")
     records = file.read_bytes().splitlines(keepends=True)
     kept = 0 if "all" in cut else ROWS // 2
@@ -389,9 +392,12 @@ def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
 
 
 def test_a_manifest_that_is_gone_is_written_again_by_the_command_that_made_the_run(
-    finished: tuple[Path, Path], tmp_path: Path, provider: Server
+    tmp_path: Path, provider: Server
 ) -> None:
-    eval_file, run = finished
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    provider.reset()
     before = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").unlink()
     assert "manifest.json is missing" in holdfast("repair", run, "--dry-run", cwd=tmp_path, check=1).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import signal
@@ -244,7 +245,7 @@ class TestWhatIsNotAsItShouldBe:
         assert "not finished" in done.stderr
         files = {path.name: path for path in (run / "export" / wanted).iterdir()}
         counted = {
-            "csv": lambda: _answered(list(csv.DictReader(files["trials.csv"].open(newline="")))),
+            "csv": lambda: _answered(list(csv.DictReader(io.StringIO(files["trials.csv"].read_text())))),
             "parquet": lambda: _answered(parquet.read_table(files["trials.parquet"]).to_pylist()),
             "nat": lambda: len(json.loads(files["workflow_output.json"].read_text())),
             "flexeval": lambda: len(lines(files["outputs.jsonl"])),

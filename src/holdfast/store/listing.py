@@ -86,16 +86,12 @@ _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
-class _Timing(msgspec.Struct):
-    journal_bytes: dict[str, int] = {}
-
-
 class _Numbers(msgspec.Struct):
     version: str | None = msgspec.field(name="schemaVersion", default=None)
     score: float | None = None
     coverage: float | None = None
     outputs: int = 0
-    timing: _Timing = msgspec.field(default_factory=_Timing)
+    timing: dict[str, Any] = {}
 
 
 _numbers = msgspec.json.Decoder(_Numbers)
@@ -144,7 +140,7 @@ def look_at(rundir: RunDir) -> Listed | None:
             **common,
         )
     status: Status = "finished" if numbers else "unfinished"
-    if numbers and rundir.has_lost_lines({"timing": {"journal_bytes": numbers.timing.journal_bytes}}):
+    if numbers and rundir.has_lost_lines({"timing": numbers.timing}):
         status, common["done"] = "damaged", _count_outputs(rundir)
     if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"

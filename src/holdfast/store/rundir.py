@@ -118,20 +118,19 @@ class RunDir:
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
     def journal_bytes(self) -> dict[str, int]:
-        """Sizes of the journals that a report is made of, each summed over all writers."""
+        """Sizes of the journals that a report is made of, summed over all writers, as `metrics.json` notes them."""
         return {
-            name: sum(path.stat().st_size for path in self.journals(name) if path.exists())
+            f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
             for name in ("outputs", "grades")
         }
 
     def has_lost_lines(self, metrics: dict[str, Any]) -> bool:
         """Whether a journal is shorter than when the numbers were made. Journals only grow, so lines are missing."""
         timing = metrics.get("timing")
-        noted = timing.get("journal_bytes") if isinstance(timing, dict) else None
-        if not isinstance(noted, dict):
-            return False  # written before sizes were noted
-        sizes = self.journal_bytes()
-        return any(isinstance(size, int) and sizes.get(name, 0) < size for name, size in noted.items())
+        if not isinstance(timing, dict):
+            return False
+        noted = [(timing.get(name), size) for name, size in self.journal_bytes().items()]
+        return any(isinstance(then, int) and now < then for then, now in noted)  # earlier versions noted no sizes
 
     def load(self, *, mend: bool) -> Index:
         """Read the journals; `mend` only while holding the lease."""
