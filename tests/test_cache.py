@@ -135,6 +135,21 @@ class TestListing:
         said = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
         assert "'old' is not an age such as" in said
 
+    @pytest.mark.parametrize("option", ["--model", "--dataset", "--older-than"])
+    def test_an_empty_filter_chooses_nothing(self, gallery: Path, option: str) -> None:
+        for command in (["ls"], ["rm", "--status", "finished", "-y"]):
+            said = holdfast("cache", *command, option, "", cwd=gallery, check=2).stderr
+            assert f"{option} is empty" in said
+        assert len(listed(gallery)) == 4
+
+    def test_the_run_written_last_comes_first(self, gallery: Path) -> None:
+        written = [run["written"] for run in listed(gallery)]
+        assert written == sorted(written, reverse=True)
+
+    def test_a_runs_directory_that_is_not_there_is_said(self, gallery: Path) -> None:
+        said = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
+        assert "nowhere is not a directory" in said
+
     def test_where_there_are_no_runs_there_is_nothing_to_list(self, tmp_path: Path) -> None:
         assert listed(tmp_path) == []
         assert holdfast("cache", "ls", cwd=tmp_path).stdout == "\t".join(COLUMNS) + "\n"

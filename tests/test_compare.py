@@ -88,7 +88,7 @@ def test_the_paired_interval_is_numpys_with_trials_averaged_first() -> None:
     found = paired_difference(first, second)
     shared = [f"s{number}" for number in range(5, 25)]
     differences = np.array([np.mean(first[sample]) - np.mean(second[sample]) for sample in shared])
-    low, high = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
+    low, high = stats.t.interval(0.95, 19, differences.mean(), stats.sem(differences))
     assert found is not None
     assert found.samples == 20 and gaps(first, second).keys() == set(shared)
     assert (found.mean, found.low, found.high) == pytest.approx((differences.mean(), low, high))
@@ -145,7 +145,7 @@ def test_a_clear_difference_is_said_with_its_test_and_its_flips(compare: Any, st
     (row,) = found["metrics"]
     assert (row["metric"], row["first"], row["second"], row["samples"]) == ("correct", 0.9, 0.4, 20)
     differences = np.array([0.0] * 8 + [1.0] * 10 + [0.0] * 2)
-    low, high = stats.norm.interval(0.95, 0.5, stats.sem(differences))
+    low, high = stats.t.interval(0.95, 19, 0.5, stats.sem(differences))
     assert (row["difference"], row["low"], row["high"]) == pytest.approx((0.5, low, high))
     assert row["test"] == "McNemar, exact"
     assert row["p_value"] == row["adjusted"] == pytest.approx(stats.binomtest(0, 10).pvalue)
@@ -156,6 +156,51 @@ def test_a_clear_difference_is_said_with_its_test_and_its_flips(compare: Any, st
         for sample in [f"s{number}" for number in range(8, 18)]
     ]
     assert found["only_first"] == found["only_second"] == []
+
+
+def test_graders_are_compared_only_where_they_are_the_same_grader(compare: Any, tmp_path: Path) -> None:
+    answers = {f"s{number}": str(number) for number in range(6)}
+    rows = {sample: {"expected": 3} for sample in answers}
+
+    def run(name: str, tolerance: float, **keys: Any) -> Path:
+        graders = [{"type": "number", "name": "near", "tolerance": tolerance}, {"type": "number", "name": "exact"}]
+        return finished_run(tmp_path / name, answers, rows=rows, graders=graders, **keys)
+
+    strict, loose = run("strict", 0.5), run("loose", 100)
+    (found,) = json.loads(compare(loose, strict, "--json").out)
+    assert [row["metric"] for row in found["metrics"]] == ["exact"], (
+        "neither the changed grader nor passing all of them"
+    )
+    assert found["not_compared"] == ["near"]
+    assert found["differences"] == ["grader `near` (tolerance 100.0 → 0.5)"]
+    shown = compare(loose, strict).out
+    assert "the runs differ in: grader `near` (tolerance 100.0 → 0.5)" in shown
+    assert "near: not compared, because it is not the same grader in both runs" in shown
+
+
+def test_what_differs_between_two_runs_is_named(compare: Any, strong: Path, tmp_path: Path) -> None:
+    other = finished_run(tmp_path / "other", answered(18, 2), prompt="{{ id }}!", system="Be brief.")
+    (found,) = json.loads(compare(strong, other, "--json").out)
+    assert found["differences"] == ["prompt changed", "system added"]
+    assert compare(strong, strong).out.count("the runs differ") == 0
+
+
+def test_another_threshold_is_named_and_passing_is_not_compared(compare: Any, tmp_path: Path) -> None:
+    answers = {f"s{number}": f"0.{number}" for number in range(8)}
+    low, high = (
+        finished_run(tmp_path / name, answers, graders=[{**POINTS[0], "threshold": limit}])
+        for name, limit in (("low", 0.2), ("high", 0.6))
+    )
+    (found,) = json.loads(compare(low, high, "--json").out)
+    assert found["differences"] == ["threshold of `points` 0.2 → 0.6"]
+    assert found["flips"] == [] and found["metrics"][0]["difference"] == 0.0
+
+
+def test_runs_whose_only_grader_differs_are_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
+    other = finished_run(tmp_path / "other", answered(18, 2), graders=[{**CORRECT[0], "ignore_case": True}])
+    ended = compare(strong, other)
+    assert ended.code == 2 and "`correct` differs: ignore_case False → True" in ended.err
+    assert "holdfast grade RUN EVAL" in ended.err
 
 
 def test_the_order_of_the_runs_turns_the_verdict(compare: Any, strong: Path, weak: Path) -> None:
@@ -170,8 +215,9 @@ def test_what_is_no_evidence_is_called_so(compare: Any, strong: Path, near: Path
     assert "no evidence of a difference" in ended.out
     assert "4 samples are only in the first run and are left out" in ended.out
     assert "6 samples are only in the second run and are left out" in ended.out
-    assert f"s15  correct: passes only in the first  ({keys_of(strong)['s15']}, {keys_of(near)['s15']})" in ended.out
-    assert "16 samples would show a true difference of" in ended.out
+    assert "correct: 1 sample passed only in the first run, 0 only in the second" in ended.out
+    assert "  s15  correct: only in the first\n" in ended.out
+    assert "with 16 samples, a real difference of" in ended.out
 
 
 def test_samples_of_one_run_only_are_listed_and_left_out_of_the_numbers(compare: Any, strong: Path, near: Path) -> None:

@@ -359,6 +359,57 @@ def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
     assert_same_numbers(run, calm)
 
 
+@pytest.mark.parametrize("cut", ["half of the outputs", "all outputs", "half of the grades"])
+def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
+    cut: str, tmp_path: Path, provider: Server, calm: Path
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    provider.reset()
+    file = run / ("grades.jsonl" if "grades" in cut else "outputs.jsonl")
+    records = file.read_bytes().splitlines(keepends=True)
+    kept = 0 if "all" in cut else ROWS // 2
+    file.write_bytes(b"".join(records[:kept])) if kept else file.unlink()
+
+    looked = holdfast("repair", run.name.rpartition("-")[2], "-d", cwd=tmp_path, check=1).stdout
+    if "outputs" in cut:
+        assert f"outputs.jsonl: {ROWS - kept} of the {ROWS} outputs that metrics.json counts are missing" in looked
+        assert (
+            f"{ROWS - kept} outputs that metrics.json counts are missing"
+            in holdfast("export", run, "--to", "csv", cwd=tmp_path).stderr
+        )
+    else:
+        assert "the journals are shorter than when metrics.json was written" in looked
+    (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
+    assert (listed["status"], listed["done"]) == ("damaged", kept if "outputs" in cut else ROWS)
+
+    seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
+    assert "lines are missing from this finished run's journals" in seen
+    assert provider.requests == (ROWS - kept if "outputs" in cut else 0)
+    assert_all_there(run)
+    assert_same_numbers(run, calm)
+
+
+def test_a_manifest_that_is_gone_is_written_again_by_the_command_that_made_the_run(
+    tmp_path: Path, provider: Server
+) -> None:
+    eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
+    holdfast("eval", eval_file, cwd=tmp_path)
+    run = run_dir(tmp_path)
+    provider.reset()
+    before = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").unlink()
+    assert "manifest.json is missing" in holdfast("repair", run, "--dry-run", cwd=tmp_path, check=1).stdout
+    refused = holdfast("export", run, "--to", "csv", cwd=tmp_path, check=2)
+    assert "has no manifest.json" in refused.stderr and "holdfast eval" in refused.stderr
+    holdfast("eval", eval_file, cwd=tmp_path)
+    after = json.loads((run / "manifest.json").read_text())
+    assert {**after, "created": before["created"]} == before
+    assert provider.requests == 0
+    holdfast("export", run, "--to", "csv", cwd=tmp_path)
+
+
 def test_repair_works_from_inside_the_run_and_refuses_what_is_none(finished: tuple[Path, Path], tmp_path: Path) -> None:
     _, run = finished
     assert "nothing to repair" in holdfast("repair", ".", cwd=run).stdout
@@ -371,7 +422,7 @@ def test_repair_says_what_the_disk_does_not_let_it_do(finished: tuple[Path, Path
     (run / "outputs.jsonl").unlink()
     (run / "outputs.jsonl").mkdir()
     refused = holdfast("repair", run, cwd=tmp_path, check=3)
-    assert f"cannot repair {run}: Is a directory" in refused.stderr and "Mend the disk" in refused.stderr
+    assert f"cannot repair {run}: Is a directory" in refused.stderr and "Repair the disk first" in refused.stderr
 
 
 GARBAGE = {

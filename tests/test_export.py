@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import signal
@@ -64,6 +65,31 @@ class TestTables:
                 assert row[f"{name}.status"] == result["grades"][name]["status"]
                 assert float(row[f"{name}.score"]) == result["grades"][name]["score"]
             assert int(row["requests"]) == 1 and float(row["seconds"]) > 0 and row["cost"] == ""
+
+    def test_tables_have_the_row_the_prompt_and_trials_without_an_output(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        (tmp_path / "agent.py").write_text(
+            "def reply(prompt, sample):\n    assert sample['id'] != 'bad', 'no'\n    return prompt\n"
+        )
+        lab = Lab(tmp_path, provider)
+        lab.rows = [
+            {"id": "good", "question": "What?", "expected": "What?", "tags": ["a", "b"], "level": 3},
+            {"id": "bad", "question": "Why?", "expected": "Why?", "extra": None},
+        ]
+        lab.spec |= {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}}
+        run = lab.eval("--accept-errors").run
+        with (export(lab, "csv", run) / "trials.csv").open(newline="", encoding="utf-8") as file:
+            good, bad = csv.DictReader(file)
+        assert (good["prompt"], good["row.question"], good["row.tags"]) == ("What?", "What?", '["a","b"]')
+        assert (good["row.level"], good["error"], good["correct.status"]) == ("3", "", "passed")
+        assert (bad["status"], bad["row.question"], bad["output"], bad["score"]) == ("error", "Why?", "", "")
+        assert "AssertionError: no" in bad["error"]
+        table = parquet.read_table(export(lab, "parquet", run) / "trials.parquet").to_pylist()
+        assert [(row["sample"], row["row.question"], row["score"]) for row in table] == [
+            ("good", "What?", 1.0),
+            ("bad", "Why?", None),
+        ]
 
     def test_parquet_has_the_same_with_types(self, finished: Lab) -> None:
         table = parquet.read_table(export(finished, "parquet") / "trials.parquet")
@@ -199,6 +225,13 @@ def test_an_export_can_be_the_dataset_of_a_new_eval(
     assert metrics(done.run)["score"] == (1.0 if tables else metrics(finished.run)["metrics"]["correct"]["score"])
 
 
+def _answered(table: list[dict[str, Any]]) -> int:
+    """How many trials of a table have an output; the others are in it too."""
+    assert len(table) == ROWS * TRIALS
+    assert {row["status"] for row in table if not row["stop"]} <= {"error"}
+    return sum(bool(row["stop"]) for row in table)
+
+
 class TestWhatIsNotAsItShouldBe:
     @pytest.mark.parametrize("wanted", FORMATS)
     def test_an_unfinished_run_gives_what_there_is_and_says_so(
@@ -212,14 +245,13 @@ class TestWhatIsNotAsItShouldBe:
         assert "not finished" in done.stderr
         files = {path.name: path for path in (run / "export" / wanted).iterdir()}
         counted = {
-            "csv": lambda: len(files["trials.csv"].read_text().splitlines()) - 1,
-            "parquet": lambda: parquet.read_table(files["trials.parquet"]).num_rows,
+            "csv": lambda: _answered(list(csv.DictReader(io.StringIO(files["trials.csv"].read_text())))),
+            "parquet": lambda: _answered(parquet.read_table(files["trials.parquet"]).to_pylist()),
             "nat": lambda: len(json.loads(files["workflow_output.json"].read_text())),
             "flexeval": lambda: len(lines(files["outputs.jsonl"])),
             "samples": lambda: len(lines(files["samples.jsonl"])),
         }[wanted]()
-        broken_lines = sum(json.loads(line)["output"].count("\n") for line in some) if wanted == "csv" else 0
-        assert counted - broken_lines == 3
+        assert counted == 3
         assert "metrics.json" not in files, "which marks a finished evaluation"
 
     @pytest.mark.parametrize("wanted", FORMATS)

@@ -181,7 +181,19 @@ def test_all_least_values_must_be_reached(gate: Any, base: Path) -> None:
 
 @pytest.mark.parametrize(
     "least",
-    ["corect=0.5", "correct/pass@9=0.5", "correct/interval=0.5", "correct", "correct=", "=0.5", "correct=much", ""],
+    [
+        *(
+            "corect=0.5",
+            "correct/pass@9=0.5",
+            "correct/interval=0.5",
+            "correct",
+            "correct=",
+            "=0.5",
+            "correct=much",
+            "",
+        ),
+        *("correct=20", "correct=-1", "correct=nan"),
+    ],
 )
 def test_a_least_value_that_says_nothing_is_wrong_usage(gate: Any, base: Path, least: str) -> None:
     ended = gate(base, "--min", least)
@@ -215,7 +227,7 @@ def test_a_golden_failure_is_named_before_all_other_failures(gate: Any, base: Pa
 
 def test_a_golden_sample_that_is_not_in_the_run_fails(gate: Any, base: Path) -> None:
     ended = gate(base, "--golden", "s99")
-    assert ended.code == 1 and "golden sample s99 has no verdict in this run" in ended.out
+    assert ended.code == 1 and "golden sample s99 is not in this run" in ended.out
 
 
 def test_a_golden_sample_passes_only_when_every_trial_does(gate: Any, tmp_path: Path) -> None:
@@ -235,6 +247,28 @@ def test_rows_that_say_golden_must_pass_without_being_named(gate: Any, tmp_path:
         "min correct": True,
     }
     assert gate(run).code == 1  # golden rows are something to check
+
+
+def test_a_golden_sample_that_is_gone_or_lost_its_flag_fails_the_gate(gate: Any, tmp_path: Path) -> None:
+    golden = {"s0": {"golden": True}, "s1": {"golden": True}}
+    base = finished_run(tmp_path / "base", {"s0": "yes", "s1": "yes", "s2": "no"}, rows=golden)
+    current = finished_run(tmp_path / "current", {"s1": "no", "s2": "yes"})
+    found = checks(gate, current, "--baseline", base, "--max-regression-pct", "100")
+    assert found["golden s0"] == (False, "golden sample s0 is not in this run")
+    assert found["golden s1"] == (False, "golden sample s1 fails 1 of 1 trials")
+    allowed = checks(gate, current, "--baseline", base, "--max-regression-pct", "100", "--ignore-golden-rows")
+    assert not any(name.startswith("golden") for name in allowed)
+
+
+def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
+    gate: Any, base: Path, tmp_path: Path
+) -> None:
+    lenient = finished_run(tmp_path / "lenient", answered(10, 0), graders=[{**CORRECT[0], "ignore_case": True}])
+    found = checks(gate, lenient, "--baseline", base)
+    assert found["correct"] == (
+        False,
+        "correct is not the same grader as in the baseline (ignore_case False → True), so it says nothing",
+    )
 
 
 def test_golden_rows_that_can_no_longer_be_read_are_said_to_be_unknown(gate: Any, tmp_path: Path) -> None:
@@ -265,7 +299,8 @@ def test_removed_samples_are_ignored_said_or_a_failure(
 ) -> None:
     ended = gate(other_samples, "--baseline", base, "--removed", policy)
     assert ended.code == code
-    assert ("2 samples of the baseline are gone: s0, s1" in ended.out) == said
+    word = {"warn": "warn", "fail": "FAIL"}.get(policy, "")
+    assert (f"{word}  2 samples of the baseline are gone: s0, s1" in ended.out) == said
 
 
 def test_removed_samples_are_said_when_nothing_is_asked_for(gate: Any, base: Path, other_samples: Path) -> None:
@@ -297,7 +332,14 @@ def test_github_gets_an_annotation_for_each_failure(gate: Any, base: Path, worse
     assert failure.startswith("::error title=holdfast gate::correct 0.8 → 0.6, 25.0")
     assert summary == "::notice title=holdfast gate::gate failed, 2 checks"
     passed = gate(base, "--baseline", base, "--format", "github")
-    assert passed.code == 0 and passed.out == "::notice title=holdfast gate::gate passed, 1 checks\n"
+    assert passed.code == 0 and passed.out == "::notice title=holdfast gate::gate passed, 1 check\n"
+
+
+def test_github_gets_a_step_summary(gate: Any, base: Path, worse: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    gate(worse, "--baseline", base, "--format", "github")
+    assert summary.read_text() == gate(worse, "--baseline", base, "--format", "markdown").out
 
 
 def test_names_with_special_characters_break_no_format(gate: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, wilson
+from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, t95, wilson
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
 
@@ -53,6 +53,23 @@ def test_without_clusters_the_standard_error_is_that_of_a_mean(scores):
     found = estimate(scores, [1] * len(scores), proportion=False)
     assert found.mean == pytest.approx(numpy.mean(scores))
     assert found.stderr == pytest.approx(stats.sem(scores), abs=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 120), 1_000, 1_000_000])
+def test_students_quantile_is_scipys(freedom):
+    assert t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-7)
+
+
+@given(st.lists(st.floats(0.2, 0.8), min_size=2, max_size=40))
+def test_scores_that_are_no_proportion_get_students_interval(scores):
+    assume(stats.sem(scores) > 1e-9)
+    found = estimate(scores, [1] * len(scores), proportion=False)
+    low, high = stats.t.interval(0.95, len(scores) - 1, numpy.mean(scores), stats.sem(scores))
+    assert (found.low, found.high, found.method) == (
+        pytest.approx(max(0, low), rel=1e-6, abs=1e-9),
+        pytest.approx(min(1, high), rel=1e-6, abs=1e-9),
+        "t",
+    )
 
 
 @given(clusters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -168,10 +169,19 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
 def _chosen(given: dict[str, Any]) -> list[Listed]:
     from holdfast.store.listing import list_runs
 
+    for name in ("model", "dataset", "older_than"):
+        if given[name] is not None and not given[name].strip():
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} is empty, which would choose every run", remedy="Give a value, or leave it out."
+            )
+    root = runs_directory(given["runs_dir"])
+    if not root.is_dir() and (given["runs_dir"] is not None or "HOLDFAST_RUNS_DIR" in os.environ):
+        raise UsageError(f"{root} is not a directory", remedy="Give the directory that holds the runs as --runs-dir.")
     older = None if given["older_than"] is None else _age(given["older_than"])
     return [
         run
-        for run in list_runs(runs_directory(given["runs_dir"]), archived=given["archived"])
+        for run in list_runs(root, archived=given["archived"])
         if _contains(run.target, given["model"])
         and _contains(run.dataset, given["dataset"])
         and (given["status"] is None or run.status == given["status"].lower())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path  # noqa: TC003 - click reads the annotations' types at run time
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
             }
             for row in comparison.metrics
         ],
+        "differences": comparison.differences,
+        "not_compared": comparison.not_compared,
         "flips": comparison.flips,
         "only_first": comparison.only_first,
         "only_second": comparison.only_second,
@@ -72,16 +75,23 @@ def _print(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from holdfast.plan.changes import counted
+    from holdfast.report.compare import OVERALL
+
     console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
+    if comparison.differences:
+        console.print(f"the runs differ in: {'; '.join(comparison.differences)}", soft_wrap=True)
+    for name in comparison.not_compared:
+        console.print(f"{name}: not compared, because it is not the same grader in both runs", soft_wrap=True)
     table = Table()
-    for column in ("metric", "first", "second", "difference", "95 % interval", "p (Holm)", "test", "verdict"):
+    for column in ("metric", "first", "second", "first − second", "95 % interval", "p (Holm)", "test", "verdict"):
         table.add_column(column, justify="left" if column in ("metric", "test", "verdict") else "right")
     for row in comparison.metrics:
         gap = row.difference
         known = gap.low is not None and gap.high is not None
         table.add_row(
-            row.metric,
+            "passed (all graders)" if row.metric == OVERALL else row.metric,
             f"{row.first:.3f}",
             f"{row.second:.3f}",
             f"{gap.mean:+.3f}",
@@ -94,12 +104,19 @@ def _print(comparison: Comparison) -> None:
     for row in comparison.metrics:
         if row.difference.detectable is not None:
             console.print(
-                f"{row.metric}: {row.difference.samples:,} samples would show a true difference of "
-                f"{row.difference.detectable:.3f} four times out of five"
+                f"{row.metric}: with {row.difference.samples:,} samples, a real difference of "
+                f"{row.difference.detectable:.3f} would be detected 80 % of the time"
             )
+    for metric, flips in itertools.groupby(comparison.flips, key=lambda flip: flip.metric):
+        gained = [flip.gained for flip in flips]
+        console.print(
+            f"{metric}: {counted(sum(gained), 'sample')} passed only in the first run, "
+            f"{len(gained) - sum(gained):,} only in the second"
+        )
     for flip in comparison.flips[:_SHOWN_FLIPS]:
-        how = "passes only in the first" if flip.gained else "passes only in the second"
-        console.print(f"{flip.sample}  {flip.metric}: {how}  ({flip.keys[0]}, {flip.keys[1]})", soft_wrap=True)
+        console.print(
+            f"  {flip.sample}  {flip.metric}: only in the {'first' if flip.gained else 'second'}", soft_wrap=True
+        )
     if len(comparison.flips) > _SHOWN_FLIPS:
         console.print(f"… and {len(comparison.flips) - _SHOWN_FLIPS:,} more flips; --json has them all")
     for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):

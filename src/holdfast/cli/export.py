@@ -70,6 +70,12 @@ def command(
             code = max(code, error.exit_code)
     if not blocks:
         click.echo("no export has failed")
+    if reader.missing_outputs:
+        click.echo(
+            f"warning: {reader.missing_outputs:,} outputs that metrics.json counts are missing; "
+            f"`holdfast repair {rundir.path}` says more",
+            err=True,
+        )
     if reader.missing_rows:
         click.echo(f"{reader.missing_rows:,} rows are no longer in the dataset; their fields are left out", err=True)
     if blocks and not rundir.finished:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 @click.option("--baseline", metavar="RUN", help="No metric may fall below this run's.")
 @click.option("--max-regression-pct", type=click.FloatRange(0), default=0.0, help="Per cent a metric may fall [0].")
 @click.option(
-    "--min", "minima", multiple=True, metavar="METRIC=VALUE", help="A least value; a grader, score or passed."
+    "--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Minimum for a grader, `score` or `passed`."
 )
 @click.option("--golden", multiple=True, metavar="ID", help="A sample that must pass; rows with `golden: true` too.")
+@click.option("--ignore-golden-rows", is_flag=True, help="Let rows with `golden: true` fail.")
 @click.option("--new", type=click.Choice(["ignore", "must-pass"]), default="ignore", help="Samples the baseline lacks.")
 @click.option(
     "--removed", type=click.Choice(["ignore", "warn", "fail"]), default="warn", help="Samples only the baseline has."
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
 )
 @runs_dir_option
 def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **given: Any) -> int:
-    """Check the finished RUN (path or id) against a baseline, least values and golden samples.
+    """Check the finished RUN (path or id) against a baseline, minimum scores and golden samples.
 
-    Exit code 0 when all is met, 1 when not. A run that is not finished is an error, never a pass.
+    A sample is golden if its row says `golden: true` in RUN or in the baseline; one that is missing fails. Exit code 0
+    when all is met, 1 when not. A run that is not finished is an error, never a pass.
     """
     from holdfast.report.compare import read_finished
     from holdfast.report.gate import Rules, check_gate
@@ -44,9 +48,13 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     root = runs_directory(given["runs_dir"])
     rundir = RunDir(find_run(current, root))
     run = read_finished(rundir)
-    base = read_finished(RunDir(find_run(baseline, root))) if baseline else None
+    based = RunDir(find_run(baseline, root)) if baseline else None
+    base = read_finished(based) if based else None
     wanted = dict(_minimum(text, run) for text in minima)
-    must_pass = {*golden, *_golden_rows(rundir)}
+    must_pass = set(golden)
+    if not given["ignore_golden_rows"]:
+        for each in (rundir, based):
+            must_pass.update(_golden_rows(each) if each else ())
     if base is None and not wanted and not must_pass:
         raise UsageError(
             "the gate has nothing to check", remedy="Give --baseline RUN, --min METRIC=VALUE or --golden ID."
@@ -71,6 +79,8 @@ def _minimum(text: str, run: Finished) -> tuple[str, float]:
     if metric_value(run, name) is None and name not in run.metrics["metrics"]:
         known = ", ".join([*run.metrics["metrics"], "score", "passed"])
         raise UsageError(f"--min {text!r}: there is no metric {name!r}", remedy=f"This run has: {known}.")
+    if not 0 <= least <= 1:  # also refuses NaN
+        raise UsageError(f"--min {text!r}: scores are between 0 and 1", remedy="For 80 %, give 0.8.")
     return name, least
 
 
@@ -85,7 +95,8 @@ def _golden_rows(rundir: Any) -> list[str]:
             golden.add(trial.output.sample)
     if unknown:  # said, because a gate that silently asks for less is a pass nobody gave
         click.echo(
-            "the dataset is gone or has changed: which rows say `golden: true` is not known; name them with --golden",
+            f"{rundir.path}: the dataset is gone or has changed: which rows say `golden: true` is not known; "
+            "name them with --golden",
             err=True,
         )
     return sorted(golden)
@@ -94,23 +105,37 @@ def _golden_rows(rundir: Any) -> list[str]:
 def _show(checks: list[Check], shape: str) -> None:
     passed = all(check.passed for check in checks)
     word = "passed" if passed else "failed"
+    count = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
     if shape == "json":
         import msgspec
 
         sys.stdout.write(msgspec.json.encode({"passed": passed, "checks": checks}).decode() + "\n")
     elif shape == "markdown":
-        click.echo(f"**Gate {word}**\n\n| | check | |\n|---|---|---|")
-        for check in checks:
-            click.echo(f"| {'✓' if check.passed else '✗'} | {_cell(check.what)} | {_cell(check.message)} |")
+        click.echo(_markdown(checks, word))
     elif shape == "github":
         for check in checks:
-            if not check.passed:
-                click.echo(f"::error title=holdfast gate::{_annotation(check.message)}")
-        click.echo(f"::notice title=holdfast gate::gate {word}, {len(checks)} checks")
+            if not check.passed or check.warning:
+                level = "warning" if check.passed else "error"
+                click.echo(f"::{level} title=holdfast gate::{_annotation(check.message)}")
+        click.echo(f"::notice title=holdfast gate::gate {word}, {count}")
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(_markdown(checks, word) + "\n")
     else:
         for check in checks:
-            click.echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.message}")
+            click.echo(f"{_mark(check, 'ok  ', 'warn', 'FAIL')}  {check.message}")
         click.echo(f"gate {word}")
+
+
+def _mark(check: Check, passed: str, warning: str, failed: str) -> str:
+    if not check.passed:
+        return failed
+    return warning if check.warning else passed
+
+
+def _markdown(checks: list[Check], word: str) -> str:
+    rows = [f"| {_mark(check, '✓', '⚠', '✗')} | {_cell(check.what)} | {_cell(check.message)} |" for check in checks]
+    return "\n".join([f"**Gate {word}**", "", "| | check | |", "|---|---|---|", *rows])
 
 
 def _cell(text: str) -> str:

@@ -53,6 +53,11 @@ def _find(name: str, runs_dir: Path) -> Path:
         raise UsageError(
             f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
         )
+    if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
+        raise UsageError(
+            f"{name} has no manifest.json, which says what the run is",
+            remedy="Give the `holdfast eval` command that made it once more: it writes the manifest again.",
+        )
     raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
 
 

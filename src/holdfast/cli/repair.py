@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from holdfast.errors import Fault, ManifestError, UsageError
+from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.errors import Fault, ManifestError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
@@ -15,42 +18,57 @@ if TYPE_CHECKING:
 
 
 @click.command("repair")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("-n", "--dry-run", is_flag=True, help="Only verify.")
-def command(run: Path, dry_run: bool) -> int:
-    """Verify every line of the run directory RUN and set damaged ones aside.
+@click.argument("run")
+@click.option("-d", "-n", "--dry-run", is_flag=True, help="Only verify.")
+@runs_dir_option
+def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
+    """Verify every line of RUN (path or id) and set damaged ones aside.
 
-    What is set aside counts as not done: the next `holdfast eval` does it again. Exit code 0 when the run
+    What is set aside or missing counts as not done: the next `holdfast eval` does it again. Exit code 0 when the run
     is sound or was made so, 1 when --dry-run found damage.
     """
     from holdfast.store.rundir import RunDir
 
-    rundir = RunDir(run.resolve())
-    if not run.is_dir() or not (rundir.manifest.exists() or (run / "outputs.jsonl").exists()):
-        raise UsageError(f"{run} is not a run directory", remedy="Give the path that `holdfast eval` printed as run:")
+    rundir = RunDir(_directory(run, runs_dir).resolve())
     try:
-        broken, index = (_wrong_with_manifest(rundir), rundir.load(mend=False)) if dry_run else _mend(rundir)
+        problems, index = _verify(rundir) if dry_run else _repair(rundir)
     except OSError as error:
         raise Fault(
             "disk",
             f"cannot repair {run}: {error.strerror or error}",
-            remedy="Mend the disk first: what it does not give or take is beyond this command.",
+            remedy="Repair the disk first: what it cannot read or write is beyond this command.",
         ) from error
-    if broken:
-        click.echo(broken)
+    for problem in problems:
+        click.echo(problem)
     for damage in index.damage:
         click.echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
     graded = sum(verdict.status != "error" for verdict in index.verdicts.values())
     click.echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
-    if not index.damage and not broken:
+    if not index.damage and not problems:
         click.echo("nothing to repair")
         return 0
-    if not dry_run:
+    if not dry_run and rundir.aside.exists():
         click.echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
     return 1 if dry_run else 0
 
 
-def _wrong_with_manifest(rundir: RunDir) -> str | None:
+def _directory(run: str, runs_dir: Path | None) -> Path:
+    """The run's directory; unlike other commands, also where its manifest is missing."""
+    path = Path(run)
+    if path.is_dir():
+        if any((path / name).exists() for name in ("manifest.json", "outputs.jsonl", "metrics.json")):
+            return path
+        raise UsageError(f"{run} is not a run directory", remedy="Give the path that `holdfast eval` printed as run:")
+    return find_run(run, runs_directory(runs_dir))
+
+
+def _verify(rundir: RunDir) -> tuple[list[str], Index]:
+    broken = _broken_manifest(rundir)
+    index = rundir.load(mend=False)
+    return [*([broken] if broken else []), *_missing(rundir, index)], index
+
+
+def _broken_manifest(rundir: RunDir) -> str | None:
     try:
         rundir.read_manifest()
     except ManifestError as error:
@@ -58,19 +76,38 @@ def _wrong_with_manifest(rundir: RunDir) -> str | None:
     return None
 
 
-def _mend(rundir: RunDir) -> tuple[str | None, Index]:
-    """Set aside all that is damaged; what was wrong."""
+def _missing(rundir: RunDir, index: Index) -> list[str]:
+    """Describe what a finished run should have and does not."""
+    problems = []
+    if not rundir.manifest.exists():
+        problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
+    if index.damage:
+        return problems  # which is why lines are missing
+    with suppress(OSError, msgspec.DecodeError, VersionError):
+        metrics = rundir.read_metrics()
+        counted = metrics.get("outputs")
+        if isinstance(counted, int) and counted > len(index.outputs):
+            lost = counted - len(index.outputs)
+            problems.append(f"outputs.jsonl: {lost:,} of the {counted:,} outputs that metrics.json counts are missing")
+        elif rundir.has_lost_lines(metrics):
+            problems.append("the journals are shorter than when metrics.json was written: lines are missing")
+    return problems
+
+
+def _repair(rundir: RunDir) -> tuple[list[str], Index]:
+    """Set aside what is damaged, reopen the run where something is missing, and describe what was wrong."""
     from holdfast.store.holding import hold
 
     lease = hold(rundir)
     try:
-        broken = _wrong_with_manifest(rundir)  # first: what a later version wrote is not ours to mend
+        broken = _broken_manifest(rundir)  # first: what a later version wrote is not ours to repair
         index = rundir.load(mend=True)
         if broken:
             rundir.set_manifest_aside()
-        if (index.damage or broken) and rundir.finished:
+        missing = _missing(rundir, index) if not broken else []
+        if (index.damage or broken or missing) and rundir.finished:
             rundir.reopen()
             click.echo("took back metrics.json: the next `holdfast eval` completes the run and writes it again")
-        return broken, index
+        return [*([broken] if broken else []), *missing], index
     finally:
         lease.release()

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
-from holdfast.engine.setup import Parts, located, open_run
+from holdfast.engine.setup import Parts, located, manifest_of, open_run
 from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
@@ -226,6 +226,8 @@ def already_finished(found: Identified, rundir: RunDir, options: Options) -> Out
     """How a run ended that is finished and wants nothing more."""
     if options.fresh or options.again or (metrics := _finished(found, rundir, options)) is None:
         return None
+    if not rundir.manifest.exists():
+        rundir.write_manifest(manifest_of(found))
     total = found.survey.count * found.spec.trials
     plan = Plan(found.survey.count, found.spec.trials, total, 0, 0)
     return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(found.spec, metrics))
@@ -244,6 +246,8 @@ def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, 
         return None
     except (msgspec.DecodeError, VersionError, KeyError, TypeError, AttributeError):
         return None  # not ours or damaged: it is rebuilt from the journals, where the manifest is of our version
+    if rundir.has_lost_lines(metrics):
+        return None
     if (options.retry_failed and incomplete) or (options.grade_only and ungraded) or rules != grading_rules(found.spec):
         return None
     return metrics

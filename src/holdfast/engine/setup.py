@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from holdfast import __version__
 from holdfast.canonical import digest
@@ -14,7 +17,7 @@ from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.engine.workspace import workspace_identity
-from holdfast.errors import Fault, UsageError
+from holdfast.errors import Fault, UsageError, VersionError
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Slot, Work
@@ -202,6 +205,9 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)
+    with suppress(OSError, msgspec.DecodeError, VersionError):
+        if rundir.has_lost_lines(rundir.read_metrics()):
+            notice("lines are missing from this finished run's journals; doing what they held again")
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     for damage in opened.index.damage:

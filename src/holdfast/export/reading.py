@@ -66,6 +66,8 @@ class Pending(NamedTuple):
     trial: int
     error: str
     """why its last attempt failed; empty where there was none"""
+    fields: dict[str, Any]
+    """the row"""
 
 
 class RunReader:
@@ -94,6 +96,8 @@ class RunReader:
         self._conditions = Conditions(self.spec)
         self.missing_rows = 0
         """outputs whose row the dataset no longer has"""
+        self.missing_outputs = max(0, self._counted_outputs() - len(self._outputs))
+        """outputs that `metrics.json` counts and the journals no longer hold"""
 
     @property
     def spec(self) -> Eval:
@@ -111,6 +115,13 @@ class RunReader:
         if not self.rundir.finished:
             return None
         return self.rundir.read_metrics()
+
+    def _counted_outputs(self) -> int:
+        try:
+            counted = self.rundir.read_metrics().get("outputs")
+        except (OSError, msgspec.DecodeError):
+            return 0
+        return counted if isinstance(counted, int) else 0
 
     def trials(self) -> Iterator[Trial]:
         """Every trial that has an output."""
@@ -130,12 +141,20 @@ class RunReader:
                     if ref is not None:
                         yield self._trial(ref, dict(sample.fields))
                     else:
-                        yield Pending(sample.id, number, errors.get(key, ""))
+                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields))
         except HoldfastError:
             pass  # the dataset cannot be read any more; what follows does not need it
         self.missing_rows = len(left)
         for ref in left.values():
             yield self._trial(ref, {})
+
+    def field_names(self) -> list[str]:
+        """Names of all fields that some row of the dataset has; none where it cannot be read any more."""
+        names: dict[str, None] = {}
+        with suppress(HoldfastError):
+            for sample in Dataset(self.spec):
+                names |= dict.fromkeys(sample.fields)
+        return list(names)
 
     def _graders(self) -> Iterator[tuple[GraderPlace, _Rules]]:
         """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""

@@ -7,7 +7,10 @@ import io
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.errors import UsageError
+from holdfast.export.reading import Pending
 from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
@@ -15,18 +18,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.export.reading import RunReader
+    from holdfast.store.records import Output
+
+
+_OWN = (
+    *("sample", "trial", "status", "score", "prompt", "output", "error", "stop"),
+    *("input_tokens", "output_tokens", "requests", "cost", "seconds"),
+)
+
+
+def columns(reader: RunReader) -> list[str]:
+    """Names of all columns: our own, each grader's, and `row.FIELD` for every field that some row has."""
+    verdicts = [f"{name}.{part}" for name in reader.graders for part in ("status", "score", "feedback")]
+    return [*_OWN, *verdicts, *(f"row.{name}" for name in reader.field_names())]
 
 
 def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
-    """A row per trial: what it said and used, and each grader's verdict."""
-    graders = reader.graders
-    for trial in reader.trials():
+    """A row per trial, also of those without an output: what was asked, said and used, and each grader's verdict."""
+    for trial in reader.everything():
+        row: dict[str, Any] = {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
+        if isinstance(trial, Pending):
+            yield {**row, "sample": trial.sample, "trial": trial.trial, "status": "error", "error": trial.error}
+            continue
         output, usage = trial.output, trial.output.usage
-        row: dict[str, Any] = {
+        row |= {
             "sample": output.sample,
             "trial": output.trial,
             "status": trial.status,
             "score": trial.score,
+            "prompt": _prompt(output),
             "output": output.output,
             "stop": output.stop,
             "input_tokens": usage.input_tokens,
@@ -35,13 +55,22 @@ def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
             "cost": usage.cost,
             "seconds": output.timing.seconds,
         }
-        found = {grade.grader: grade for grade in trial.grades}
-        for name in graders:
-            grade = found.get(name)
-            row[f"{name}.status"] = grade.status if grade else None
-            row[f"{name}.score"] = grade.score if grade else None
-            row[f"{name}.feedback"] = grade.feedback if grade else None
+        for grade in trial.grades:
+            row[f"{grade.grader}.status"] = grade.status
+            row[f"{grade.grader}.score"] = grade.score
+            row[f"{grade.grader}.feedback"] = grade.feedback
         yield row
+
+
+def _prompt(output: Output) -> str | None:
+    """The first message of the user."""
+    first = next((message for message in output.messages if message.get("role") == "user"), None)
+    return None if first is None else _cell(first.get("content"))
+
+
+def _cell(value: Any) -> Any:
+    """A value of a row as one cell: texts as they are, the rest as JSON."""
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def write_csv(reader: RunReader, folder: Path) -> list[Path]:
@@ -49,12 +78,9 @@ def write_csv(reader: RunReader, folder: Path) -> list[Path]:
     path = folder / "trials.csv"
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = None
-        for row in rows(reader):
-            if writer is None:
-                writer = csv.DictWriter(text, list(row))
-                writer.writeheader()
-            writer.writerow(row)
+        writer = csv.DictWriter(text, columns(reader))
+        writer.writeheader()
+        writer.writerows(rows(reader))
         text.detach()
     return [path]
 
@@ -70,18 +96,10 @@ def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
     kinds = {"trial": arrow.int64(), "input_tokens": arrow.int64(), "output_tokens": arrow.int64()}
     kinds |= {"requests": arrow.int64(), "score": arrow.float64(), "cost": arrow.float64(), "seconds": arrow.float64()}
     with replacing(path) as file:
-        writer = None
+        scores = {f"{name}.score": arrow.float64() for name in reader.graders}
+        schema = arrow.schema([(name, {**kinds, **scores}.get(name, arrow.string())) for name in columns(reader)])
         waiting = rows(reader)
-        while batch := list(islice(waiting, 1024)):
-            if writer is None:
-                fields = [
-                    (name, arrow.float64() if name.endswith(".score") else kinds.get(name, arrow.string()))
-                    for name in batch[0]
-                ]
-                schema = arrow.schema(fields)
-                writer = parquet.ParquetWriter(file, schema)
-            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-        if writer is None:
-            raise UsageError(f"{reader.rundir.path} has no outputs to export")
-        writer.close()
+        with parquet.ParquetWriter(file, schema) as writer:
+            while batch := list(islice(waiting, 1024)):
+                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
     return [path]

@@ -37,13 +37,25 @@ class RowChanges:
 
 
 def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between two runs' identities: conversation, target, graders, trials."""
+    """List what changed between two runs' identities: conversation, target, graders, trials."""
     said = list(_conversation(old.get("conversation") or {}, new["conversation"]))
     said += _target(old.get("target") or {}, new["target"])
     said += _graders(old.get("graders") or {}, new["graders"])
     if old.get("trials") != new["trials"]:
         said.append(f"trials {old.get('trials')} → {new['trials']}")
     return said
+
+
+def grader_changes(old: Any, new: Any) -> list[str]:
+    """List what differs between two graders' identities; nothing where they are the same grader."""
+    if canonical(old) == canonical(new):  # one of them may have been read from a file: a tuple is a list there
+        return []
+    (old_code, old_rest), (new_code, new_rest) = _apart(old), _apart(new)
+    files = _files(old_code, new_code)
+    changes = [f"{files} changed"] if files else []
+    for key in sorted({*old_rest, *new_rest}):
+        changes += _differences(key, old_rest.get(key), new_rest.get(key))
+    return changes or ["changed"]
 
 
 def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -88,7 +100,7 @@ def _graders(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"grader `{name}` added"
         elif name not in new:
             yield f"grader `{name}` removed"
-        elif canonical(old[name]) != canonical(new[name]):  # one of them was read from a file: a tuple is a list there
+        elif grader_changes(old[name], new[name]):
             yield f"grader `{name}` changed"
 
 
@@ -96,7 +108,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
-    elif old != new:
+    elif canonical(old) != canonical(new):
         short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
         yield f"{path} {_shown(old)} → {_shown(new)}" if short else f"{path} changed"
 

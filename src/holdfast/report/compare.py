@@ -1,4 +1,8 @@
-"""Finished runs read back for comparing, and what a comparison says."""
+"""Finished runs read back for comparing, and what a comparison says.
+
+Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
+rubric would show as a difference between the models.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.plan.changes import grader_changes, identity_changes
 from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_difference, sign_flip
 
 if TYPE_CHECKING:
@@ -35,6 +40,10 @@ class Finished:
     """1 or 0 by whether the grader passes"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """what defines the run: conversation, target, graders, trials"""
+    dataset: str = ""
+    """digest of the dataset"""
 
     @property
     def samples(self) -> set[str]:
@@ -53,7 +62,10 @@ def read_finished(rundir: RunDir) -> Finished:
         metrics = rundir.read_metrics()
         entries = rundir.read_results()["trials"]
         label = f"{metrics['eval']} · {metrics['target']} · {metrics['run']}"
-        found = Finished(label, str(rundir.path), metrics, {}, {})
+        manifest = rundir.read_manifest()
+        identity = manifest.identity if manifest else {}
+        dataset = str(manifest.dataset.get("digest", "")) if manifest else ""
+        found = Finished(label, str(rundir.path), metrics, {}, {}, identity=identity, dataset=dataset)
         for entry in entries:
             found.keys.setdefault(entry["sample"], []).append(entry["key"])
             if entry["status"] in ("passed", "failed"):
@@ -76,9 +88,43 @@ def metric_names(run: Finished) -> list[str]:
 
 
 def shared_names(first: Finished, second: Finished) -> list[str]:
-    """What both have: to pass all graders is only the same thing where they have the same ones."""
-    same = first.metrics["metrics"].keys() == second.metrics["metrics"].keys()
-    return [name for name in metric_names(first) if name in second.scores and (same or name != OVERALL)]
+    """Metrics that mean the same in both runs: graders that are the same grader.
+
+    Passing all graders is the same metric only where all graders and their thresholds are the same.
+    """
+    changed = changed_graders(first, second)
+    same = first.metrics["metrics"].keys() == second.metrics["metrics"].keys() and not changed
+    same = same and not changed_thresholds(first, second)
+    shared = [name for name in metric_names(first) if name in second.scores and name not in changed]
+    return [name for name in shared if same or name != OVERALL]
+
+
+def changed_graders(first: Finished, second: Finished) -> dict[str, list[str]]:
+    """Graders that have a name in common and nothing else, each with what differs, from first to second."""
+    ours, theirs = (run.identity.get("graders", {}) for run in (first, second))
+    changes = {name: grader_changes(ours[name], theirs[name]) for name in ours if name in theirs}
+    return {name: differences for name, differences in changes.items() if differences}
+
+
+def changed_thresholds(first: Finished, second: Finished) -> dict[str, tuple[Any, Any]]:
+    """Thresholds of graders in both runs that are not the same: scores compare, passing does not."""
+    ours, theirs = (run.metrics["metrics"] for run in (first, second))
+    limits = {name: (ours[name].get("threshold"), theirs[name].get("threshold")) for name in ours if name in theirs}
+    return {name: pair for name, pair in limits.items() if pair[0] != pair[1]}
+
+
+def differences(first: Finished, second: Finished) -> list[str]:
+    """List what differs between two runs, from first to second, apart from their verdicts."""
+    found = identity_changes({**first.identity, "graders": {}}, {**second.identity, "graders": {}})
+    ours, theirs = (run.metrics["metrics"].keys() for run in (first, second))
+    found += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
+    found += [f"grader `{name}` only in the second" for name in theirs if name not in ours]
+    found += [f"grader `{name}` ({', '.join(changes)})" for name, changes in changed_graders(first, second).items()]
+    for name, (before, after) in changed_thresholds(first, second).items():
+        found.append(f"threshold of `{name}` {before} → {after}")
+    if first.dataset != second.dataset:
+        found.append("dataset (samples are paired by id)")
+    return found
 
 
 def _add(found: Finished, metric: str, sample: str, score: float, status: str) -> None:
@@ -129,6 +175,10 @@ class Comparison:
     flips: tuple[Flip, ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
+    differences: tuple[str, ...] = ()
+    """what differs between the runs apart from their verdicts"""
+    not_compared: tuple[str, ...] = ()
+    """graders that both runs have under one name, and that are not the same grader"""
 
 
 def compare(first: Finished, second: Finished) -> Comparison:
@@ -141,11 +191,15 @@ def compare(first: Finished, second: Finished) -> Comparison:
         )
     names = shared_names(first, second)
     rows = [row for name in names if (row := _one(name, first, second)) is not None]
+    changed = changed_graders(first, second)
     if not rows:
+        details = "".join(f"; `{name}` differs: {', '.join(changes)}" for name, changes in changed.items())
         raise UsageError(
-            f"{first.path} and {second.path} have no metric in common",
-            remedy="Comparisons are by grader: both runs need verdicts of a grader of the same name.",
+            f"{first.path} and {second.path} have no metric in common{details}",
+            remedy="Both runs need verdicts of the same grader. Grade one with the other's graders: "
+            "`holdfast grade RUN EVAL`.",
         )
+    moved = changed_thresholds(first, second)
     adjusted = holm([row.p_value for row in rows])
     compared = tuple(
         Compared(row.metric, row.first, row.second, row.difference, row.p_value, corrected, row.test)
@@ -155,9 +209,11 @@ def compare(first: Finished, second: Finished) -> Comparison:
         first,
         second,
         compared,
-        tuple(flip for name in names for flip in _flips(name, first, second)),
+        tuple(flip for name in names if name not in moved for flip in _flips(name, first, second)),
         tuple(sorted(first.samples - second.samples)),
         tuple(sorted(second.samples - first.samples)),
+        tuple(differences(first, second)),
+        tuple(changed),
     )
 
 

@@ -1,11 +1,11 @@
-"""Whether a run may pass: against a baseline, against least values, with samples that must pass. Pure."""
+"""Decide whether a run may pass: against a baseline, minimum scores and samples that must pass. Pure functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.report.compare import OVERALL, Finished, metric_names, shared_names
+from holdfast.report.compare import OVERALL, Finished, changed_graders, metric_names, shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,6 +21,8 @@ class Check:
     what: str
     passed: bool
     message: str
+    warning: bool = False
+    """passed, and worth a look all the same"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def metric_value(run: Finished, name: str) -> float | None:
 
 def _golden(current: Finished, sample: str) -> Check:
     passes = current.passes.get(OVERALL, {}).get(sample)
+    if sample not in current.samples:
+        return Check(f"golden {sample}", False, f"golden sample {sample} is not in this run")
     if passes is None:
         return Check(f"golden {sample}", False, f"golden sample {sample} has no verdict in this run")
     failed = passes.count(0.0)
@@ -75,8 +79,13 @@ def _golden(current: Finished, sample: str) -> Check:
 def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[Check]:
     names = shared_names(current, baseline)
     checks = [_fallen(name, current, baseline, allowed) for name in names]
-    lost = [name for name in metric_names(baseline) if name not in names and name != OVERALL]
-    checks += [Check(name, False, f"{name} is in the baseline and not in this run") for name in lost]
+    changed = changed_graders(baseline, current)
+    for name in metric_names(baseline):
+        if name in changed:
+            what = f"{name} is not the same grader as in the baseline ({', '.join(changed[name])}), so it says nothing"
+            checks.append(Check(name, False, what))
+        elif name not in names and name != OVERALL:
+            checks.append(Check(name, False, f"{name} is in the baseline and not in this run"))
     if not checks:
         checks.append(Check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
     if current.metrics["coverage"] < 1:  # errors were accepted: what is missing could hide what has become worse
@@ -102,8 +111,8 @@ def _samples(current: Finished, baseline: Finished, rules: Rules) -> list[Check]
         checks.append(Check("new samples", not failing, said))
     removed = sorted(baseline.samples - current.samples)
     if removed and rules.removed != "ignore":
-        said = f"{len(removed):,} samples of the baseline are gone" + _some(removed)
-        checks.append(Check("removed samples", rules.removed == "warn", said))
+        message = f"{len(removed):,} samples of the baseline are gone" + _some(removed)
+        checks.append(Check("removed samples", rules.removed == "warn", message, warning=rules.removed == "warn"))
     return checks
 
 

@@ -48,6 +48,7 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
             separator = b",\n"
         file.write(b"\n]}\n")
     metrics = report.metrics()
+    metrics["timing"] |= rundir.journal_bytes()  # here, because the length of lines depends on the clock
     with replacing(rundir.metrics) as file:
         file.write(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
     return metrics

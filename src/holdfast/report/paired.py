@@ -10,7 +10,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.report.stats import Z95
+from holdfast.report.stats import Z95, t95
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def gaps(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[flo
 
 
 def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Difference | None:
-    """The mean over samples of their differences, with a normal 95 % interval; None if no sample is shared."""
+    """The mean over samples of their differences, with Student's 95 % interval; None if no sample is shared."""
     found = list(gaps(first, second).values())
     if not found:
         return None
@@ -56,7 +56,8 @@ def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str,
     if spread == 0:
         return Difference(len(found), mean, None, None, None)  # no spread was seen, which is not certainty
     stderr = math.sqrt(spread / len(found))
-    return Difference(len(found), mean, mean - Z95 * stderr, mean + Z95 * stderr, stderr)
+    half = t95(len(found) - 1) * stderr
+    return Difference(len(found), mean, mean - half, mean + half, stderr)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

@@ -31,12 +31,42 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
+def t95(freedom: int) -> float:
+    """Student's quantile of a two-sided 95 % interval, for a number of degrees of freedom."""
+    if freedom > 200:  # Cornish and Fisher's expansion, good to nine digits from here on
+        z, n = Z95, freedom
+        return (
+            z
+            + (z**3 + z) / (4 * n)
+            + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        )
+    low, high = 1.0, 13.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_inside(middle, freedom) < 0.95 else (low, middle)
+    return low
+
+
+def _t_inside(bound: float, freedom: int) -> float:
+    """Probability that Student's t lies within ±bound: the finite sum for a whole number of degrees of freedom."""
+    angle = math.atan2(bound, math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for number in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (number - 1) / number
+    inner = math.sin(angle) * total
+    return 2 / math.pi * (angle + inner) if odd else inner
+
+
 def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) -> Estimate:
     """The mean score and its interval, from each sample's sum of scores and number of graded trials.
 
     Trials of one sample are not independent, so the standard error is clustered by sample. A proportion gets Wilson's
     interval at the effective number of trials (which for one trial per sample is their number); other scores
-    get a normal interval, cut to 0..1.
+    get Student's interval, with one degree of freedom less than there are samples, cut to 0..1.
     """
     total = sum(counts)
     mean = math.fsum(sums) / total
@@ -57,8 +87,9 @@ def estimate(sums: Sequence[float], counts: Sequence[int], *, proportion: bool) 
     if stderr < 1e-12:
         # No spread was seen, which is not the same as certainty: a proportion would be allowed this much.
         return Estimate(mean, *wilson(mean, clusters), stderr, "wilson")
-    low, high = max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)
-    return Estimate(mean, low, high, stderr, "normal" if total == clusters else "normal-clustered")
+    half = t95(clusters - 1) * stderr
+    method = "t" if total == clusters else "t-clustered"
+    return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), stderr, method)
 
 
 def pass_at_k(trials: int, passes: int, k: int) -> float:

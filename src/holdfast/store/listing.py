@@ -91,15 +91,16 @@ class _Numbers(msgspec.Struct):
     score: float | None = None
     coverage: float | None = None
     outputs: int = 0
+    timing: dict[str, Any] = {}
 
 
 _numbers = msgspec.json.Decoder(_Numbers)
 
 
 def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
-    """The runs below a runs directory, by name, then oldest first."""
+    """List the runs below a runs directory, the one last written first."""
     found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
-    return sorted(found, key=lambda run: (run.name, run.created, run.id))
+    return sorted(found, key=lambda run: (-run.written, run.name, run.id))
 
 
 def look_at(rundir: RunDir) -> Listed | None:
@@ -139,6 +140,8 @@ def look_at(rundir: RunDir) -> Listed | None:
             **common,
         )
     status: Status = "finished" if numbers else "unfinished"
+    if numbers and rundir.has_lost_lines({"timing": numbers.timing}):
+        status, common["done"] = "damaged", _count_outputs(rundir)
     if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"
     return Listed(

@@ -117,6 +117,21 @@ class RunDir:
         yield self.path / f"{name}.jsonl"
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
+    def journal_bytes(self) -> dict[str, int]:
+        """Sizes of the journals that a report is made of, summed over all writers, as `metrics.json` notes them."""
+        return {
+            f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
+            for name in ("outputs", "grades")
+        }
+
+    def has_lost_lines(self, metrics: dict[str, Any]) -> bool:
+        """Whether a journal is shorter than when the numbers were made. Journals only grow, so lines are missing."""
+        timing = metrics.get("timing")
+        if not isinstance(timing, dict):
+            return False
+        noted = [(timing.get(name), size) for name, size in self.journal_bytes().items()]
+        return any(isinstance(then, int) and now < then for then, now in noted)  # earlier versions noted no sizes
+
     def load(self, *, mend: bool) -> Index:
         """Read the journals; `mend` only while holding the lease."""
         if mend:
