@@ -46,7 +46,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
     lab.eval()
     shutil.copy(folder / "data.jsonl", folder / "Other.jsonl")
     lab.eval("-m", "llama-2", "dataset.path=Other.jsonl", "name=second")
-    lab.eval("-m", "llama-3", "--max-tokens", 1, "--concurrency", 1, check=3)
+    lab.eval("-m", "llama-3", "--token-budget", 1, "--concurrency", 1, check=3)
     damaged = lab.eval("-m", "broken").run
     (damaged / "manifest.json").write_text("{")
     (damaged / "metrics.json").unlink()

@@ -154,7 +154,7 @@ class TestEval:
             (["--concurrency", "auto"], lambda found: found["total"] == 4),
             (["name=other"], lambda found: found["eval"] == "other"),
             (["graders.exact.threshold=0"], lambda found: found["passed"] == 1),
-            (["--max-tokens", "1000", "--max-time", "1h"], lambda found: found["coverage"] == 1),
+            (["--token-budget", "1000", "--max-time", "1h"], lambda found: found["coverage"] == 1),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -198,10 +198,10 @@ class TestEval:
     @pytest.mark.parametrize("option", ["--fresh", "--force"])
     def test_the_command_that_goes_on_does_not_start_anew(self, type_in, tmp_path, mock, option):
         path = write_eval(tmp_path, mock.base_url, rows=3)
-        ended = type_in("eval", path, option, "--max-tokens", "1", "--concurrency", "1")
+        ended = type_in("eval", path, option, "--token-budget", "1", "--concurrency", "1")
         assert ended.code == 3
         again = next(line for line in ended.out.splitlines() if line.strip().startswith("holdfast eval"))
-        assert option not in again and str(path) in again and "--max-tokens 1" in again
+        assert option not in again and str(path) in again and "--token-budget 1" in again
 
     def test_graders_can_be_skipped_and_run_later(self, type_in, tmp_path, mock):
         path = write_eval(tmp_path, mock.base_url, rows=3)

@@ -479,11 +479,11 @@ def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: 
         spent = 3 * len(kept(run, "steps"))
         assert len(kept(run)) == 1 and 12 < spent < 24, "killed in the middle of the second conversation"
 
-        stopped = lab.eval("--max-tokens", spent, check=3)
+        stopped = lab.eval("--token-budget", spent, check=3)
         assert stopped.asked == 0
         assert f"{spent} of {spent} tokens used" in stopped.out
 
-        stopped = lab.eval("--max-tokens", "36", check=3)
+        stopped = lab.eval("--token-budget", "36", check=3)
         assert stopped.asked == 12 - spent // 3
         assert "36 of 36 tokens used" in stopped.out
         assert {output["sample"] for output in kept(run)} == {"s0", "s1", "s2"}

@@ -71,7 +71,7 @@ graders:
   - {type: prompt, rubric: "Good? {{ output }}", model: judge, base_url: "http://j/v1", api_key_env: J, transcript: all,
      params: {temperature: 1}}
 limits: {concurrency: auto, turn_timeout: 90s, trial_timeout: 1h30m, retries: 2,
-         max_cost: 20, max_tokens: 1000, max_time: 2h}
+         max_cost: 20, token_budget: 1000, max_time: 2h}
 gate: {correct: 0.8, score: 0.5, passed: 0.1}
 prices: {judge: {input: 1, output: 2}}
 """
@@ -153,7 +153,7 @@ class TestWhatIsRead:
         assert (prompt.model, prompt.transcript, prompt.params) == ("judge", "all", {"temperature": 1})
         limits = spec.limits
         assert (limits.concurrency, limits.turn_timeout, limits.trial_timeout) == ("auto", 90, 5400)
-        assert (limits.retries, limits.max_cost, limits.max_tokens, limits.max_time) == (2, 20, 1000, 7200)
+        assert (limits.retries, limits.max_cost, limits.token_budget, limits.max_time) == (2, 20, 1000, 7200)
         assert spec.gate == {"correct": 0.8, "score": 0.5, "passed": 0.1}
         assert (spec.prices["judge"].input, spec.prices["judge"].output) == (1, 2)
 

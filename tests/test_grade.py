@@ -191,7 +191,7 @@ def test_rows_without_an_output_are_said_and_not_called_errors(lab: Lab) -> None
 
 
 def test_an_unfinished_run_is_graded_as_far_as_it_goes(lab: Lab) -> None:
-    run = lab.eval("--skip-graders", "--max-tokens", 1, "--concurrency", 1, check=3).run
+    run = lab.eval("--skip-graders", "--token-budget", 1, "--concurrency", 1, check=3).run
     assert lab.do("grade", run, check=3).graded == {"correct": 1, "judge": 1}
     assert lab.eval().work == (ROWS - 1, {"correct": ROWS - 1, "judge": ROWS - 1})
 

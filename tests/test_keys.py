@@ -183,7 +183,7 @@ class TestWhatNoKeyReactsTo:
             {"limits": {"concurrency": "auto"}},
             {"limits": {"turn_timeout": 5, "trial_timeout": "1h"}},
             {"limits": {"retries": 0}},
-            {"limits": {"max_cost": 1, "max_tokens": 10, "max_time": "2h"}},
+            {"limits": {"max_cost": 1, "token_budget": 10, "max_time": "2h"}},
             {"target": {**MODEL, "base_url": "http://elsewhere:9/v1"}},
             {"target": {**MODEL, "api_key_env": "OTHER_KEY"}},
             {"target": {**MODEL, "stream": True}},

@@ -444,7 +444,7 @@ def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: S
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     (lab.folder / "calls.txt").unlink()
     run = run_dir(lab.folder)
-    stopped = lab.eval("--max-tokens", tokens(kept(run, "steps")) + 1, check=3)
+    stopped = lab.eval("--token-budget", tokens(kept(run, "steps")) + 1, check=3)
     assert "starts anew" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
     assert tool_calls(lab) == {"tea 0": 1, "tea 1": 1}
 
@@ -542,7 +542,7 @@ def test_a_budget_reached_in_mid_conversation_stops_before_the_next_turn_and_goe
     provider.reset()
     lab = talk(tmp_path / "poor", provider)
     limit = (used["input_tokens"] + used["output_tokens"]) // 2
-    stopped = lab.eval("--max-tokens", limit, check=3)
+    stopped = lab.eval("--token-budget", limit, check=3)
     assert "tokens used" in stopped.out
     so_far = kept(stopped.run, "steps")
     assert so_far[-1]["kind"] == "turn" and kept(stopped.run) == []
@@ -563,7 +563,7 @@ def test_what_an_agents_calls_used_is_counted_once(lab: Lab, provider: Server) -
     usage = kept(first.run)[0]["usage"]
     each = usage["input_tokens"] + usage["output_tokens"]
     remove(first.run)
-    done = lab.eval("--max-tokens", 3 * each, check=3)
+    done = lab.eval("--token-budget", 3 * each, check=3)
     assert len(kept(done.run)) == 3
-    done = lab.eval("--max-tokens", 5 * each, check=3)
+    done = lab.eval("--token-budget", 5 * each, check=3)
     assert len(kept(done.run)) == 5

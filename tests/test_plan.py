@@ -109,7 +109,7 @@ class TestDryRun:
         assert real.work == (2, {"correct": 2, "more": ROWS + 2})
 
     def test_an_unfinished_run_counts_what_it_has(self, lab: Lab) -> None:
-        lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
+        lab.eval("--token-budget", 1, "--concurrency", 1, check=3)
         plan = lab.plan()
         assert (plan["finished"], plan["to_run"], plan["lenders"], plan["reasons"]) == (1, ROWS - 1, {}, [])
 

@@ -141,11 +141,11 @@ def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
 def test_a_budget_can_be_raised(tmp_path: Path) -> None:
     with server() as provider:
         folder = tmp_path / "work"
-        eval_file = write_eval(folder, provider.base_url, limits={"max_tokens": 1, "concurrency": 1})
+        eval_file = write_eval(folder, provider.base_url, limits={"token_budget": 1, "concurrency": 1})
         holdfast("eval", eval_file, cwd=folder, check=3)
         run = run_dir(folder)
         holdfast("resume", run, cwd=tmp_path, check=3)
-        holdfast("resume", run, "limits.max_tokens=1000000", cwd=tmp_path)
+        holdfast("resume", run, "limits.token_budget=1000000", cwd=tmp_path)
         assert metrics(run)["coverage"] == 1
 
 

@@ -210,7 +210,7 @@ class TestWhatTheChangeTouches:
             changed("graders.0.weight", 3),
             changed("gate", {"correct": 0.1}),
             changed("limits", {"concurrency": 2, "turn_timeout": 7, "trial_timeout": 70, "retries": 1}),
-            changed("limits", {"concurrency": "auto", "max_tokens": 10_000_000, "max_time": "9h"}),
+            changed("limits", {"concurrency": "auto", "token_budget": 10_000_000, "max_time": "9h"}),
             changed("output", {"nat": {"dir": "nat"}}),
             changed("target.api_key_env", "ANOTHER_KEY"),
             changed("target.base_url", "http://127.0.0.1:1/v1"),
@@ -411,13 +411,13 @@ class TestWhereItCameFrom:
         lab.spec["graders"] = lab.spec["graders"][:1]
         spent = sum(metrics(lab.eval().run)["usage"][kind] for kind in ("input_tokens", "output_tokens"))
         lab.rows += rows(2, start=50)
-        done = lab.eval("--max-tokens", spent)
+        done = lab.eval("--token-budget", spent)
         assert done.asked == 2 and metrics(done.run)["coverage"] == 1.0
         lab.rows += rows(2, start=60)
-        held = lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
+        held = lab.eval("--token-budget", 1, "--concurrency", 1, check=3)
         assert held.asked == 1, "what this run pays itself does count"
         assert "budget reached" in held.out
-        went_on = lab.eval("--max-tokens", spent)
+        went_on = lab.eval("--token-budget", spent)
         assert went_on.asked == 1, "nor are they counted when the run is opened again"
 
     def test_fresh_reuses_nothing(self, lab: Lab) -> None:
@@ -428,13 +428,13 @@ class TestWhereItCameFrom:
     def test_a_run_begun_with_fresh_borrows_nothing_when_it_goes_on_either(self, lab: Lab) -> None:
         lab.eval()
         lab.rows += rows(1, start=50)
-        begun = lab.eval("--fresh", "--max-tokens", 1, "--concurrency", 1, check=3)
+        begun = lab.eval("--fresh", "--token-budget", 1, "--concurrency", 1, check=3)
         assert begun.asked == 1
         went_on = lab.eval()
         assert went_on.run == begun.run and went_on.asked == ROWS
 
     def test_an_unfinished_run_lends_what_it_has(self, lab: Lab) -> None:
-        lab.eval("--max-tokens", 1, "--concurrency", 1, check=3)
+        lab.eval("--token-budget", 1, "--concurrency", 1, check=3)
         lab.rows += rows(1, start=50)
         assert lab.eval().asked == ROWS
 

@@ -141,7 +141,7 @@ def test_a_refusal_that_will_hit_every_request_stops_the_run_at_once(
 
 def test_a_refusal_in_the_middle_keeps_what_was_answered(tmp_path: Path, provider: Server, calm: Path) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
-    holdfast("eval", eval_file, "--max-tokens", "30", cwd=tmp_path, check=3)
+    holdfast("eval", eval_file, "--token-budget", "30", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
     there = len(kept(run))
     assert 0 < there < ROWS
@@ -243,7 +243,7 @@ PRICES = {"test-model": {"input": 1_000_000, "output": 2_000_000}}
 
 @pytest.mark.parametrize(
     ("option", "first", "second", "said"),
-    [("--max-tokens", "30", "60", "tokens used"), ("--max-cost", "40", "80", "spent")],
+    [("--token-budget", "30", "60", "tokens used"), ("--max-cost", "40", "80", "spent")],
 )
 def test_a_budget_stops_admission_counts_earlier_spending_and_can_be_raised(
     option: str, first: str, second: str, said: str, tmp_path: Path, provider: Server
@@ -316,8 +316,8 @@ def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: 
 def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, provider: Server) -> None:
     (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
     silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
-    said = holdfast("eval", silent, "--max-cost", "1", "--max-tokens", "1000", cwd=tmp_path).stderr
-    assert said.count("max_cost cannot be kept") == said.count("max_tokens cannot be kept") == 1
+    said = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
+    assert said.count("max_cost cannot be kept") == said.count("token_budget cannot be kept") == 1
     provider.control(usage=False)
     prices = {"test-model": {"input": 1, "output": 1}}
     model = write_eval(tmp_path / "model", provider.base_url, prices=prices)

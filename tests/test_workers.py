@@ -418,10 +418,10 @@ def test_a_fault_of_all_is_said_once_for_all_workers(tmp_path: Path, provider: S
 
 def test_a_budget_stops_all_workers_and_more_of_it_goes_on(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     provider.control(latency=0.05)
-    ended = holdfast("eval", eval_file, "--workers", "2", "--max-tokens", "60", cwd=tmp_path, check=3)
+    ended = holdfast("eval", eval_file, "--workers", "2", "--token-budget", "60", cwd=tmp_path, check=3)
     assert "budget reached" in ended.stdout and 20 <= provider.requests < ROWS / 2
     asked = provider.requests
-    at_once = holdfast("eval", eval_file, "--workers", "2", "--max-tokens", "60", cwd=tmp_path, check=3)
+    at_once = holdfast("eval", eval_file, "--workers", "2", "--token-budget", "60", cwd=tmp_path, check=3)
     assert "budget reached" in at_once.stdout and provider.requests == asked
     holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path)
     assert provider.requests == ROWS
@@ -431,7 +431,7 @@ def test_a_budget_stops_all_workers_and_more_of_it_goes_on(tmp_path: Path, provi
 def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     shown = "target.base_url=http://user:sesame@127.0.0.1:1/v1"
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
-    holdfast("eval", eval_file, "limits.max_tokens=1", cwd=tmp_path, check=3)
+    holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
     assert "nothing is shared out" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)

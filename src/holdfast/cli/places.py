@@ -24,7 +24,10 @@ runs_dir_option = click.option(
 
 def runs_directory(given: Path | None) -> Path:
     """The option, else the environment's, else ./runs."""
-    return given or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
+    chosen = given or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
+    if chosen.exists() and not chosen.is_dir():
+        raise UsageError(f"{chosen} is a file, not a directory for runs", remedy="Give another one with --runs-dir.")
+    return chosen
 
 
 def find_run(name: str, runs_dir: Path) -> Path:

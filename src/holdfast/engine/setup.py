@@ -17,7 +17,7 @@ from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.engine.workspace import workspace_identity
-from holdfast.errors import Fault, UsageError, VersionError
+from holdfast.errors import Fault, VersionError
 from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Slot, Work
@@ -155,8 +155,6 @@ def open_run(
     def lost() -> None:
         opened.lost = True
 
-    if options.runs_dir.exists() and not options.runs_dir.is_dir():
-        raise UsageError(f"--runs-dir {options.runs_dir} is a file", remedy="Give a directory for the runs.")
     try:
         make_directory(rundir.path.parent)
         opened.lease = lease or hold(rundir, options.wait, notice, lost)

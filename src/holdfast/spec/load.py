@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -236,7 +237,11 @@ def build_eval(
 
 
 def _build(document: Document, folder: Path, functions: Mapping[str, Any], notices: tuple[str, ...]) -> Eval:
-    problems: list[Problem] = []
+    problems = [
+        Problem(document.where(location), "is no number that JSON has, so it cannot be sent or kept")
+        for location in _not_finite(document.data)
+        if location[:1] != ("samples",)  # rows are the dataset's matter
+    ]
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = _target(document.data.get("target"), document, problems)
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
@@ -305,6 +310,15 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     if problems:
         raise ConfigError(problems)
     return built
+
+
+def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
+    """Where a value has NaN or infinity, which YAML writes as .nan and .inf."""
+    if isinstance(node, float) and not math.isfinite(node):
+        yield location
+    elif isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _not_finite(value, (*location, key))
 
 
 def _target(data: Any, document: Document, problems: list[Problem], key: str = "target") -> TargetBlock | None:

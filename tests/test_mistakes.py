@@ -1,0 +1,266 @@
+"""Mistakes that people make in files and on the command line: what they are told, with exit code 2 and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.running import HOLDFAST, environment, holdfast, lines, run_dir, server, write_eval
+from tests.support.specs import command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.running import Server
+
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture
+def type_in(monkeypatch: Any, capsys: Any, tmp_path: Path) -> Any:
+    for name in ("HOLDFAST_RUNS_DIR", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *words: command(monkeypatch, capsys, tmp_path, *words)
+
+
+def refused(type_in: Any, *words: Any) -> str:
+    ended = type_in(*words)
+    assert ended.code == 2, ended
+    assert "Traceback" not in ended.err
+    return str(ended.err)
+
+
+# Which eval
+
+
+def test_a_folder_stands_for_its_eval_file(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    write_eval(tmp_path, mock.base_url, rows=2, name="eval")
+    assert type_in("eval", ".").code == 0
+    assert type_in("eval").code == 0
+    assert type_in("eval", "prompt=x", "--dry-run").code == 0
+
+
+def test_a_folder_without_an_eval_file_names_what_it_has(type_in: Any, tmp_path: Path) -> None:
+    assert "holdfast init" in refused(type_in, "eval", ".")
+    write_eval(tmp_path, NOBODY, name="sums")
+    assert "sums.yaml" in refused(type_in, "eval", ".")
+    assert "sums.yaml" in refused(type_in, "eval")
+
+
+def test_a_dataset_is_not_an_eval_file(type_in: Any, tmp_path: Path) -> None:
+    write_eval(tmp_path, NOBODY)
+    said = refused(type_in, "eval", "data.jsonl")
+    assert "is a dataset, not an eval file" in said and "dataset: {path: data.jsonl}" in said
+
+
+# Budgets and lengths
+
+
+def test_max_tokens_is_refused_with_both_meanings(type_in: Any, tmp_path: Path) -> None:
+    path = write_eval(tmp_path, NOBODY)
+    said = refused(type_in, "eval", path, "--max-tokens", "512")
+    assert "target.params.max_tokens=512" in said and "--token-budget 512" in said
+    said = refused(type_in, "eval", path, "limits.max_tokens=512")
+    assert "target.params.max_tokens" in said and "limits.token_budget" in said
+
+
+def test_a_run_that_was_given_its_budget_under_the_earlier_name_resumes(
+    type_in: Any, tmp_path: Path, mock: Server
+) -> None:
+    path = write_eval(tmp_path, mock.base_url, rows=4, limits={"token_budget": 1, "concurrency": 1})
+    assert type_in("eval", path).code == 3
+    run = run_dir(tmp_path)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["eval"]["limits"] = {"max_tokens": 1, "concurrency": 1}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert type_in("resume", run).code == 3, "the budget holds"
+    assert type_in("resume", run, "limits.token_budget=1000").code == 0
+    assert len(lines(run / "outputs.jsonl")) == 4
+
+
+def test_starting_from_scratch_leaves_nothing_to_retry(type_in: Any, tmp_path: Path) -> None:
+    assert "--retry-failed" in refused(type_in, "eval", write_eval(tmp_path, NOBODY), "--fresh", "--retry-failed")
+
+
+# Keys in the wrong place
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ({"model": "m", "temperature": 0}, "params: {temperature: …}"),
+        ({"model": "m", "max_tokens": 20}, "params: {max_tokens: …}"),
+        ({"model": "m", "url": "http://x"}, "did you mean 'base_url'?"),
+        ({"model": "m", "modle": "x"}, "did you mean 'model'?"),
+        ({"model": "m", "params": {"temperature": float("nan")}}, "target.params.temperature: is no number"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_answered_with_the_right_one(
+    type_in: Any, tmp_path: Path, target: dict[str, Any], said: str
+) -> None:
+    path = write_eval(tmp_path, NOBODY, target=target)
+    path.write_text(path.read_text().replace("NaN", ".nan"))
+    shown = refused(type_in, "eval", path)
+    assert said in shown
+    assert "known here" not in shown or "did you mean" not in shown
+
+
+def test_all_problems_are_listed_at_once_in_the_order_of_their_lines(type_in: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(
+        'schemaVersion: "1.1"\nname: e\nprompt: "{{ q"\ngraders:\n  - {type: exact, name: a, where: "q =="}\n'
+        "target: {model: m, modle: 1}\n"
+    )
+    said = refused(type_in, "eval", "e.yaml")
+    assert "give either `dataset` or `samples`" in said and "did you mean 'model'?" in said
+    (tmp_path / "e.yaml").write_text(
+        'schemaVersion: "1.1"\nname: e\nsamples: [{id: a}]\ntarget: {model: m}\n'
+        'graders:\n  - {type: exact, name: a, where: "q =="}\nprompt: "{{ q"\n'
+    )
+    said = refused(type_in, "eval", "e.yaml")
+    assert said.index("e.yaml:6") < said.index("e.yaml:7")
+
+
+def test_a_text_on_the_command_line_needs_no_quotes_of_yaml(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    path = write_eval(tmp_path, mock.base_url, rows=1)
+    assert type_in("eval", path, "system=Answer in the form: N", "target.params={seed: 1}").code == 0
+    assert lines(run_dir(tmp_path) / "outputs.jsonl")[0]["messages"][0]["content"] == "Answer in the form: N"
+
+
+# Data
+
+
+def with_data(folder: Path, name: str, content: bytes, **block: Any) -> Path:
+    path = write_eval(folder, NOBODY, dataset={"path": name, **block}, prompt="{{ q }}", graders=[])
+    (folder / name).write_bytes(content)
+    return path
+
+
+def test_values_separated_by_semicolons_are_recognised(type_in: Any, tmp_path: Path) -> None:
+    path = with_data(tmp_path, "d.csv", b"id;q\na;What?\n")
+    said = refused(type_in, "eval", path, "-d")
+    assert "d.csv:1" in said and """delimiter: ";\"""" in said
+    assert type_in("eval", path, "-d", "dataset.delimiter=';'").code == 0
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl", "d.json"])
+def test_another_encoding_is_named_and_can_be_declared(type_in: Any, tmp_path: Path, name: str) -> None:
+    rows = {
+        "d.csv": "id,q\na,plain\nb,Café?\n",
+        "d.jsonl": '{"q": "plain"}\n{"q": "Café?"}\n',
+        "d.json": '[{"q": "Café?"}]',
+    }
+    path = with_data(tmp_path, name, rows[name].encode("latin-1"))
+    said = refused(type_in, "eval", path, "-d")
+    assert "not UTF-8" in said and "dataset.encoding: latin-1" in said and "0xe9" in said
+    if name != "d.json":
+        assert f"{name}:" in said
+    shown = type_in("eval", path, "-d", "--json", "dataset.encoding=latin-1")
+    assert shown.code == 0 and "Unknown" not in shown.out
+    assert "Check dataset.encoding" in refused(type_in, "eval", path, "-d", "dataset.encoding=klingon")
+
+
+def test_values_that_json_lacks_are_named(type_in: Any, tmp_path: Path) -> None:
+    said = refused(type_in, "eval", with_data(tmp_path, "d.jsonl", b'{"q": "x"}\n{"q": NaN}\n'), "-d")
+    assert "d.jsonl:2" in said and "JSON has no NaN" in said
+
+
+def test_rows_under_a_key_of_a_json_file_can_be_pointed_at(type_in: Any, tmp_path: Path) -> None:
+    path = with_data(tmp_path, "d.json", b'{"version": 2, "data": {"rows": [{"q": "What?"}]}, "list": []}')
+    assert "dataset.field: list" in refused(type_in, "eval", path, "-d")
+    assert "has nothing at dataset.field" in refused(type_in, "eval", path, "-d", "dataset.field=rows")
+    assert type_in("eval", path, "-d", "dataset.field=data.rows").code == 0
+
+
+def test_a_filter_that_keeps_nothing_is_shown(type_in: Any, tmp_path: Path) -> None:
+    path = with_data(tmp_path, "d.jsonl", b'{"q": 1}\n{"q": 2}\n', where="q == 3")
+    assert "of 2 rows, `where: q == 3` keeps none" in refused(type_in, "eval", path, "-d")
+
+
+# Places
+
+
+def test_a_file_in_place_of_the_runs_directory_is_wrong_usage(type_in: Any, tmp_path: Path) -> None:
+    path = write_eval(tmp_path, NOBODY)
+    assert "is a file" in refused(type_in, "eval", path, "--runs-dir", "data.jsonl")
+
+
+# Before a run
+
+
+def test_a_dry_run_shows_the_first_prompt_and_about_how_many_tokens(type_in: Any, tmp_path: Path) -> None:
+    path = write_eval(
+        tmp_path,
+        NOBODY,
+        rows=100,
+        target={"model": "gpt-4o-mini", "base_url": NOBODY},
+        system="You are terse.",
+        prompt="Please: {{ question }}\nThanks.",
+        follow_ups=["Sure?"],
+    )
+    ended = type_in("eval", path, "--dry-run", "--trials", "2")
+    assert ended.code == 0
+    assert "first sample: s0 (" in ended.out
+    assert "  system: You are terse.\n  user: Please: question 0\n    Thanks.\n  user: Sure?" in ended.out
+    planned = json.loads(type_in("eval", path, "--dry-run", "--json", "--trials", "2").out)["preview"]
+    letters = len("You are terse." + "Please: question 10\nThanks.")
+    assert planned["tokens"] == pytest.approx(letters / 4 * 200, rel=0.05) and planned["trials"] == 200
+    assert planned["cost"] == pytest.approx(planned["tokens"] * 0.15 / 1e6)
+    assert f"about {planned['tokens']:,} tokens to send for 200 trials, about $" in ended.out
+
+
+def test_growing_a_limit_is_not_called_a_change_of_rows(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    path = write_eval(tmp_path, mock.base_url, rows=10)
+    assert type_in("eval", path, "--limit", "5", "--token-budget", "1", "--concurrency", "1").code == 3
+    assert "rows changed" not in type_in("eval", path, "--limit", "8", "--dry-run").out
+
+
+# Terminals
+
+
+def test_a_terminal_that_knows_only_ascii_gets_no_traceback(tmp_path: Path, mock: Server) -> None:
+    path = write_eval(tmp_path, mock.base_url, rows=2)
+    done = subprocess.run(
+        [*HOLDFAST, "eval", str(path)],
+        cwd=tmp_path,
+        env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"),
+        capture_output=True,
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    assert b"exact" in done.stdout and done.stdout.isascii()
+
+
+def test_help_shows_options_in_groups_with_an_example(tmp_path: Path) -> None:
+    said = holdfast("eval", "--help", cwd=tmp_path).stdout
+    for title in ("What to run:", "How much, how fast:", "Earlier results and errors:", "Output:", "On a cluster:"):
+        assert title in said
+    assert "holdfast eval gsm8k.yaml --dry-run" in said and "--max-tokens" not in said
+    assert "Other:" in said and said.index("Other:") > said.index("--help") - 200
+
+
+def completions(folder: Path, line: str) -> list[str]:
+    words = line.split(" ")
+    env = environment(_HOLDFAST_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    script = "import sys; sys.argv = ['holdfast']; from holdfast.cli.main import main; main()"
+    done = subprocess.run([HOLDFAST[0], "-c", script], cwd=folder, env=env, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def test_the_shell_completes_files_run_ids_and_profiles(type_in: Any, tmp_path: Path, mock: Server) -> None:
+    type_in("eval", write_eval(tmp_path, mock.base_url, rows=1))
+    (tmp_path / "env.toml").write_text('[cluster]\nexecutor = "local"\n[wandb]\nproject = "x"\n')
+    run = run_dir(tmp_path).name.rpartition("-")[2]
+    assert completions(tmp_path, f"holdfast export {run[:3]}") == [f"plain,{run}"]
+    assert completions(tmp_path, "holdfast eval e.y") == ["file,e.y"]
+    assert completions(tmp_path, "holdfast export ru") == ["file,ru"], "a path where no id fits"
+    assert completions(tmp_path, "holdfast doctor c") == ["plain,cluster"]
+    assert completions(tmp_path, "holdfast eval e.yaml --run cl") == ["plain,cluster"]
