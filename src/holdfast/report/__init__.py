@@ -4,6 +4,7 @@
 `tally`    what is counted on the way through a run
 `idle`     graders that checked nothing, in words
 `metrics`  results.json and metrics.json
+`preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
