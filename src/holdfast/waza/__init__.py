@@ -4,6 +4,9 @@
 `config`     its `config` block, and the defaults of `.waza.yaml`
 `tasks`      task files and CSV rows as samples
 `files`      fixtures, skills and instructions that are read along
+`repos`      commits of git repositories, as files of the workspace
+`target`     what is asked of the target: tools, working directory, environment
+`mocks`      mocked MCP servers as scripted tools
 `graders`    graders and checkpoints, the older kinds too
 `triggers`   `trigger_tests.yaml`
 `gotext`     Go's templates, as far as evals use them
