@@ -340,7 +340,7 @@ class Tasks:
         return self._findings.inside(document, ("context_dir",), self._folder, str(name or "fixtures")) or self._folder
 
     def _group(self, context: dict[str, Any], tags: list[str]) -> str | None:
-        """What `group_by` says of a task: of its context, or of a tag such as `language:go`."""
+        """Return the group of a task: the key of its context, or a tag such as `language:go`."""
         key = self._config.group_by
         if key is None:
             return None
