@@ -151,8 +151,8 @@ class ScriptedResponse(Block):
 
     match: dict[str, Any] = {}
     """the call's arguments, all of them"""
-    match_regex: dict[str, Pattern] = {}
-    """patterns by argument; a value that is no text is taken as JSON"""
+    match_regex: dict[str, str] = {}
+    """patterns (RE2) by argument; a value that is no text is taken as JSON"""
     match_schema: dict[str, Any] = {}
     """a JSON Schema for the arguments"""
     result: Any = None

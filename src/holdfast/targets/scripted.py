@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.regex import compile_regex
 from holdfast.targets.tools import Tool, as_text
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def scripted_tool(block: ScriptedTool, where: str) -> Tool:
 
 def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any]], bool]:
     """Return whether a response is for a call, as a function of the call's arguments."""
-    patterns = {name: compile_regex(pattern) for name, pattern in response.match_regex.items()}
+    patterns = {name: _pattern(pattern, where) for name, pattern in response.match_regex.items()}
     valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the other one is a method
     if response.match_schema:
         import jsonschema_rs  # few tools are told apart by schemas
@@ -53,6 +52,19 @@ def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any
         )
 
     return fits
+
+
+def _pattern(source: str, where: str) -> Any:
+    """Return a pattern whose matching takes no longer than the text is long."""
+    import re2  # few tools are told apart by patterns
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(source, options)
+    except re2.error as error:
+        said = f"match_regex: {source!r} is no regular expression of RE2's: {error}"
+        raise ConfigError([Problem(where, said)]) from error
 
 
 def _no_retrieval(uri: str) -> dict[str, Any] | bool:
