@@ -152,6 +152,7 @@ def test_a_hook_runs_where_its_working_directory_or_its_program_is_found(tmp_pat
     hooks = """\
 hooks:
   before_run: [{command: sh -c pwd>here, working_directory: tools}, {command: ./tools/note.sh}]
+  before_task: [{command: "true", working_directory: evals/e}]
   after_run: [{command: "true", working_directory: nowhere}]
 """
     path = tree(tmp_path / "evals" / "e", eval_yaml=EVAL + hooks)
@@ -160,7 +161,8 @@ hooks:
     (tmp_path / "tools" / "note.sh").chmod(0o755)
     spec = load(path)
     assert [hook.working_directory for hook in spec.hooks.before_run] == ["../../tools", "../.."]
-    assert "eval.yaml:8: hooks.after_run[0].working_directory: no such file: 'nowhere'" in notices(spec)
+    assert spec.hooks.before_task[0].working_directory == "."
+    assert "eval.yaml:9: hooks.after_run[0].working_directory: no such file: 'nowhere'" in notices(spec)
     holdfast("eval", path, cwd=tmp_path)
     assert (tmp_path / "noted").read_text().strip() == str(tmp_path)
 
@@ -183,6 +185,7 @@ def test_an_empty_prompt_is_asked_of_the_mock_executor_and_of_a_model(tmp_path: 
     path = tree(tmp_path, tasks_a_yaml=TASK.replace("Hello.", '""'))
     holdfast("eval", path, cwd=tmp_path)
     assert kept(run_dir(tmp_path, "small"))[0]["output"] == "Mock response for: \nTask: One"
+    assert rows(load(tree(tmp_path / "null", tasks_a_yaml="id: x\ninputs: {prompt: }\n")))["x"]["prompt"] == ""
     with server(answer="mock") as provider:
         holdfast("eval", path, "-m", "m", f"target.base_url={provider.base_url}", "--runs-dir", "r", cwd=tmp_path)
         assert provider.requests == 1

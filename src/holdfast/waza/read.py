@@ -384,7 +384,7 @@ class _Translation:
             program = str(words[0]) if isinstance(words, list) and words else ""
             named = "/" in program and not program.startswith("/")
             folder = next((place for place in findings.places if named and (place / program).is_file()), None)
-        if folder is not None and folder.resolve() != self._folder:
+        if folder is not None:
             hook["working_directory"] = os.path.relpath(folder.resolve(), self._folder)
 
     def _metadata(self, config: Config) -> dict[str, Any]:

@@ -264,6 +264,8 @@ class Tasks:
             except (OSError, UnicodeDecodeError) as error:
                 findings.wrong(document, place, f"{file} cannot be read: {error}")
                 return None
+        if prompt is None and "prompt" in inputs:
+            prompt = ""  # `prompt:` with nothing after it
         if not isinstance(prompt, str):
             said = (
                 "a task needs inputs.prompt, a text that may be empty, or inputs.prompt_file; "
