@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import evaluate
 from holdfast.engine.setup import identify
 from holdfast.graders.build import build_graders
 from holdfast.spec.fields import ScriptedTool
@@ -351,6 +352,16 @@ def test_a_mocked_server_answers_a_model(tmp_path: Path, mocked: Path) -> None:
     assert identify(load(mocked, "target.model=m")).work.digest != before
 
 
+def _agent(prompt: str, context: Any) -> str:
+    return f"mock {context.tool('inventory-count', {'kind': prompt})}"
+
+
+def test_a_mocked_server_answers_a_function_given_from_python(tmp_path: Path, mocked: Path) -> None:
+    done = evaluate(mocked, target=_agent, runs_dir=tmp_path / "runs")
+    assert done.finished
+    assert kept(run_dir(tmp_path, "small"))[0]["output"] == 'mock "two"'
+
+
 def test_a_scripted_tool_gives_the_first_response_that_fits() -> None:
     block = ScriptedTool.model_validate(
         {
@@ -433,6 +444,11 @@ def test_allow_only_has_whole_names_and_an_empty_list_allows_no_tool(
 def test_a_responder_needs_instructions_and_may_have_checkpoints_beyond_its_replies(tmp_path: Path) -> None:
     responder = "id: x\ninputs:\n  prompt: x\n  responder: {model: m, instructions: '  ', max_followups: 1}\n"
     assert "inputs.responder.instructions: says who the user is" in refused(tree(tmp_path, tasks_a_yaml=responder))
+    played = EVAL.replace("executor: mock", "executor: mock, model: gpt-5")
+    nobody = responder.replace("'  '", "You are Ada.").replace("model: m, ", "")
+    spec = load(tree(tmp_path / "model", eval_yaml=played, tasks_a_yaml=nobody))
+    assert spec.responder is not None and spec.responder.model == "gpt-5"
+    assert "responder.model=MODEL" in refused(tree(tmp_path / "none", tasks_a_yaml=nobody))
     later = "checkpoints: [{after_turn: 5, graders: [{type: text, contains: [x]}]}]\n"
     spec = load(tree(tmp_path, tasks_a_yaml=responder.replace("'  '", "You are Ada.") + later))
     assert [point.after_turn for point in spec.checkpoints] == [5]

@@ -118,7 +118,8 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if responder.model is None and "model" not in target:
-        problems.append(Problem(document.where(("responder",)), "needs a `model` that plays the user"))
+        message = "needs a `model` that plays the user; on the command line: responder.model=MODEL"
+        problems.append(Problem(document.where(("responder",)), message))
         return responder
     return responder.model_copy(
         update=_same_endpoint(responder.model, responder.base_url, responder.api_key_env, target)

@@ -8,6 +8,7 @@
 `target`     what is asked of the target: tools, working directory, environment
 `mocks`      mocked MCP servers as scripted tools
 `graders`    graders and checkpoints, the older kinds too
+`hooks`      programs around the run and its trials
 `triggers`   `trigger_tests.yaml`
 `gotext`     Go's templates, as far as evals use them
 `findings`   what is wrong, what is passed over, and where

@@ -73,7 +73,7 @@ class Graders:
         self._folder = folder
         self._judge = judge
         self._own_judge = own_judge
-        """the target is a model, which judges where no other is named"""
+        """the target is a model, which judges where no other is named, or is not known yet"""
 
     def all_of(self, document: Document, location: Location) -> list[Made]:
         """A list of graders."""

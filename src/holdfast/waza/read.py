@@ -7,7 +7,6 @@ each part of it came from is kept beside it: a problem is named by the task file
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ from holdfast.waza.config import project_folder, read_config, version_problem
 from holdfast.waza.files import agent_file, instructions, skill_text
 from holdfast.waza.findings import Findings
 from holdfast.waza.graders import Graders, Made, allow_only, only_for, unique_names
+from holdfast.waza.hooks import placed_hooks
 from holdfast.waza.target import target_fields
 from holdfast.waza.tasks import REFUSED, Task, Tasks
 from holdfast.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
@@ -75,7 +75,10 @@ def translate(document: Document, overrides: Sequence[Override]) -> tuple[Docume
             left.append((key, value))
     translation = _Translation(theirs, _target_kind(overrides), chosen)
     ours = translation.document()
-    given = {name for key, value in left if key[0] == "target" for name in (key[1:2] or value)}
+    given: set[str] = set()
+    for key, value in left:
+        if key[0] == "target":
+            given.update(key[1:2] or (value if isinstance(value, dict) else ()))
     left += [(("target", name), value) for name, value in translation.target.items() if name not in given]
     return ours, left
 
@@ -115,7 +118,7 @@ class _Translation:
         config = read_config(findings, theirs)
         target = self._target(config)
         kind = self._kind or next(iter(target), "")
-        graders = Graders(findings, self._folder, config.judge, own_judge=kind == "model")
+        graders = Graders(findings, self._folder, config.judge, own_judge=kind in ("model", ""))
         common = graders.all_of(theirs, ("graders",))
         common += self._tool_policy(config, common)
         tasks = self._selected(Tasks(findings, theirs, self._folder, config, graders).read())
@@ -136,7 +139,7 @@ class _Translation:
             "checkpoints": self._checkpoints(tasks),
             "limits": self._limits(config, tasks),
             "gate": self._gate(bool(triggers)),
-            "hooks": self._hooks(),
+            "hooks": placed_hooks(findings, theirs, self._folder),
             "samples": self._samples,
         }
         self._complete_rows()
@@ -146,7 +149,11 @@ class _Translation:
         if findings.problems:
             raise ConfigError(findings.problems)
         self._say_what_is_not_graded(common, tasks)
-        origins: dict[Location, tuple[Document, Location]] = {("name",): (theirs, ("name",)), **self._origins}
+        origins: dict[Location, tuple[Document, Location]] = {
+            ("name",): (theirs, ("name",)),
+            ("hooks",): (theirs, ("hooks",)),
+            **self._origins,
+        }
         return Document(data, theirs.path, elsewhere=origins, notices=findings.notices)
 
     def _check_version(self) -> None:
@@ -262,7 +269,8 @@ class _Translation:
                 row.setdefault("instructions", "")
                 row.setdefault("max_followups", 0)
             said["responder"] = {"instructions": "{{ instructions }}", "max_followups": "max_followups"}
-            if (model := next(iter(models))) is not None:
+            model = next(iter(models)) or (config.model if kind != "model" else None)  # as in waza
+            if model is not None:
                 said["responder"]["model"] = model
             self._origins["responder",] = (played[0].document, ("inputs", "responder"))
         return said
@@ -319,10 +327,14 @@ class _Translation:
         if found is None:
             return []
         document, rows = found
+        skill = str(document.data.get("skill") or self._document.data.get("skill") or "")
+        if not skill:
+            self._findings.notice(document, (), f"{len(rows)} prompts are left out: no skill is named")
+            return []
         for row in rows:
             self._origins[("samples", len(self._samples))] = (document, ())
             self._samples.append(row)
-        return trigger_graders(str(document.data.get("skill") or self._document.data.get("skill") or ""))
+        return trigger_graders(skill)
 
     def _gate(self, triggers: bool) -> dict[str, float]:
         """Of waza's metrics only trigger_accuracy is ever measured."""
@@ -358,34 +370,6 @@ class _Translation:
         if config.concurrency is not None:
             limits["concurrency"] = config.concurrency
         return limits
-
-    def _hooks(self) -> dict[str, Any]:
-        hooks: dict[str, Any] = copy.deepcopy(self._findings.block(self._document, (), "hooks"))
-        self._origins["hooks",] = (self._document, ("hooks",))
-        for when, listed in hooks.items():
-            for number, hook in enumerate(listed if isinstance(listed, list) else []):
-                if isinstance(hook, dict):
-                    self._place_hook(hook, ("hooks", when, number))
-        return hooks
-
-    def _place_hook(self, hook: dict[str, Any], location: Location) -> None:
-        """Name the folder in which a hook runs from the eval's folder.
-
-        That is its working directory, or the folder from which its program is named.
-        """
-        findings, name = self._findings, hook.get("working_directory")
-        if isinstance(name, str) and name:
-            folder = findings.find(name)
-            if folder is None:
-                findings.notice(self._document, (*location, "working_directory"), findings.nowhere(name))
-        else:
-            command = hook.get("command")
-            words = command.split() if isinstance(command, str) else command
-            program = str(words[0]) if isinstance(words, list) and words else ""
-            named = "/" in program and not program.startswith("/")
-            folder = next((place for place in findings.places if named and (place / program).is_file()), None)
-        if folder is not None:
-            hook["working_directory"] = os.path.relpath(folder.resolve(), self._folder)
 
     def _metadata(self, config: Config) -> dict[str, Any]:
         """What `--export waza` says of the eval again."""
