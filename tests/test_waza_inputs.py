@@ -210,6 +210,7 @@ def repository(tmp_path: Path) -> Path:
     """A repository with two commits, of which the first is tagged `old`."""
     folder = tmp_path / "repo"
     put(folder, {"lib/a.txt": "first\n", "run.sh": "#!/bin/sh\n"})
+    (folder / "run.sh").chmod(0o755)
     (folder / "link").symlink_to("lib/a.txt")
     (folder / "b.bin").write_bytes(b"\xff\x00")
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
@@ -239,7 +240,7 @@ def test_the_files_of_a_commit_are_in_the_workspace(tmp_path: Path, repository: 
     assert rows(spec)["one"]["checkout"] == {
         "code/b.bin": {"base64": "/wA="},
         "code/lib/a.txt": "second\n",
-        "code/run.sh": "#!/bin/sh\n",
+        "code/run.sh": {"text": "#!/bin/sh\n", "executable": True},
     }
     assert "the 3 files of" in notices(spec) and "1 links and submodules are left out" in notices(spec)
     assert (
@@ -254,6 +255,8 @@ def test_the_files_of_a_commit_are_in_the_workspace(tmp_path: Path, repository: 
     holdfast("eval", with_repository(tmp_path / "e", "../repo", grader), cwd=tmp_path)
     run = run_dir(tmp_path, "small")
     assert json.loads((run / "metrics.json").read_text())["passed"] == 1.0
+    files = kept(run)[0]["files"]
+    assert files["code/run.sh"].endswith("+x") and not files["code/lib/a.txt"].endswith("+x")
     assert "Analyzed" not in kept(run)[0]["output"]  # waza's mock executor shows fixtures, not repositories
 
 

@@ -9,32 +9,35 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.waza.files import LARGEST, Content, content
+from holdfast.waza.files import LARGEST, content
 from holdfast.waza.findings import at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.spec.document import Document, Location
     from holdfast.waza.findings import Findings
 
-_FILES: Final = ("100644", "100755", "100664")
+_PLAIN: Final = ("100644", "100664")
+_EXECUTABLE: Final = "100755"
 
 
-def checked_out(findings: Findings, task: Document) -> dict[str, Content]:
+def checked_out(findings: Findings, task: Document) -> dict[str, Any]:
     """Return the files of all repositories of a task by their paths in the workspace."""
     place: Location = ("inputs", "repos")
     listed = at(task, ("inputs",)).get("repos") or []
     if not isinstance(listed, list):
         findings.wrong(task, place, "is a list of {type: worktree, source: …, commit: …, dest: …}")
         return {}
-    files: dict[str, Content] = {}
+    files: dict[str, Any] = {}
     for number in range(len(listed)):
         files |= _files(findings, task, (*place, number))
     return files
 
 
-def _files(findings: Findings, task: Document, place: Location) -> dict[str, Content]:
+def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any]:
     block = at(task, place)
     findings.keys(task, place, ("type", "source", "commit", "dest"))
     if block.get("type") != "worktree":
@@ -52,30 +55,26 @@ def _files(findings: Findings, task: Document, place: Location) -> dict[str, Con
         return {}
     try:
         head = _git(repository, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").decode().strip()
-        entries = [
-            _entry(line) for line in _git(repository, "ls-tree", "-rlz", "--full-tree", head).split(b"\0") if line
-        ]
-        plain = [(size, name, path) for mode, size, name, path in entries if mode in _FILES]
-        if sum(size for size, _, _ in plain) > LARGEST:
-            said = (
-                f"{source} is larger than {LARGEST >> 20} MB, which is the most that is kept; let a hook check it out"
-            )
-            findings.wrong(task, place, said)
+        lines = _git(repository, "ls-tree", "-rlz", "--full-tree", head).split(b"\0")
+        entries = [_entry(line) for line in lines if line]
+        files = [entry for entry in entries if entry.mode in (*_PLAIN, _EXECUTABLE)]
+        if sum(file.size for file in files) > LARGEST:
+            most = f"{LARGEST >> 20} MB, which is the most that is kept"
+            findings.wrong(task, place, f"{source} is larger than {most}; let a hook check it out")
             return {}
-        asked = "".join(f"{name}\n" for _, name, _ in plain).encode()
-        contents = _batch(_git(repository, "cat-file", "--batch", stdin=asked), [size for size, _, _ in plain])
+        contents = _contents(repository, files)
     except (subprocess.CalledProcessError, OSError) as error:
         said = (getattr(error, "stderr", b"") or str(error).encode()).decode("utf-8", "replace").strip()
         findings.wrong(task, place, f"{source} at {commit} cannot be read: {said}")
         return {}
-    left_out = len(entries) - len(plain)
+    left_out = len(entries) - len(files)
     findings.notice(
         task,
         place,
-        f"the {len(plain)} files of {repository.resolve()} at {head[:12]} are put into {folder}, without .git"
+        f"the {len(files)} files of {repository.resolve()} at {head[:12]} are put into {folder}, without .git"
         + (f"; {left_out} links and submodules are left out" if left_out else ""),
     )
-    return {f"{folder}/{path}": content(data) for (_, _, path), data in zip(plain, contents, strict=True)}
+    return {f"{folder}/{path}": value for path, value in contents.items()}
 
 
 def below(name: str) -> bool:
@@ -90,18 +89,31 @@ def _git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return subprocess.run(command, check=True, capture_output=True, input=stdin, env=environment).stdout
 
 
-def _entry(line: bytes) -> tuple[str, int, str, str]:
-    """Return mode, size, object and path of a line of `git ls-tree -l`."""
+class _Entry(NamedTuple):
+    """A line of `git ls-tree -l`."""
+
+    mode: str
+    size: int
+    object: str
+    path: str
+
+
+def _entry(line: bytes) -> _Entry:
     about, _, path = line.partition(b"\t")
     mode, _, name, size = about.decode().split()
-    return mode, int(size) if size.isdigit() else 0, name, path.decode("utf-8", "replace")
+    return _Entry(mode, int(size) if size.isdigit() else 0, name, path.decode("utf-8", "replace"))
 
 
-def _batch(answer: bytes, sizes: list[int]) -> list[bytes]:
-    """Return the contents in what `git cat-file --batch` printed, each after a line about it and before a newline."""
-    contents, place = [], 0
-    for size in sizes:
+def _contents(repository: Path, files: Sequence[_Entry]) -> dict[str, Any]:
+    """Return what is in files; git prints each after a line about it, and before a newline."""
+    asked = "".join(f"{file.object}\n" for file in files).encode()
+    answer, place = _git(repository, "cat-file", "--batch", stdin=asked), 0
+    contents: dict[str, Any] = {}
+    for file in files:
         start = answer.index(b"\n", place) + 1
-        contents.append(answer[start : start + size])
-        place = start + size + 1
+        place = start + file.size + 1
+        value = content(answer[start : start + file.size])
+        if file.mode == _EXECUTABLE:
+            value = {**(value if isinstance(value, dict) else {"text": value}), "executable": True}
+        contents[file.path] = value
     return contents

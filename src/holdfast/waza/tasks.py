@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from holdfast.spec.document import Location
     from holdfast.waza.config import Config
-    from holdfast.waza.files import Content
     from holdfast.waza.findings import Findings
     from holdfast.waza.graders import Graders, Made
 
@@ -89,7 +88,7 @@ class Task:
     timeout: float | None = None
     instructions: list[str] = field(default_factory=list)
     responder_model: str | None = None
-    checkout: dict[str, Content] = field(default_factory=dict)
+    checkout: dict[str, Any] = field(default_factory=dict)
     """files of `inputs.repos`"""
     workdir: str = ""
     environment: dict[str, str] = field(default_factory=dict)
