@@ -56,7 +56,7 @@ def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any
 
 def _pattern(source: str, where: str) -> Any:
     """Return a pattern whose matching takes no longer than the text is long."""
-    import re2  # few tools are told apart by patterns
+    import re2  # type: ignore[import-untyped]  # few tools are told apart by patterns
 
     options = re2.Options()
     options.log_errors = False

@@ -112,7 +112,7 @@ def _contents(repository: Path, files: Sequence[_Entry]) -> dict[str, Any]:
     for file in files:
         start = answer.index(b"\n", place) + 1
         place = start + file.size + 1
-        value = content(answer[start : start + file.size])
+        value: Any = content(answer[start : start + file.size])
         if file.mode == _EXECUTABLE:
             value = {**(value if isinstance(value, dict) else {"text": value}), "executable": True}
         contents[file.path] = value
