@@ -151,7 +151,9 @@ class Findings:
             return None
 
     def nowhere(self, name: str) -> str:
-        """Say that a file was not found, and where it was looked for."""
+        """Say why `find` did not find a file, and where it was looked for."""
+        if any((place / name).exists() for place in self._places):
+            return f"{name!r} leads out of the project, {self.root}, and of the working directory"
         places = ", ".join(f"{place} ({label})" for place, label in self._places.items())
         return f"no such file: {name!r}; looked in {places}"
 

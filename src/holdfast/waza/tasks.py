@@ -265,6 +265,8 @@ class Tasks:
                 return None
         if prompt is None and "prompt" in inputs:
             prompt = ""  # `prompt:` with nothing after it
+        elif isinstance(prompt, int | float):
+            prompt = _shown(prompt)
         if not isinstance(prompt, str):
             said = (
                 "a task needs inputs.prompt, a text that may be empty, or inputs.prompt_file; "
