@@ -403,8 +403,76 @@ def test_a_wrong_mock_is_named(mocked: Path, old: str, new: str, said: str) -> N
 def test_mocks_are_rejected_for_targets_that_bring_their_own_tools(mocked: Path) -> None:
     said = refused(mocked, "target.command=[true]")
     assert "eval.yaml:6: mcp_mocks: not supported with target.command, which brings its own tools" in said
-    mocked.write_text(EVAL + "command_mocks: [{name: az}]\n")
-    assert "eval.yaml:6: command_mocks: not supported: commands are not mocked; put programs" in refused(mocked)
+
+
+COMMANDS = """\
+command_mocks:
+  - name: az
+    expect_calls: 3
+    responses:
+      - {args: [login], stdout: {ok: true}}
+      - {args_regex: [show, "x.*"], fixture: shown.txt, stderr: careful, exit_code: 3}
+      - {args: [where], workdir: sub, environment: {WHO: Ada}, stdout: here}
+  - {name: real-program, responses: [{args: [], stdout: not so real}]}
+"""
+
+
+def commands(folder: Path) -> Path:
+    """Write an eval with mocked commands; one of its tasks has others."""
+    put(folder, {"shown.txt": "a fixture"})
+    files = "files: [{path: sub/f, content: x}], environment: {WHO: Ada}"
+    own = "id: two\ncommand_mocks: [{name: az, responses: [{args_regex: ['.*'], stdout: own}]}]\ninputs: {prompt: x}\n"
+    task = TASK.replace("{prompt: Hello.}", f"{{prompt: Hello., {files}}}")
+    return tree(folder, eval_yaml=EVAL + COMMANDS, tasks_a_yaml=task, tasks_b_yaml=own)
+
+
+def test_mocked_commands_are_first_on_the_path_of_a_program(tmp_path: Path) -> None:
+    agent = "az login; echo; az show xy; echo $?; cd sub 2>/dev/null; az where; echo mock"
+    holdfast("eval", commands(tmp_path), f'target.command=[sh, -c, "{agent}"]', cwd=tmp_path)
+    run = run_dir(tmp_path, "small")
+    said = {output["sample"]: output["output"].split("\n") for output in kept(run)}
+    assert said["one"] == ['{"ok":true}', "a fixture3", "heremock"]
+    assert said["two"][0] == "own" and said["two"][-1] == "ownmock"
+    metrics = json.loads((run / "metrics.json").read_text())["metrics"]
+    assert metrics["command_mock/az"]["score"] == 1.0  # of the one task that says how often
+
+
+def test_a_command_that_is_called_too_often_or_as_nobody_expected_fails(tmp_path: Path) -> None:
+    agent = "az unknown; echo $?; echo mock"
+    holdfast("eval", commands(tmp_path), "-t", "one", f'target.command=[sh, -c, "{agent}"]', cwd=tmp_path)
+    run = run_dir(tmp_path, "small")
+    assert kept(run)[0]["output"] == "127\nmock"
+    assert json.loads((run / "metrics.json").read_text())["metrics"]["command_mock/az"]["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name: az", "name: ../az", "command_mocks[0].name: names a program"),
+        ("name: az", "name: python3", "command_mocks[0].name: names a program, and not env or python3"),
+        ("name: real-program", "name: az", "command_mocks[1].name: a second program called 'az'"),
+        ("args: [login]", "stderr: x", "command_mocks[0].responses[0]: needs either args or args_regex"),
+        ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: is a number from 0 to 255"),
+        ("workdir: sub", "workdir: /sub", "command_mocks[0].responses[2].workdir: names a folder of the workspace"),
+        ("fixture: shown.txt", "fixture: no.txt", "command_mocks[0].responses[1].fixture: no such file: 'no.txt'"),
+        ("expect_calls: 3", "expect_calls: many", "command_mocks[0].expect_calls: is a number from 0"),
+    ],
+)
+def test_a_wrong_command_mock_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = commands(tmp_path)
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert said in refused(path, "target.command=[true]")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("limits.retries=1", "the mock executor runs no commands, here as in waza"),
+        ("target.model=m", "target.model runs"),
+    ],
+)
+def test_mocked_commands_are_rejected_for_targets_that_run_none(tmp_path: Path, override: str, reason: str) -> None:
+    assert f"eval.yaml:6: command_mocks: not supported: {reason}" in refused(commands(tmp_path), override)
 
 
 # Tool policies

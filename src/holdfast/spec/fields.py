@@ -283,6 +283,8 @@ class CommandTarget(Block):
     """an expression over the row that gives more of the program's environment: a map of names to texts"""
     working_directory: str | None = None
     """a template for the folder of the workspace that it starts in; default: the workspace itself"""
+    path: list[str] = []
+    """folders of the workspace in which programs are looked for first"""
     version: str | None = None
     proxy: bool = True
     """give the program an OPENAI_BASE_URL of ours, so that its model calls are recorded, counted and replayed"""

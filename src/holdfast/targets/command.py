@@ -82,6 +82,8 @@ class Command:
         }
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
+            if folders := [str(calls.workspace / folder) for folder in self._block.path]:
+                environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
         environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)

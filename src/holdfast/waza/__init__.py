@@ -6,6 +6,7 @@
 `files`      fixtures, skills and instructions that are read along
 `repos`      commits of git repositories, as files of the workspace
 `target`     what is asked of the target: tools, working directory, environment
+`commands`   mocked programs
 `mocks`      mocked MCP servers as scripted tools
 `graders`    graders and checkpoints, the older kinds too
 `hooks`      programs around the run and its trials

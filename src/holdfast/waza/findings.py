@@ -85,20 +85,15 @@ class Findings:
         location: Location,
         known: Collection[str],
         *,
-        refused: Mapping[str, str] = NOTHING,
         ignored: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Check the keys of a block: reject what is not supported, and name what has no effect.
+        """Check the keys of a block, and name those that have no effect.
 
         An unknown key is ignored with a notice, as in waza, unless it looks misspelt or the file is strict.
         """
         for key, value in at(document, location).items():
             place = (*location, key)
-            if key in refused and value not in (None, False, [], {}):
-                self.wrong(document, place, f"not supported: {refused[key]}")
-            elif key in refused:
-                pass
-            elif key in ignored:
+            if key in ignored:
                 if value not in (None, False, [], {}):
                     self.notice(document, place, ignored[key])
             elif key not in known and self.unknown(document, place, key, known) and document.path == self.strict:

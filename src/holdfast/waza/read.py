@@ -22,7 +22,7 @@ from holdfast.waza.findings import Findings
 from holdfast.waza.graders import Graders, Made, allow_only, only_for, unique_names
 from holdfast.waza.hooks import placed_hooks
 from holdfast.waza.target import target_fields
-from holdfast.waza.tasks import REFUSED, Task, Tasks
+from holdfast.waza.tasks import Task, Tasks
 from holdfast.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _KNOWN: Final = (
     "graders",
     "baseline",
     "mcp_mocks",
+    "command_mocks",
 )
 _IGNORED: Final = {
     "adversarial": "is read by `waza adversarial` only",
@@ -112,7 +113,7 @@ class _Translation:
         """Ours; raises ConfigError with everything that is wrong in any of the files."""
         findings, theirs = self._findings, self._document
         self._check_version()
-        findings.keys(theirs, (), _KNOWN, refused=REFUSED, ignored=_IGNORED)
+        findings.keys(theirs, (), _KNOWN, ignored=_IGNORED)
         if not theirs.data.get("name"):
             findings.wrong(theirs, ("name",), "is missing")
         config = read_config(findings, theirs)

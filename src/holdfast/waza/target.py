@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.waza.commands import FOLDER, mock_commands
 from holdfast.waza.mocks import mocked_tools
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ def target_fields(findings: Findings, document: Document, tasks: Sequence[Task],
     fields: dict[str, Any] = {}
     if document.data.get("mcp_mocks") and (tools := _tools(findings, document, kind)):
         fields["tools"] = tools
+    if _mocks_commands(findings, document, tasks, kind):
+        for task in tasks:
+            mock_commands(findings, document, task)
+        fields["path"] = [FOLDER]
     if any(task.workdir for task in tasks) and _starts_in_workdir(findings, tasks, kind):
         for task in tasks:
             task.row["workdir"] = task.workdir
@@ -48,6 +53,15 @@ def _tools(findings: Findings, document: Document, kind: str) -> list[dict[str, 
             said = f"not supported with target.{kind}, which brings its own tools; use target.model or target.python"
             findings.wrong(document, ("mcp_mocks",), said)
     return []
+
+
+def _mocks_commands(findings: Findings, document: Document, tasks: Sequence[Task], kind: str) -> bool:
+    sources = [source for source in (document, *(task.document for task in tasks)) if source.data.get("command_mocks")]
+    if not sources or kind in ("command", ""):
+        return kind == "command" and bool(sources)
+    runs_none = "the mock executor runs no commands, here as in waza" if kind == "mock" else f"target.{kind} runs none"
+    findings.wrong(sources[0], ("command_mocks",), f"not supported: {runs_none}; use target.command")
+    return False
 
 
 def _starts_in_workdir(findings: Findings, tasks: Sequence[Task], kind: str) -> bool:

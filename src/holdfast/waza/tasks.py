@@ -38,11 +38,8 @@ _KNOWN: Final = (
     "expected",
     "graders",
     "checkpoints",
+    "command_mocks",
 )
-REFUSED: Final = {
-    "command_mocks": "commands are not mocked; put programs of these names on the PATH that `holdfast eval` is started "
-    "with (waza's mock executor refuses this key, too)"
-}
 _IGNORED: Final = {
     "first_event_timeout_seconds": "is of waza's executor; timeout_seconds holds for each turn",
     "requirements": "is for waza's own reports",
@@ -190,7 +187,7 @@ class Tasks:
 
     def _task(self, document: Document, variables: Mapping[str, str]) -> Task | None:
         findings = self._findings
-        findings.keys(document, (), _KNOWN, refused=REFUSED, ignored=_IGNORED)
+        findings.keys(document, (), _KNOWN, ignored=_IGNORED)
         inputs = findings.block(document, (), "inputs")
         findings.keys(document, ("inputs",), _INPUTS)
         findings.block(document, (), "expected")
