@@ -262,6 +262,14 @@ class TestTheCommand:
         before = tree(tmp_path)
         assert "waza" in holdfast("migrate", "eval.yaml", cwd=tmp_path).stdout and tree(tmp_path) == before
 
+    @pytest.mark.parametrize("version", ["2.0", "3.0", "1.1.0"])
+    def test_a_file_of_wazas_that_eval_rejects_is_rejected_here_too(self, tmp_path, version):
+        (tmp_path / "eval.yaml").write_text(
+            f'schemaVersion: "{version}"\nname: w\nskill: s\nconfig: {{executor: mock}}\ntasks: [t.yaml]\n'
+        )
+        for command in (["migrate", "eval.yaml"], ["eval", "eval.yaml", "--dry-run"]):
+            assert "eval.yaml:1: schemaVersion: " in holdfast(*command, cwd=tmp_path, check=2).stderr
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [

@@ -344,10 +344,10 @@ def test_a_model_without_tools_has_the_key_it_had_before_there_were_any(lab: Lab
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ({"tools": [{}]}, "either a `python` function or an `mcp` server"),
+        ({"tools": [{}]}, "either a `python` function, an `mcp` server or a `scripted` tool"),
         (
             {"tools": [{"python": "t.py:f", "mcp": {"url": "http://x"}}]},
-            "either a `python` function or an `mcp` server",
+            "either a `python` function, an `mcp` server or a `scripted` tool",
         ),
         ({"tools": [{"mcp": {}}]}, "either a `command` or a `url`"),
         ({"tools": [{"mcp": {"command": ["x"], "url": "http://x"}}]}, "either a `command` or a `url`"),

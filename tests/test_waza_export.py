@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.export.waza_stats import suite_statistics, task_stats
 from tests.support.lab import Lab
-from tests.support.running import ROOT, Server, holdfast, run_dir
+from tests.support.running import ROOT, Server, holdfast, run_dir, server
+from tests.support.waza import EVAL, tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +43,12 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_head_says_what_was_measured(kitchen: dict[str, Any]) -> None:
-    assert kitchen["schemaVersion"] == "1.1"
+    assert kitchen["schemaVersion"] == "1.5"
     assert (kitchen["eval_name"], kitchen["skill"]) == ("kitchen", "cook")
     assert kitchen["eval_id"].startswith("run-")
     assert kitchen["config"] == {
         "runs_per_test": 2,
-        "model_id": "mock",
+        "model_id": "some-model",
         "engine_type": "mock",
         "timeout_sec": 45,
     }
@@ -89,6 +91,7 @@ def test_a_task_has_its_runs_and_their_verdicts_by_wazas_names(kitchen: dict[str
         "weight": 2.0,
         "passed": True,
         "feedback": "",
+        "details": {"failures": []},
     }
     assert run["final_output"] == run["transcript"][-1]["content"]
     assert [event["type"] for event in run["transcript"]] == ["user.message", "assistant.message"]
@@ -179,6 +182,7 @@ def test_a_checkpoint_whose_grader_could_not_judge_is_an_error(tmp_path: Path, p
     assert run["status"] == "error" and "broken" in run["error_msg"]
     (checkpoint,) = run["checkpoints"]
     assert checkpoint["status"] == "error"
+    assert checkpoint["validations"]["_checkpoint_error"]["type"] == "checkpoint_error"
     assert "no idea" in checkpoint["validations"]["_checkpoint_error"]["feedback"]
 
 
@@ -198,3 +202,104 @@ def test_two_graders_that_waza_would_give_one_name_keep_two_verdicts(tmp_path: P
         "a/check": False,
     }
     assert run["status"] == "failed"
+
+
+def export_of(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The results of an eval in a folder."""
+    holdfast("eval", "eval.yaml", "--export", "waza", *arguments, cwd=folder)
+    return exported(run_dir(folder, "small"))
+
+
+def test_what_was_not_graded_is_skipped(tmp_path: Path) -> None:
+    task = "id: one\ninputs: {prompt: x, follow_up_prompts: [y]}\n"
+    task += "checkpoints: [{after_turn: 1, on_failure: stop, graders: [{type: text, contains: [nothing like it]}]}]\n"
+    tree(tmp_path, tasks_a_yaml=task)
+    results = export_of(tmp_path, "--skip-graders")
+    (found,) = results["tasks"]
+    (run,) = found["runs"]
+    assert (found["status"], run["status"], run["validations"]) == ("skipped", "skipped", {})
+    assert "checkpoints" not in run and "error_msg" not in run and "pass_rate_ci" not in found["stats"]
+    assert (results["summary"]["skipped"], results["summary"]["failed"]) == (1, 0)
+    holdfast("grade", run_dir(tmp_path, "small"), cwd=tmp_path)
+    holdfast("export", run_dir(tmp_path, "small"), "--to", "waza", cwd=tmp_path)
+    assert exported(run_dir(tmp_path, "small"))["tasks"][0]["status"] == "failed"
+
+
+def test_the_model_of_the_file_is_named_and_groups_are_by_model(tmp_path: Path) -> None:
+    config = "executor: mock, model: gpt-5, group_by: model"
+    tree(tmp_path, eval_yaml=EVAL.replace("executor: mock", config), tasks_b_yaml="id: two\ninputs: {prompt: x}\n")
+    results = export_of(tmp_path)
+    assert results["config"]["model_id"] == "gpt-5"
+    assert [task["group"] for task in results["tasks"]] == ["gpt-5", "gpt-5"]
+    assert results["summary"]["groups"] == [{"name": "gpt-5", "passed": 2, "total": 2, "avg_score": 1.0}]
+    assert "statistics" not in results["summary"]
+    stats = results["tasks"][0]["stats"]
+    assert (stats["ci95_lo"], stats["ci95_hi"]) == (0.0, 0.0)  # one trial has no spread
+    assert "pass_rate_ci" not in stats and "bootstrap_ci" not in stats
+
+
+def test_several_trials_have_intervals_and_a_reliability_curve(kitchen: dict[str, Any]) -> None:
+    statistics = kitchen["summary"]["statistics"]
+    assert statistics["pass_hat_k"] == [pytest.approx(1 / 3), pytest.approx(1 / 3)]
+    assert statistics["success_rate_ci"]["mean"] == pytest.approx(1 / 3)
+    interval = statistics["bootstrap_ci"]
+    assert (interval["num_bootstraps"], interval["mean"]) == (10_000, pytest.approx((1 + 0 + 0.75) / 3))
+    assert 0 <= interval["lower"] <= interval["mean"] <= interval["upper"] <= 1
+    stats = tasks(kitchen)["soup"]["stats"]
+    assert stats["pass_rate_ci"] == {
+        "lower": pytest.approx(0.3424, abs=1e-4),
+        "upper": 1.0,
+        "mean": 1.0,
+        "confidence_level": 0.95,
+    }
+    assert stats["bootstrap_ci"]["lower"] == stats["bootstrap_ci"]["upper"] == 1.0
+
+
+def test_the_numbers_are_those_of_wazas_own_example() -> None:
+    def stats(passed: int) -> dict[str, Any]:
+        runs = [{"status": "passed" if n < passed else "failed", "duration_ms": 1} for n in range(5)]
+        return task_stats([{**run, "_score": float(run["status"] == "passed"), "_plain": None} for run in runs])
+
+    suite = [stats(5), stats(4), stats(2)]
+    assert suite[1]["pass_rate_ci"]["lower"] == pytest.approx(0.3755, abs=1e-4)
+    assert suite[1]["pass_rate_ci"]["upper"] == pytest.approx(0.9638, abs=1e-4)
+    statistics = suite_statistics(suite, 1)
+    assert statistics is not None
+    assert statistics["pass_hat_k"] == pytest.approx([0.7333, 0.5667, 0.4667, 0.4, 0.3333], abs=1e-4)
+    assert statistics["success_rate_ci"]["lower"] == pytest.approx(0.0615, abs=1e-4)
+    assert statistics["success_rate_ci"]["upper"] == pytest.approx(0.7923, abs=1e-4)
+
+
+def test_failed_checks_of_a_checkpoint_are_named_in_order(tmp_path: Path) -> None:
+    checks = "{type: text, name: zebra, contains: [no]}, {type: text, name: ape, contains: [no]}"
+    task = f"id: one\ninputs: {{prompt: x}}\ncheckpoints: [{{after_turn: 1, on_failure: stop, graders: [{checks}]}}]\n"
+    tree(tmp_path, tasks_a_yaml=task)
+    (run,) = export_of(tmp_path)["tasks"][0]["runs"]
+    assert run["error_msg"] == "checkpoint after_turn=1 failed (on_failure: stop): ape, zebra"
+    assert run["checkpoints"][0]["validations"]["ape"]["details"]["failures"] == [
+        run["checkpoints"][0]["validations"]["ape"]["feedback"]
+    ]
+
+
+RESPONDER = "id: {id}\ninputs:\n  prompt: x\n  responder: {{model: p, instructions: y, max_followups: {most}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("decision", "responder"),
+    [
+        ({"action": "stop", "reason": "done"}, {"followups_sent": 0, "outcome": "stopped"}),
+        ({"action": "reply", "message": "more"}, {"followups_sent": 2, "outcome": "cap_exhausted"}),
+        ({"action": "abstain", "reason": "too vague"}, {"outcome": "abstained", "reason": "too vague"}),
+    ],
+)
+def test_how_a_simulated_user_ended_the_conversation(
+    tmp_path: Path, decision: dict[str, str], responder: dict[str, Any]
+) -> None:
+    tree(tmp_path, tasks_a_yaml=RESPONDER.format(id="played", most=2), tasks_b_yaml="id: plain\ninputs: {prompt: x}\n")
+    abstains = decision["action"] == "abstain"
+    with server(answer=json.dumps(decision)) as user:
+        options = ["--export", "waza", f"responder.base_url={user.base_url}", "limits.retries=0"]
+        holdfast("eval", "eval.yaml", *options, cwd=tmp_path, check=3 if abstains else 0)
+    found = tasks(exported(run_dir(tmp_path, "small")))
+    assert found["played"]["runs"][0]["responder"] == responder
+    assert "responder" not in found["plain"]["runs"][0]

@@ -15,65 +15,23 @@ from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.engine.setup import identify
-from holdfast.errors import ConfigError, UsageError
-from holdfast.formats import load_any
-from holdfast.spec.document import read_document
+from holdfast.errors import UsageError
 from holdfast.spec.load import eval_of_run
-from holdfast.spec.overrides import parse_override
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, lines, run_dir, server, start, wait_for
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
+from tests.support.waza import EVAL, TASK, load, refused, rows, tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
 
 DATA = ROOT / "tests" / "data" / "waza"
 
-EVAL = """\
-name: small
-skill: s
-config: {trials_per_task: 1, timeout_seconds: 30, executor: mock}
-graders: [{type: text, name: any, config: {contains: [mock]}}]
-tasks: ["tasks/*.yaml"]
-"""
 CHECKPOINT = "{after_turn: 1, graders: [{type: text, contains: [x]}]}"
-TASK = "id: one\nname: One\ninputs: {prompt: Hello.}\n"
-
-
-def tree(folder: Path, **files: str) -> Path:
-    """An eval and its files: `eval_yaml`, `tasks_a_yaml` … are named by their keys; returns the eval's path."""
-    given = {"eval.yaml": EVAL, "tasks/a.yaml": TASK}
-    given |= {_path(key): text for key, text in files.items()}
-    for name, text in given.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder / "eval.yaml"
-
-
-def _path(key: str) -> str:
-    return re.sub(r"_(yaml|csv|md|txt)$", r".\1", key).replace("tasks_", "tasks/")
-
-
-def load(path: Path, *overrides: str) -> Eval:
-    return load_any(read_document(path), [parse_override(text) for text in overrides])
-
-
-def refused(path: Path, *overrides: str) -> str:
-    """Why an eval is not read."""
-    with pytest.raises(ConfigError) as caught:
-        load(path, *overrides)
-    return str(caught.value)
-
-
-def rows(spec: Eval) -> dict[str, dict[str, Any]]:
-    assert spec.samples is not None
-    return {row["id"]: row for row in spec.samples}
 
 
 def graded(run: Path) -> dict[str, dict[str, Any]]:
@@ -251,8 +209,6 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ("id: x\n", "tasks/a.yaml: inputs.prompt: a task needs inputs.prompt"),
         ("id: x\ninputs:\n  prompt: x\n  prompt_file: p.md\n", "tasks/a.yaml:4: inputs.prompt_file: give either"),
         ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: is a path below"),
-        ("id: x\ninputs:\n  prompt: x\n  repos: [{type: worktree}]\n", "tasks/a.yaml:4: inputs.repos: not supported"),
-        ("id: x\ninputs:\n  prompt: x\n  workdir: a\n", "tasks/a.yaml:4: inputs.workdir: not supported"),
         ("id: x\ncommand_mocks: [{a: 1}]\ninputs: {prompt: x}\n", "tasks/a.yaml:2: command_mocks: not supported"),
         ("id: x\ninputs:\n  prompt: x\n  follow_ups: [y]\n", "a.yaml:4: inputs.follow_ups: unknown key (did you mean"),
         ("id: x\nexpected: {output_contain: [a]}\ninputs: {prompt: x}\n", "a.yaml:2: expected.output_contain: unknown"),
@@ -298,7 +254,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: prompt, name: j, rubric: Is it kind?}\n",
-            "tasks/a.yaml:4: graders[0]: needs a `model` to judge with",
+            "tasks/a.yaml:4: graders[0]: needs a model to judge with: add config.judge_model=MODEL to the command",
         ),
         (
             "id: x\ninputs: {prompt: x}\ncheckpoints:\n  - after_turn: 2\n    graders: [{type: text, contains: [x]}]\n",
@@ -339,12 +295,20 @@ def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: st
     ("old", "new", "said"),
     [
         ("skill: s", 'skill: s\nschemaVersion: "3.0"', "eval.yaml:3: schemaVersion: waza's evals are read in versions"),
-        ("skill: s", 'schemaVersion: "2.0"\nscenario: w', "eval.yaml:3: scenario: not supported: scenario evals"),
-        ("skill: s", "skill: s\nmcp_mocks: [{name: m}]", "eval.yaml:3: mcp_mocks: not supported"),
+        (
+            "skill: s",
+            'skill: s\nschemaVersion: "2.0"',
+            "eval.yaml:3: schemaVersion: waza's evals are read in versions 1.x",
+        ),
+        ("skill: s", "skill: s\nschemaVersion: 1.1.0", "eval.yaml:3: schemaVersion: '1.1.0' is no version"),
+        ("skill: s", "skill: s\nschemaVersion: 1", "eval.yaml:3: schemaVersion: 1 is no version"),
+        ("skill: s", 'schemaVersion: "1.1"\nscenario: w', "a scenario eval has schemaVersion \"2.0\", not '1.1'"),
+        ("skill: s", 'schemaVersion: "2.0"\nscenario: " "', "`scenario` names the workflow, and is not empty"),
+        ("skill: s", 'schemaVersion: "2.0"\nscenario: w\nzebra: 1', "eval.yaml:4: zebra: unknown key; in a scenario"),
         ("skill: s", "skill: s\ncommand_mocks: [{name: m}]", "eval.yaml:3: command_mocks: not supported"),
         ("skill: s", "skill: s\ngrader: []", "eval.yaml:3: grader: unknown key (did you mean 'graders'?)"),
         ("name: small", "description: x", "eval.yaml: name: is missing"),
-        ("tasks/*.yaml", "tasks/z.yaml", "eval.yaml:5: tasks[0]: no such file: tasks/z.yaml"),
+        ("tasks/*.yaml", "tasks/z.yaml", "eval.yaml:5: tasks[0]: no such file: 'tasks/z.yaml'"),
         ("tasks/*.yaml", "tasks/z*.yaml", "eval.yaml:5: tasks: there is no task to run"),
         ("tasks/*.yaml", "../out.yaml", "eval.yaml:5: tasks[0]: '../out.yaml' leads out of"),
         ("trials_per_task: 1", "trials_per_task: 0", "eval.yaml:3: config.trials_per_task: is a number from 1, not 0"),
@@ -362,7 +326,7 @@ def test_everything_wrong_in_all_files_is_said_at_once(tmp_path: Path) -> None:
             tmp_path,
             tasks_a_yaml="id: x\ninputs: {prompt: x, workdir: y}\n",
             tasks_b_yaml="inputs: {prompt: x}\n",
-            eval_yaml=EVAL.replace("skill: s", "mcp_mocks: [{name: m}]"),
+            eval_yaml=EVAL.replace("skill: s", "command_mocks: [{name: m}]"),
         )
     )
     assert "a.yaml:2" in said and "b.yaml" in said and "eval.yaml:2" in said
@@ -383,7 +347,7 @@ def test_keys_that_nobody_knows_are_named_and_passed_over_as_in_waza(tmp_path: P
         "eval.yaml:6: zebra: waza has no such key; it is ignored",
         "tasks/a.yaml:2: owner: waza has no such key",
         "tasks/a.yaml:3: inputs.repo_id: waza has no such key",
-        "tasks/a.yaml:3: inputs.environment: is of waza's executor",
+        "tasks/a.yaml:3: inputs.environment: has no effect: the mock executor",
         "tasks/a.yaml:4: expected.zzz: waza has no such key",
     ):
         assert any(said in notice for notice in notices), said

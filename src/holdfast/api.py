@@ -153,10 +153,14 @@ def _spec(
 ) -> Eval:
     functions: dict[str, Any] = {}
     document, folder = Document({}), Path.cwd()
+    asked: dict[str, Any] = {}
+    """what a file of another tool asks of the target, whichever it is"""
     if eval_file is not None:
         given: list[Override] = [] if target is None else [(("target",), _kind(target))]
         path = Path(eval_file)
-        document, folder = in_our_words(read_document(path), given)[0], path.resolve().parent
+        document, overrides = in_our_words(read_document(path), given)
+        asked = {key[1]: value for key, value in overrides if key[0] == "target" and len(key) == 2}
+        folder = path.resolve().parent
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}
@@ -167,6 +171,8 @@ def _spec(
         data["target"] = {"python": function.pop("function"), **function}
     elif target is not None:
         data["target"] = dict(target)
+    if asked:
+        data["target"] = {**asked, **data["target"]}
     if graders is not None:
         data["graders"] = [
             {"type": "python", "name": _name(grader), **_given(grader, functions)} if callable(grader) else dict(grader)

@@ -236,7 +236,8 @@ class Connection(asyncio.Protocol):
 
 def since_user(messages: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """The last user message, and the tools' results that came after it."""
-    at = max(number for number, message in enumerate(messages) if message["role"] != "tool" and message.get("content"))
+    said = (number for number, message in enumerate(messages) if message["role"] != "tool" and message.get("content"))
+    at = max(said, default=0)  # a user may say nothing
     at = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=at)
     content = messages[at]["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
+from holdfast.errors import ConfigError, Fault, HoldfastError, Problem, UsageError
 from holdfast.spec.fields import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     found = migrated(path)
     entry: dict[str, Any] = {"path": str(path), "kind": found.kind, "from": found.version}
     if found.kind == "waza":
+        from holdfast.spec.document import parse_document
+        from holdfast.waza.config import version_problem
+
+        document = parse_document(found.before, path)
+        if (problem := version_problem(document.data)) is not None:
+            raise ConfigError([Problem(document.where(("schemaVersion",)), problem)])
         return {**entry, "status": "waza"}
     if found.after == found.before:
         return {**entry, "status": "current"}
@@ -135,7 +141,7 @@ def _print(entry: dict[str, Any]) -> None:
         case "current":
             click.echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
         case "waza":
-            click.echo(f"{entry['path']}: an eval of waza's, which runs as it is: nothing to do")
+            click.echo(f"{entry['path']}: an eval of waza's, which runs unchanged: nothing to do")
         case "would migrate" if "diff" in entry:
             click.echo(entry["diff"], nl=False)
         case "would migrate" | "migrated":

@@ -83,7 +83,7 @@ class Workspaces:
         """A new one, with what it starts from kept."""
         sample = job.sample
         try:
-            contents = self._common | {name: (data, "") for name, data in self._from_row(sample).items()}
+            contents = self._common | self._from_row(sample)
         except (*RENDER_ERRORS, OSError) as error:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
@@ -91,7 +91,7 @@ class Workspaces:
         files = {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
         return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
 
-    def _from_row(self, sample: Sample) -> dict[str, bytes]:
+    def _from_row(self, sample: Sample) -> dict[str, tuple[bytes, str]]:
         found = None if self._own is None else self._own(sample.fields)
         if found is None:
             return {}
@@ -112,12 +112,17 @@ def _room(name: str) -> Path:
     return Path(tempfile.mkdtemp(prefix="holdfast-"))  # somebody else has made a trap of it
 
 
-def _contents(value: Any) -> bytes:
+def _contents(value: Any) -> tuple[bytes, str]:
+    """Return what a row says of a file: its content and its mode."""
     if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and isinstance(value.get("base64"), str):
-        return base64.b64decode(value["base64"], validate=True)
-    raise TypeError(f"a file's content is a text or {{base64: …}}, not {value!r:.80}")
+        return value.encode(), ""
+    if isinstance(value, dict):
+        mode = "+x" if value.get("executable") is True else ""
+        if isinstance(value.get("text"), str):
+            return value["text"].encode(), mode
+        if isinstance(value.get("base64"), str):
+            return base64.b64decode(value["base64"], validate=True), mode
+    raise TypeError(f"a file's content is a text, {{text: …}} or {{base64: …}}, not {value!r:.80}")
 
 
 def common_files(spec: Eval) -> dict[str, Path]:

@@ -7,7 +7,7 @@
 `html`      a page to read and to send
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
 `flexeval`  outputs.jsonl, metrics.json
-`waza`      waza's results.json
+`waza`      waza's results.json, and `waza_stats`, its numbers
 `folder`    results and transcripts in a folder of the user's
 `copies`    what an eval file and a command ask for of these three
 `wandb`     Weights & Biases, also offline

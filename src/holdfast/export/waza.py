@@ -1,13 +1,12 @@
-"""waza's `results.json`, schema 1.1: of any run, whatever its eval was written for.
+"""waza's `results.json`, schema 1.5: of any run, whatever its eval was written for.
 
-A trial that a checkpoint stopped has the status `error`, as there. A trial without an output, or whose graders could
-not judge, has it too, and then no score: it lowers the success rate and no average. A checkpoint that was never reached
-is there as `skipped`, where waza leaves it out.
+A trial that a checkpoint stopped has the status `error`, as in waza. So has a trial without an output, or whose graders
+could not judge; it has no score then, and lowers the success rate and no average. A trial of which nothing was graded
+is `skipped`. A checkpoint that was never reached is listed as `skipped`, where waza leaves it out.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +15,10 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.export.reading import Trial
+from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_stats
 from holdfast.graders.build import grader_places
 from holdfast.spec.fields import TARGETS
+from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.files import replacing
 from holdfast.waza.triggers import SHOULD
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.graders.build import GraderPlace
     from holdfast.store.records import Grade, Output, Usage
 
-SCHEMA_VERSION: Final = "1.1"
+SCHEMA_VERSION: Final = "1.5"
 
 _CONFIDENCE: Final = {"medium": 0.5}
 """what a trigger prompt counts; 1 where it is not said"""
@@ -59,6 +60,9 @@ class _Whole:
         self._spec = reader.spec
         self._places = grader_places(self._spec)
         self._about = _block(_block(reader.manifest.eval, "metadata"), "waza")
+        self._kind = next(kind for kind, block in TARGETS.items() if isinstance(self._spec.target, block))
+        target = reader.manifest.target
+        self._model = str(self._about.get("model") or target) if self._kind == "mock" else target
         self._stats: list[dict[str, Any]] = []
         self._statuses: list[str] = []
         self._groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
@@ -68,7 +72,6 @@ class _Whole:
     def head(self) -> dict[str, Any]:
         """What is known before anything is read."""
         manifest, spec = self._reader.manifest, self._spec
-        kind = next(kind for kind, block in TARGETS.items() if isinstance(spec.target, block))
         judge = self._about.get("judge_model")
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -78,8 +81,8 @@ class _Whole:
             "timestamp": manifest.created,
             "config": {
                 "runs_per_test": manifest.trials,
-                "model_id": manifest.target,
-                "engine_type": kind,
+                "model_id": self._model,
+                "engine_type": self._kind,
                 "timeout_sec": int(spec.limits.turn_timeout),
                 **({"judge_model": judge} if judge else {}),
             },
@@ -112,11 +115,11 @@ class _Whole:
     def _task(self, sample: str, trials: list[Trial | Pending]) -> dict[str, Any]:
         runs = [self._run(trial) if isinstance(trial, Trial) else _pending(trial) for trial in trials]
         row = next((trial.fields for trial in trials if isinstance(trial, Trial)), {})
-        stats, status = _stats(runs), _overall([run["status"] for run in runs])
+        stats, status = task_stats(runs), _overall([run["status"] for run in runs])
         self._stats.append(stats)
         self._statuses.append(status)
         self._usages += [run.get("usage") for run in runs if "usage" in run or run["final_output"]]
-        group = row.get("group")
+        group = self._model if self._about.get("group_by") == "model" else row.get("group")
         if group is not None:
             self._groups[str(group)].append((status, stats["avg_score"]))
         return {
@@ -132,20 +135,21 @@ class _Whole:
     def _run(self, trial: Trial) -> dict[str, Any]:
         output = trial.output
         stopped = not isinstance(output.stopped_by, UnsetType)
-        checkpoints = list(self._checkpoints(trial))
+        skipped = bool(trial.panel.graders) and not trial.grades
+        checkpoints = [] if skipped else list(self._checkpoints(trial))
         final = [grade for grade in trial.grades if grade.turn is None]
         unjudged = [grade.grader for grade in trial.grades if grade.status == "error"]
         error = ""
         if stopped:
             failed = [name for point in checkpoints if "stopped" in point for name in _failed(point["validations"])]
-            error = f"checkpoint after_turn={output.turns} failed (on_failure: stop): {', '.join(failed)}"
-        elif trial.status == "error":
+            error = f"checkpoint after_turn={output.turns} failed (on_failure: stop): {', '.join(sorted(failed))}"
+        elif trial.status == "error" and not skipped:
             error = f"not judged by {', '.join(unjudged)}" if unjudged else "not judged by all its graders yet"
         calls, usage = list(_calls(output)), _usage(output.usage, output.turns)
         return {
             "run_number": output.trial,
             "attempts": output.attempt,
-            "status": "error" if error else trial.status,
+            "status": "error" if error else "skipped" if skipped else trial.status,
             "duration_ms": _milliseconds(output.timing.seconds),
             "validations": _validations(final, output.sample),
             "session_digest": {
@@ -160,14 +164,33 @@ class _Whole:
             "final_output": output.output,
             **({"error_msg": error} if error else {}),
             **({"usage": usage} if usage else {}),
+            **self._responder(trial),
             **({"checkpoints": checkpoints} if checkpoints else {}),
             **({"tool_events": calls} if calls else {}),
             "_score": trial.score,
-            "_plain": _mean([grade.score for grade in final if grade.score is not None]),
+            "_plain": mean([grade.score for grade in final if grade.score is not None]),
         }
 
+    def _responder(self, trial: Trial) -> dict[str, Any]:
+        """Return how the simulated user of a trial ended the conversation; nothing where there is none."""
+        block, output = self._spec.responder, trial.output
+        if block is None:
+            return {}
+        most: Any = block.max_followups
+        if isinstance(most, str):
+            try:
+                most = expression(most)(trial.fields)
+            except RENDER_ERRORS:  # the row is gone
+                most = None
+        if not isinstance(most, int) or most < 1:
+            return {}
+        stopped = output.stop.startswith("checkpoint@")
+        outcome = "stopped" if stopped or output.turns - 1 < most else "cap_exhausted"
+        reason = {"reason": f"checkpoint after_turn={output.turns}"} if stopped else {}
+        return {"responder": {"followups_sent": output.turns - 1, "outcome": outcome, **reason}}
+
     def _checkpoints(self, trial: Trial) -> Iterator[dict[str, Any]]:
-        """The checkpoints that stand on a trial's way, also those it never came to."""
+        """Return the checkpoints of a trial, those that it never reached too."""
         by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
         for number in trial.panel.graders:
             place = self._places[number]
@@ -181,7 +204,7 @@ class _Whole:
             elif len(grades) < len(places) or any(grade.status == "error" for grade in grades):
                 status = "error"
                 said = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
-                validations["_checkpoint_error"] = _synthetic("_checkpoint_error", said or "not judged yet")
+                validations["_checkpoint_error"] = _checkpoint_error(said or "not judged yet")
             else:
                 status = "failed" if any(grade.status == "failed" for grade in grades) else "passed"
             stopped = trial.output.stop == f"checkpoint@{turn}"
@@ -216,11 +239,12 @@ class _Whole:
                 "name": name,
                 "passed": sum(status == "passed" for status, _ in found),
                 "total": len(found),
-                "avg_score": _mean([score for _, score in found]) or 0.0,
+                "avg_score": mean([score for _, score in found]) or 0.0,
             }
             for name, found in sorted(self._groups.items())
         ]
         usage = _added(self._usages)
+        statistics = suite_statistics(self._stats, count["passed"])
         return {
             "total_tests": total,
             "succeeded": count["passed"],
@@ -228,14 +252,15 @@ class _Whole:
             "errors": 0,
             "skipped": count["skipped"],
             "success_rate": count["passed"] / total if total else 0.0,
-            "aggregate_score": _mean(scores) or 0.0,
-            "weighted_score": _mean([stats["avg_weighted_score"] for stats in self._stats]) or 0.0,
+            "aggregate_score": mean(scores) or 0.0,
+            "weighted_score": mean([stats["avg_weighted_score"] for stats in self._stats]) or 0.0,
             "min_score": min(scores, default=0.0),
             "max_score": max(scores, default=0.0),
-            "std_dev": _deviation(scores),
+            "std_dev": deviation(scores),
             "duration_ms": sum(stats["avg_duration_ms"] * stats["total_runs"] for stats in self._stats),
             **({"groups": groups} if groups else {}),
             **({"usage": usage} if usage else {}),
+            **({"statistics": statistics} if statistics else {}),
         }
 
 
@@ -244,7 +269,8 @@ def _sample(trial: Trial | Pending) -> str:
 
 
 def _pending(trial: Pending) -> dict[str, Any]:
-    """A trial that has no output: an error, and never a score."""
+    """Return a trial that has no output: an error, and never a score."""
+    _, abstained, reason = trial.error.partition("the simulated user abstained: ")
     return {
         "run_number": trial.trial,
         "attempts": 1 if trial.error else 0,
@@ -255,6 +281,7 @@ def _pending(trial: Pending) -> dict[str, Any]:
         "transcript": [],
         "final_output": "",
         "error_msg": trial.error or "not run yet",
+        **({"responder": {"outcome": "abstained", "reason": reason}} if abstained else {}),
         "_score": None,
         "_plain": None,
     }
@@ -265,35 +292,6 @@ def _overall(statuses: Sequence[str]) -> str:
     if all(status == "skipped" for status in statuses):
         return "skipped"
     return "passed" if all(status == "passed" for status in statuses) else "failed"
-
-
-def _stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    total = len(runs)
-    counts = {status: sum(run["status"] == status for run in runs) for status in ("passed", "failed", "error")}
-    plain = [run["_plain"] for run in runs if run["_score"] is not None and run["_plain"] is not None]
-    weighted = [run["_score"] for run in runs if run["_score"] is not None]
-    scores = plain if len(plain) == len(weighted) else weighted
-    mean, spread = _mean(scores) or 0.0, _deviation(scores)
-    rate = counts["passed"] / total
-    margin = 1.96 * spread / math.sqrt(len(scores)) if scores else 0.0
-    return {
-        "pass_rate": rate,
-        "flakiness_percent": 100 * (1 - abs(2 * rate - 1)),
-        "passed_runs": counts["passed"],
-        "failed_runs": counts["failed"],
-        "error_runs": counts["error"],
-        "total_runs": total,
-        "avg_score": mean,
-        "avg_weighted_score": _mean(weighted) or 0.0,
-        "min_score": min(scores, default=0.0),
-        "max_score": max(scores, default=0.0),
-        "std_dev_score": spread,
-        "score_variance": spread**2,
-        "ci95_lo": max(0.0, mean - margin),
-        "ci95_hi": min(1.0, mean + margin),
-        "flaky": 0 < counts["passed"] < total,
-        "avg_duration_ms": round(sum(run["duration_ms"] for run in runs) / total),
-    }
 
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
@@ -312,14 +310,15 @@ def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
             "weight": grade.weight,
             "passed": grade.status == "passed",
             "feedback": grade.feedback,
-            **({} if grade.details is None else {"details": _mapping(grade.details)}),
+            "details": _details(grade),
             "duration_ms": _milliseconds(grade.seconds),
         }
     return found
 
 
-def _synthetic(name: str, said: str) -> dict[str, Any]:
-    return {"identifier": name, "type": "", "score": 0.0, "weight": 1.0, "passed": False, "feedback": said}
+def _checkpoint_error(reason: str) -> dict[str, Any]:
+    about = {"identifier": "_checkpoint_error", "type": "checkpoint_error", "score": 0.0, "weight": 1.0}
+    return {**about, "passed": False, "feedback": reason}
 
 
 def _failed(validations: dict[str, Any]) -> list[str]:
@@ -402,21 +401,15 @@ def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     return {key: sum(usage[key] for usage in known) for key in known[0]}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return 0.0 if mean is None else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-
-
 def _milliseconds(seconds: float) -> int:
     return round(1000 * seconds)
 
 
-def _mapping(details: Any) -> dict[str, Any]:
-    return details if isinstance(details, dict) else {"value": details}
+def _details(grade: Grade) -> dict[str, Any]:
+    """Return what a grader noted; where it noted nothing, what failed."""
+    if grade.details is None:
+        return {"failures": [grade.feedback] if grade.status == "failed" and grade.feedback else []}
+    return grade.details if isinstance(grade.details, dict) else {"value": grade.details}
 
 
 def _block(data: dict[str, Any], key: str) -> dict[str, Any]:

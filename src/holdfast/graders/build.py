@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -188,7 +189,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             try:
                 return Trigger(block, _skill(block, spec, where), fingerprint)
             except ValueError as error:
-                raise ConfigError([Problem(where, f"{block.skill_path}: {error}")]) from error
+                raise ConfigError([Problem(where, f"{block.skill_path or 'skill'}: {error}")]) from error
         case ToolBlock():
             return _of_calls(block, fingerprint, where)
         case _:
@@ -248,11 +249,20 @@ def _needs(module: str, package: str, where: str) -> None:
 
 def _snapshots(block: DiffGrader, spec: Eval, where: str) -> dict[str, bytes]:
     names = {file.snapshot for file in block.expected_files if file.snapshot is not None}
-    return {name: file_inside(spec.folder, name, where) for name in sorted(names)}
+    return {
+        name: _content(block.snapshots[name]) if name in block.snapshots else file_inside(spec.folder, name, where)
+        for name in sorted(names)
+    }
+
+
+def _content(value: str | Mapping[Any, str]) -> bytes:
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
 def _skill(block: TriggerGrader, spec: Eval, where: str) -> str:
-    name = block.skill_path
+    if block.skill is not None:
+        return block.skill
+    name = str(block.skill_path)
     if (spec.folder / name).is_dir():
         name = f"{name}/SKILL.md"
     return file_inside(spec.folder, name, where).decode("utf-8", "replace")

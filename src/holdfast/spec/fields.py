@@ -152,12 +152,38 @@ class McpBlock(Block):
         return self
 
 
+class ScriptedResponse(Block):
+    """What a scripted tool answers to the calls that fit. Without any `match` it fits every call."""
+
+    match: dict[str, Any] = {}
+    """the call's arguments, all of them"""
+    match_regex: dict[str, str] = {}
+    """patterns (RE2) by argument; a value that is no text is taken as JSON"""
+    match_schema: dict[str, Any] = {}
+    """a JSON Schema for the arguments"""
+    result: Any = None
+    """the answer; what is no text is given as JSON"""
+    error: str | None = None
+    """the answer is this error instead"""
+
+
+class ScriptedTool(Block):
+    """A tool that answers by a script: the first response that fits a call."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    """a JSON Schema, for the model to see"""
+    responses: list[ScriptedResponse] = Field(min_length=1)
+
+
 class ToolBlock(Block):
-    """Something a model may call: a Python function, or the tools of an MCP server."""
+    """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
 
     python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
     """`file.py:function`; its signature and docstring say what it takes"""
     mcp: McpBlock | None = None
+    scripted: ScriptedTool | None = None
     only: list[str] = []
     """of a server's tools these"""
     per: Literal["trial", "run"] = "trial"
@@ -170,8 +196,8 @@ class ToolBlock(Block):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        if (self.python is None) == (self.mcp is None):
-            raise ValueError("is either a `python` function or an `mcp` server")
+        if [self.python, self.mcp, self.scripted].count(None) != 2:
+            raise ValueError("is either a `python` function, an `mcp` server or a `scripted` tool")
         if self.only and self.mcp is None:
             raise ValueError("`only` picks among the tools of an mcp server")
         return self
@@ -259,6 +285,12 @@ class CommandTarget(Block):
     """the arguments; each is a template with `prompt` and the row's fields"""
     stdin: str | None = None
     """a template for what the program reads"""
+    env: str | None = None
+    """an expression over the row that gives more of the program's environment: a map of names to texts"""
+    working_directory: str | None = None
+    """a template for the folder of the workspace that it starts in; default: the workspace itself"""
+    path: list[str] = []
+    """folders of the workspace in which programs are looked for first"""
     version: str | None = None
     proxy: bool = True
     """give the program an OPENAI_BASE_URL of ours, so that its model calls are recorded, counted and replayed"""
@@ -266,7 +298,7 @@ class CommandTarget(Block):
     """where those calls go; default: $OPENAI_BASE_URL"""
     api_key_env: str = "OPENAI_API_KEY"
 
-    templates: ClassVar[tuple[str, ...]] = ("command", "stdin")
+    templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
 
 
 class MockTarget(Block):

@@ -65,6 +65,8 @@ class DiffGrader(GraderBlock):
 
     type: Literal["diff"]
     expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
+    snapshots: dict[str, str | dict[Literal["base64"], str]] = Field(default={})
+    """contents of snapshots by their names, instead of files in the eval's folder: a text or {base64: …}"""
 
     templates: ClassVar[tuple[str, ...]] = ()
     needs_workspace: ClassVar[bool] = True

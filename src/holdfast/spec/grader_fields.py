@@ -184,12 +184,20 @@ class TriggerGrader(GraderBlock):
     """Whether the prompt is one that a skill is meant for, by the words of its SKILL.md."""
 
     type: Literal["trigger"]
-    skill_path: EvalPath
+    skill_path: EvalPath | None = None
     """the SKILL.md, or the folder it lies in"""
+    skill: str | None = None
+    """the text of the SKILL.md, where the file is not to be read"""
     mode: Literal["positive", "negative"]
     """`negative`: the prompt should not be one"""
 
     templates: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _names_one_skill(self) -> Self:
+        if self.skill_path is None and self.skill is None:
+            raise ValueError("needs the skill: give `skill_path`, or its text as `skill`")
+        return self
 
 
 RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")

@@ -69,9 +69,9 @@ def read_graders(
 def _with_rubric(
     grader: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
 ) -> PromptGrader:
-    """A rubric that names a file is what the file says, without the heading of names and versions it may have."""
+    """Return the grader with the text of the file that its rubric names."""
     rubric = grader.rubric
-    if rubric is None or "\n" in rubric or not rubric.endswith(RUBRIC_FILES) or " " in rubric:
+    if rubric is None or not names_file(rubric):
         return grader
     where = document.where((*location, "rubric"))
     try:
@@ -82,11 +82,22 @@ def _with_rubric(
     except ConfigError as error:
         problems.extend(error.problems)
         return grader
+    text = rubric_text(text)
+    if not text:
+        problems.append(Problem(where, f"checks nothing: {rubric} is empty"))
+    return grader.model_copy(update={"rubric": text})
+
+
+def names_file(rubric: str) -> bool:
+    """Whether a rubric is the name of a file and not the text itself."""
+    return "\n" not in rubric and " " not in rubric and rubric.endswith(RUBRIC_FILES)
+
+
+def rubric_text(text: str) -> str:
+    """Return what a rubric file says, without the heading of names and versions it may have."""
     if text.startswith("---\n") and "\n---" in text[4:]:
         text = text[4:].split("\n---", 1)[1]
-    if not text.strip():
-        problems.append(Problem(where, f"checks nothing: {rubric} is empty"))
-    return grader.model_copy(update={"rubric": text.strip()})
+    return text.strip()
 
 
 def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
@@ -107,7 +118,8 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if responder.model is None and "model" not in target:
-        problems.append(Problem(document.where(("responder",)), "needs a `model` that plays the user"))
+        message = "needs a `model` that plays the user; on the command line: responder.model=MODEL"
+        problems.append(Problem(document.where(("responder",)), message))
         return responder
     return responder.model_copy(
         update=_same_endpoint(responder.model, responder.base_url, responder.api_key_env, target)

@@ -113,6 +113,8 @@ class Eval:
             yield ("responder", "max_followups"), self.responder.max_followups
         if self.workspace is not None and self.workspace.files is not None:
             yield ("workspace", "files"), self.workspace.files
+        if isinstance(self.target, CommandTarget) and self.target.env is not None:
+            yield ("target", "env"), self.target.env
         for location, grader in self.placed_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where

@@ -76,11 +76,11 @@ def files_behind(folder: Path, argument: str) -> dict[str, str]:
 
 
 def named_file(folder: Path, argument: str) -> Path | None:
-    """The file of the eval's folder that an argument names, if it does."""
+    """Return the file that an argument names: one in the eval's folder, or one named from there with `../`."""
     path = folder / argument
-    if "{{" in argument or not is_file(path) or not path.resolve().is_relative_to(folder.resolve()):
+    if "{{" in argument or not is_file(path):
         return None
-    return path
+    return path if argument.startswith("../") or path.resolve().is_relative_to(folder.resolve()) else None
 
 
 def is_file(path: Path) -> bool:

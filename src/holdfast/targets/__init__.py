@@ -11,6 +11,7 @@
 `mock`      waza's mock executor, which says again what it was asked
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
 `tools`     Python functions a model may call, and `mcp`, the tools of MCP servers
+`scripted`  tools that answer by a script
 `prices`    dollars per token
 `build`     from what the eval file says to the target
 """

@@ -73,6 +73,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             for argument in block.command:
                 behind |= files_behind(spec.folder, argument)
             identity = block.model_dump(include={"command", "stdin", "version"})
+            later = {"env", "working_directory", "path"}
+            identity |= block.model_dump(include=later, exclude_defaults=True)
             return {"kind": "command", **identity, "files": behind}
         case MockTarget() as block:
             return {"kind": "mock", **block.model_dump()}

@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.source import check_program, is_file
-from holdfast.spec.template import RENDER_ERRORS, template
+from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Command:
         }
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
+            if folders := [str(calls.workspace / folder) for folder in self._block.path]:
+                environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
         environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)
@@ -91,6 +93,28 @@ class Command:
             return await self._run(turn, calls.workspace, environment)
         finally:
             self._proxy.dismiss(calls)
+
+    def _environment(self, fields: dict[str, Any]) -> dict[str, str]:
+        """Return what the row adds to the program's environment."""
+        if self._block.env is None:
+            return {}
+        added = expression(self._block.env)(fields)
+        if not isinstance(added, dict) or not all(isinstance(value, str) for value in added.values()):
+            raise TypeError(f"target.env gives {added!r:.80}, not a map of names to texts")
+        return {str(name): for_environment(value) for name, value in added.items()}
+
+    def _place(self, workspace: Path | None, fields: dict[str, Any]) -> Path:
+        """Return the folder in which the program starts."""
+        start = workspace or self._folder
+        name = template(self._block.working_directory or "").render(fields)
+        place = start / name
+        if not place.resolve().is_relative_to(start.resolve()):
+            raise ValueError(f"target.working_directory: {name!r} leads out of the workspace")
+        if not place.is_dir():
+            raise AttemptError(
+                "agent", f"target.working_directory: there is no folder {name!r} in the workspace", retry=False
+            )
+        return place
 
     async def _run(self, turn: Turn, workspace: Path | None, environment: dict[str, str]) -> Reply:
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
@@ -103,6 +127,8 @@ class Command:
                     for written, word in zip(self._block.command, arguments, strict=True)
                 ]
             given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
+            environment |= self._environment(fields)
+            place = self._place(workspace, fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
         if any("\0" in argument for argument in arguments):  # what follows it would be left out without a word
@@ -110,7 +136,7 @@ class Command:
         try:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
-                cwd=workspace or self._folder,
+                cwd=place,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -122,7 +148,7 @@ class Command:
             raise Fault(
                 "refused",
                 f"{arguments[0]} cannot be run: {error.strerror}",
-                remedy=f"target.command runs in {workspace or self._folder}; check the path and that it is executable.",
+                remedy=f"target.command runs in {place}; check the path and that it is executable.",
             ) from error
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error

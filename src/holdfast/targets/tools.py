@@ -74,6 +74,10 @@ class Toolbox:
             if block.python is not None:
                 function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
                 self._functions.append(function_tool(function, block.replay, where))
+            elif block.scripted is not None:
+                from holdfast.targets.scripted import scripted_tool
+
+                self._functions.append(scripted_tool(block.scripted, where))
             else:
                 from holdfast.targets.mcp import McpServer
 
@@ -220,6 +224,8 @@ def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
         where = spec.document.where(("target", "tools", number, "python"))
         name, source = function_source(block.python, spec.folder, where)
         return {"function": name, "source": source, **version}
+    if block.scripted is not None:
+        return {"scripted": block.scripted.model_dump(), **version}
     assert block.mcp is not None
     behind: dict[str, str] = {}
     for argument in block.mcp.command:

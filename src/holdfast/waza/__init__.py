@@ -4,7 +4,12 @@
 `config`     its `config` block, and the defaults of `.waza.yaml`
 `tasks`      task files and CSV rows as samples
 `files`      fixtures, skills and instructions that are read along
+`repos`      commits of git repositories, as files of the workspace
+`target`     what is asked of the target: tools, working directory, environment
+`commands`   mocked programs
+`mocks`      mocked MCP servers as scripted tools
 `graders`    graders and checkpoints, the older kinds too
+`hooks`      programs around the run and its trials
 `triggers`   `trigger_tests.yaml`
 `gotext`     Go's templates, as far as evals use them
 `findings`   what is wrong, what is passed over, and where

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.spec.document import read_document
+from holdfast.versions import parse_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from holdfast.spec.document import Document
@@ -44,6 +47,25 @@ _DEFAULTS: Final = {
     "judgeModel": "judge_model",
     "model": "model",
 }
+
+
+def version_problem(data: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the version of an eval: 1.x are read, and 2.0 with a `scenario`."""
+    written, scenario = data.get("schemaVersion"), data.get("scenario")
+    if scenario is not None and (not isinstance(scenario, str) or not scenario.strip()):
+        return "`scenario` names the workflow, and is not empty"
+    if scenario is not None and str(written) != "2.0":
+        return f'a scenario eval has schemaVersion "2.0", not {written!r}'
+    if written in (None, ""):
+        return None
+    try:
+        version = parse_version(written)
+    except ValueError as error:
+        return str(error)
+    if version.major != 1 and scenario is None:
+        with_scenario = ", and 2.0 with a `scenario`" if version.major == 2 else ""
+        return f"waza's evals are read in versions 1.x{with_scenario}, not {version}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -111,7 +133,7 @@ def read_config(findings: Findings, document: Document) -> Config:
 def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Of `.waza.yaml` what stands for keys of `config`, and where skills are."""
     path = findings.root / ".waza.yaml"
-    if not path.is_file():
+    if not path.is_file() or re.fullmatch(rb"(\s*(#.*|---)?\n?)*", path.read_bytes()):
         return {}, ()
     project = read_document(path)
     given = findings.block(project, (), "defaults")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.document import read_value
 from holdfast.waza.findings import at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 Content = str | dict[str, str]
 """a text, or {"base64": …}"""
 
-_MOST_BYTES: Final = 16 << 20
+LARGEST: Final = 16 << 20
 """of one task; contents stand in the run's manifest"""
 
 _FRONT_MATTER: Final = re.compile(r"\A---\s*\n.*?\n---\s*\n", re.DOTALL)
@@ -37,10 +40,10 @@ def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, 
         found |= _listed(findings, task, ("inputs", "files", number), fixtures)
     if not isinstance(listed, list):
         findings.wrong(task, ("inputs", "files"), "is a list of {path: …} or {path: …, content: …}")
-    if sum(map(len, found.values())) > _MOST_BYTES:
-        findings.wrong(task, ("inputs",), f"its files are larger than {_MOST_BYTES >> 20} MB together")
+    if sum(map(len, found.values())) > LARGEST:
+        findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
         return {}
-    return {name: _content(data) for name, data in found.items()}
+    return {name: content(data) for name, data in found.items()}
 
 
 def _listed(findings: Findings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
@@ -78,7 +81,8 @@ def _tree(findings: Findings, task: Document, place: Location, path: Path) -> di
     }
 
 
-def _content(data: bytes) -> Content:
+def content(data: bytes) -> Content:
+    """Return bytes in a form that JSON can hold."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -94,20 +98,44 @@ def skill_text(folders: list[Path], skill: str) -> tuple[Path, str] | None:
     return None
 
 
+class Agent(NamedTuple):
+    """What an `.agent.md` says."""
+
+    path: Path
+    tools: list[str] | None
+    """the only ones that it may call; None where it says nothing of them"""
+    body: str
+
+
+def agent_file(folders: Sequence[Path]) -> Agent | None:
+    """Return the first `.agent.md` in the folders."""
+    path = next((path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.agent.md"))), None)
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8")
+    heading = _FRONT_MATTER.match(text)
+    try:
+        said = read_value(heading[0].strip().strip("-")) if heading else {}
+    except Exception as error:  # whatever YAML has to say
+        raise ConfigError([Problem(str(path), f"its heading is not YAML: {' '.join(str(error).split())}")]) from error
+    tools = said.get("tools") if isinstance(said, dict) else None
+    tools = [tools] if isinstance(tools, str) else tools
+    listed = [str(name) for name in tools] if isinstance(tools, list) else None
+    return Agent(path, listed, _FRONT_MATTER.sub("", text).strip())
+
+
 def _named(path: Path) -> Any:
     match = re.search(r"^name:\s*[\"']?([^\"'\n]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     return match[1].strip() if match else None
 
 
-def instructions(findings: Findings, document: Document, location: Location, folder: Path) -> list[str]:
-    """The texts of `instruction_files`."""
-    found = []
+def instructions(findings: Findings, document: Document, location: Location) -> list[str]:
+    """Return the texts of `instruction_files`."""
+    texts = []
     for name in findings.texts(document, location):
-        path = findings.inside(document, location, folder, name)
-        if path is None:
-            continue
+        data = findings.read(document, location, name)
         try:
-            found.append(path.read_text(encoding="utf-8").strip())
-        except (OSError, UnicodeDecodeError) as error:
-            findings.wrong(document, location, f"{name} cannot be read: {error}")
-    return found
+            texts.append((data or b"").decode().strip())
+        except UnicodeDecodeError as error:
+            findings.wrong(document, location, f"{name} is not a text: {error}")
+    return texts

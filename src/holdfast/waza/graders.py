@@ -1,17 +1,21 @@
 """waza's graders and checkpoints as ours: parameters beside the type or under `config`, and the older kinds too.
 
-What cannot be told apart from a check that checks nothing is left for our own models to refuse.
+A grader that checks nothing is left for our own models to reject. Files that graders name are read here and their
+contents put into the grader, so that a grade's key depends on what they say and not on where they were found.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import posixpath
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.spec.grader_fields import TAKEN_NAMES
-from holdfast.spec.grader_load import GRADERS
+from holdfast.spec.grader_load import GRADERS, names_file, rubric_text
+from holdfast.waza.files import content
 from holdfast.waza.findings import at
 from holdfast.waza.gotext import literal
 
@@ -64,10 +68,12 @@ class Made(NamedTuple):
 class Graders:
     """Translates graders one by one."""
 
-    def __init__(self, findings: Findings, folder: Path, judge: str | None) -> None:
+    def __init__(self, findings: Findings, folder: Path, judge: str | None, *, own_judge: bool) -> None:
         self._findings = findings
         self._folder = folder
         self._judge = judge
+        self._own_judge = own_judge
+        """the target is a model, which judges where no other is named, or is not known yet"""
 
     def all_of(self, document: Document, location: Location) -> list[Made]:
         """A list of graders."""
@@ -129,12 +135,20 @@ class Graders:
             if not self._script(made):
                 return None
             kind = "program"
+        if kind == "program":
+            self._program(made)
         if kind == "prompt" and not self._prompt(made):
             return None
         if kind == "behavior":
             self._no_limits(made)
-        if kind == "diff":
-            self._snapshots(made)
+        if kind == "diff" and not self._snapshots(made):
+            return None
+        if kind == "trigger" and not self._skill(made):
+            return None
+        if kind == "json_schema" and not self._schema(made):
+            return None
+        if kind == "tool_constraint" and not self._allowed(made):
+            return None
         if kind in GRADERS:  # of the others it is said later, with all kinds there are
             self._drop_unknown(made, GRADERS[kind])
             for key in GRADERS[kind].templates:
@@ -150,17 +164,32 @@ class Graders:
                 del made.fields[key]
 
     def _script(self, made: Made) -> bool:
-        """A file to be run, as a program."""
+        """Turn a script into a program that runs it."""
         fields = made.fields
         name = str(fields.pop("script"))
-        path = self._findings.inside(made.document, made.origins["script"], self._folder, name)
-        if path is None:
+        fields["type"] = "program"
+        path = self._findings.find(name)
+        if path is None or not path.is_file():
+            self._findings.wrong(made.document, made.origins["script"], self._findings.nowhere(name))
             return False
         program = _INTERPRETERS.get(path.suffix)
-        fields["type"] = "program"
         fields["command"] = program or name
         fields["args"] = [*([name] if program else []), *fields.get("args", [])]
         return True
+
+    def _program(self, made: Made) -> None:
+        """Name a program's files from the eval's folder, wherever they were found."""
+        fields = made.fields
+        if isinstance(command := fields.get("command"), str) and "/" in command:
+            fields["command"] = self._from_folder(command)
+        if isinstance(arguments := fields.get("args"), list):
+            fields["args"] = [self._from_folder(word) if isinstance(word, str) else word for word in arguments]
+
+    def _from_folder(self, word: str) -> str:
+        path = self._findings.find(word) if word and not word.startswith("/") else None
+        if path is None or not path.is_file() or path.is_relative_to(self._folder):
+            return word
+        return os.path.relpath(path, self._folder)
 
     def _no_limits(self, made: Made) -> None:
         """There 0 means that there is no limit, here that there is nothing to spend."""
@@ -169,16 +198,76 @@ class Graders:
                 del made.fields[key]
                 self._findings.notice(made.document, made.origins[key], "0 is no limit, as in waza")
 
-    def _snapshots(self, made: Made) -> None:
-        """Snapshots lie in the grader's `context_dir`; they are compared and never written."""
+    def _snapshots(self, made: Made) -> bool:
+        """Read snapshots, which lie in the grader's `context_dir`; they are compared and never written."""
         folder = made.fields.pop("context_dir", None)
         if made.fields.pop("update_snapshots", False):
             self._findings.notice(
                 made.document, made.origins["update_snapshots"], "snapshots are compared, never written"
             )
-        for file in made.fields.get("expected_files") or () if folder else ():
-            if isinstance(file, dict) and file.get("snapshot"):
-                file["snapshot"] = f"{folder}/{file['snapshot']}"
+        contents: dict[str, Any] = {}
+        for file in made.fields.get("expected_files") or ():
+            if isinstance(file, dict) and isinstance(name := file.get("snapshot"), str) and name:
+                path = f"{folder}/{name}" if folder else name
+                data = self._findings.read(made.document, made.origins["expected_files"], path)
+                if data is None:
+                    return False
+                file["snapshot"] = _plain(path)
+                contents[file["snapshot"]] = content(data)
+        if contents:
+            made.fields["snapshots"] = contents
+        return True
+
+    def _skill(self, made: Made) -> bool:
+        """Read the SKILL.md of a trigger grader."""
+        name = made.fields.get("skill_path")
+        if not isinstance(name, str) or not name:
+            return True  # our own model names what is missing
+        place = made.origins["skill_path"]
+        data = self._findings.read(made.document, place, name, inside="SKILL.md")
+        if data is None:
+            return False
+        made.fields.update(skill_path=_plain(name), skill=data.decode("utf-8", "replace"))
+        made.origins["skill"] = place
+        return True
+
+    def _schema(self, made: Made) -> bool:
+        """Read the schema that a file holds."""
+        name = made.fields.get("schema_file")
+        if not isinstance(name, str) or not name or "schema" in made.fields:
+            return True
+        place = made.origins["schema_file"]
+        data = self._findings.read(made.document, place, name)
+        if data is None:
+            return False
+        try:
+            schema = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self._findings.wrong(made.document, place, f"{name} is not a JSON Schema: {error}")
+            return False
+        if not isinstance(schema, dict):
+            self._findings.wrong(made.document, place, f"{name} is not a JSON Schema: it is not an object")
+            return False
+        del made.fields["schema_file"]
+        made.fields["schema"] = schema
+        made.origins["schema"] = place
+        return True
+
+    def _allowed(self, made: Made) -> bool:
+        """Turn the names under `allow_only`, which waza compares as a whole, into patterns; no name allows no tool."""
+        listed = made.fields.get("allow_only")
+        if not isinstance(listed, list):
+            return True
+        names = []
+        for entry in listed:
+            name = entry.get("tool") if isinstance(entry, dict) else entry
+            if not isinstance(name, str) or not name.strip() or (isinstance(entry, dict) and entry.keys() != {"tool"}):
+                said = f"is a list of tools' names, as in [{{tool: bash}}], not {entry!r}"
+                self._findings.wrong(made.document, made.origins["allow_only"], said)
+                return False
+            names.append(name.strip())
+        made.fields["allow_only"] = allow_only(names)
+        return True
 
     def _prompt(self, made: Made) -> bool:
         fields, wrong = made.fields, self._findings.wrong
@@ -194,8 +283,22 @@ class Graders:
             said = f"not supported: waza's own rubric {rubric!r}; write the rubric out, or name a file"
             wrong(made.document, made.origins["rubric"], said)
             return False
+        if isinstance(rubric, str) and names_file(rubric):
+            data = self._findings.read(made.document, made.origins["rubric"], rubric)
+            if data is None:
+                return False
+            fields["rubric"] = rubric_text(data.decode("utf-8", "replace"))
+            if not fields["rubric"]:
+                wrong(made.document, made.origins["rubric"], f"checks nothing: {rubric} is empty")
+                return False
         if self._judge is not None:
             fields.setdefault("model", self._judge)
+        if not fields.get("model") and not self._own_judge:
+            said = (
+                "needs a model to judge with: add config.judge_model=MODEL to the command, or `judge_model` to `config`"
+            )
+            wrong(made.document, made.location, said)
+            return False
         return True
 
 
@@ -220,6 +323,17 @@ def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
             chosen = f"{base}#{number}"
         found.append(chosen)
     return found
+
+
+def allow_only(names: list[str]) -> list[str]:
+    """Return the patterns that match these tools' names and no others."""
+    return [f"^{re.escape(name)}$" for name in names] or ["^$"]
+
+
+def _plain(path: str) -> str:
+    """Return a name for a file's content that leads out of no folder."""
+    parts = posixpath.normpath(path).split("/")
+    return "/".join(part for part in parts if part not in ("", "..", "~")) or path
 
 
 def _literals(value: Any) -> Any:

@@ -16,15 +16,18 @@ from holdfast.spec.fields import SCHEMA_VERSION, TARGETS
 from holdfast.spec.load import limit_of
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.selection import Selection
-from holdfast.waza.config import project_folder, read_config
-from holdfast.waza.files import instructions, skill_text
+from holdfast.waza.config import project_folder, read_config, version_problem
+from holdfast.waza.files import agent_file, instructions, skill_text
 from holdfast.waza.findings import Findings
-from holdfast.waza.graders import Graders, Made, only_for, unique_names
+from holdfast.waza.graders import Graders, Made, allow_only, only_for, unique_names
+from holdfast.waza.hooks import placed_hooks
+from holdfast.waza.target import target_fields
 from holdfast.waza.tasks import Task, Tasks
 from holdfast.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 _KNOWN: Final = (
     "schemaVersion",
+    "scenario",
     "name",
     "description",
     "version",
@@ -45,12 +49,9 @@ _KNOWN: Final = (
     "metrics",
     "graders",
     "baseline",
+    "mcp_mocks",
+    "command_mocks",
 )
-_REFUSED: Final = {
-    "scenario": "scenario evals, schemaVersion 2.0",
-    "mcp_mocks": "waza's mocked MCP servers exist in its own executor only",
-    "command_mocks": "waza's mocked commands exist in its own executor only",
-}
 _IGNORED: Final = {
     "adversarial": "is read by `waza adversarial` only",
     "baseline": "is not run beside: run the eval without its skill (config.inject_skill_body=false) and use "
@@ -73,7 +74,14 @@ def translate(document: Document, overrides: Sequence[Override]) -> tuple[Docume
             chosen[key[1]] = value
         else:
             left.append((key, value))
-    return _Translation(theirs, _target_kind(overrides), chosen).document(), left
+    translation = _Translation(theirs, _target_kind(overrides), chosen)
+    ours = translation.document()
+    given: set[str] = set()
+    for key, value in left:
+        if key[0] == "target":
+            given.update(key[1:2] or (value if isinstance(value, dict) else ()))
+    left += [(("target", name), value) for name, value in translation.target.items() if name not in given]
+    return ours, left
 
 
 def _target_kind(overrides: Sequence[Override]) -> str | None:
@@ -95,23 +103,27 @@ class _Translation:
         self._folder = document.path.resolve().parent
         self._kind = kind
         self._chosen = chosen
-        self._findings = Findings(project_folder(self._folder))
+        self._findings = Findings(project_folder(self._folder), self._folder)
         self._origins: dict[Location, tuple[Document, Location]] = {}
         self._samples: list[dict[str, Any]] = []
+        self.target: dict[str, Any] = {}
+        """fields that the eval asks of the target, whichever that is"""
 
     def document(self) -> Document:
         """Ours; raises ConfigError with everything that is wrong in any of the files."""
         findings, theirs = self._findings, self._document
         self._check_version()
-        findings.keys(theirs, (), _KNOWN, refused=_REFUSED, ignored=_IGNORED)
+        findings.keys(theirs, (), _KNOWN, ignored=_IGNORED)
         if not theirs.data.get("name"):
             findings.wrong(theirs, ("name",), "is missing")
         config = read_config(findings, theirs)
         target = self._target(config)
         kind = self._kind or next(iter(target), "")
-        graders = Graders(findings, self._folder, config.judge)
+        graders = Graders(findings, self._folder, config.judge, own_judge=kind in ("model", ""))
         common = graders.all_of(theirs, ("graders",))
+        common += self._tool_policy(config, common)
         tasks = self._selected(Tasks(findings, theirs, self._folder, config, graders).read())
+        self.target = target_fields(findings, theirs, tasks, kind)
         if findings.problems:
             raise ConfigError(findings.problems)
         self._add_rows(tasks)
@@ -122,30 +134,51 @@ class _Translation:
             "metadata": {"waza": self._metadata(config)},
             "target": target,
             **self._conversation(tasks, config, kind),
-            "workspace": {"files": "files"},
+            "workspace": {"files": self._workspace_files(tasks)},
             "trials": config.trials,
             "graders": [*made, *triggers],
             "checkpoints": self._checkpoints(tasks),
             "limits": self._limits(config, tasks),
             "gate": self._gate(bool(triggers)),
-            "hooks": self._hooks(),
+            "hooks": placed_hooks(findings, theirs, self._folder),
             "samples": self._samples,
         }
+        self._complete_rows()
         if triggers:
             for grader in made[: len(common)]:
                 grader["where"] = "should_trigger is not defined"
         if findings.problems:
             raise ConfigError(findings.problems)
         self._say_what_is_not_graded(common, tasks)
-        origins: dict[Location, tuple[Document, Location]] = {("name",): (theirs, ("name",)), **self._origins}
+        origins: dict[Location, tuple[Document, Location]] = {
+            ("name",): (theirs, ("name",)),
+            ("hooks",): (theirs, ("hooks",)),
+            **self._origins,
+        }
         return Document(data, theirs.path, elsewhere=origins, notices=findings.notices)
 
     def _check_version(self) -> None:
-        version = str(self._document.data.get("schemaVersion") or "1.0")
-        major = version.partition(".")[0]
-        if major != "1" and not (major == "2" and "scenario" in self._document.data):
-            said = f"waza's evals are read in versions 1.x, not {version}"
-            self._findings.wrong(self._document, ("schemaVersion",), said)
+        data = self._document.data
+        if (problem := version_problem(data)) is not None:
+            place: Location = ("schemaVersion",) if "schemaVersion" in data else ("scenario",)
+            self._findings.wrong(self._document, place, problem)
+        if data.get("scenario"):
+            self._findings.strict = self._document.path
+
+    def _workspace_files(self, tasks: list[Task]) -> str:
+        """Return the expression for a row's files; those of repositories are apart, as the mock executor shows."""
+        if not any(task.checkout for task in tasks):
+            return "files"
+        for task in tasks:
+            task.row["checkout"] = task.checkout
+        return "dict(files, **checkout)"
+
+    def _complete_rows(self) -> None:
+        """Give every row the fields that some rows have and templates name."""
+        for key, empty in (("workdir", ""), ("environment", {}), ("checkout", {})):
+            if any(key in row for row in self._samples):
+                for row in self._samples:
+                    row.setdefault(key, empty)
 
     def _target(self, config: Config) -> dict[str, Any]:
         if self._kind is not None:
@@ -237,23 +270,40 @@ class _Translation:
                 row.setdefault("instructions", "")
                 row.setdefault("max_followups", 0)
             said["responder"] = {"instructions": "{{ instructions }}", "max_followups": "max_followups"}
-            if (model := next(iter(models))) is not None:
+            model = next(iter(models)) or (config.model if kind != "model" else None)  # as in waza
+            if model is not None:
                 said["responder"]["model"] = model
             self._origins["responder",] = (played[0].document, ("inputs", "responder"))
         return said
+
+    def _tool_policy(self, config: Config, common: list[Made]) -> list[Made]:
+        """Return the check that only tools are called which the `.agent.md` declares, unless the eval has its own."""
+        place: Location = ("config", "skill_directories")
+        agent = agent_file(self._skill_folders(config.skills))
+        if agent is None or agent.tools is None or any(made.fields.get("type") == "tool_constraint" for made in common):
+            return []
+        said = f"{agent.path} allows these tools only: {', '.join(agent.tools) or 'none'} (grader agent_tools_implicit)"
+        self._findings.notice(self._document, place, said)
+        fields = {"type": "tool_constraint", "name": "agent_tools_implicit", "allow_only": allow_only(agent.tools)}
+        return [Made(fields, self._document, place, {})]
 
     def _put_before(self, tasks: list[Task], config: Config) -> None:
         """A model has no skills: what the skill says is put before the conversation, and so is in the key."""
         findings, theirs = self._findings, self._document
         skill = str(theirs.data.get("skill") or "")
-        common = instructions(findings, theirs, ("config", "instruction_files"), self._folder)
+        common = instructions(findings, theirs, ("config", "instruction_files"))
         for task in tasks:
             own = findings.texts(task.document, ("skill_directories",))
             document = task.document if own else theirs
             place: Location = ("skill_directories",) if own else ("config", "skill_directories")
-            folders = [findings.inside(document, place, self._folder, name) for name in own or config.skills]
-            places = [folder for folder in folders if folder is not None]
+            names = own or config.skills
+            places = self._skill_folders(names)
+            for name in names:
+                if findings.find(name) is None:
+                    findings.notice(document, place, findings.nowhere(name))
             found = skill_text(places, skill) if skill and config.injects else None
+            if found is None and config.injects and (agent := agent_file(places)) is not None:
+                found = agent.path, agent.body
             if found is not None:
                 findings.notice(
                     theirs, ("skill",), f"the text of {found[0]} stands before the conversation, as `system`"
@@ -265,6 +315,10 @@ class _Translation:
             if parts:
                 task.row["system"] = "\n\n".join(parts)
 
+    def _skill_folders(self, names: Sequence[str]) -> list[Path]:
+        found = (self._findings.find(name) for name in names)
+        return [folder for folder in found if folder is not None]
+
     def _triggers(self, kind: str) -> list[dict[str, Any]]:
         if self._chosen:
             return []  # tasks were asked for
@@ -274,10 +328,14 @@ class _Translation:
         if found is None:
             return []
         document, rows = found
+        skill = str(document.data.get("skill") or self._document.data.get("skill") or "")
+        if not skill:
+            self._findings.notice(document, (), f"{len(rows)} prompts are left out: no skill is named")
+            return []
         for row in rows:
             self._origins[("samples", len(self._samples))] = (document, ())
             self._samples.append(row)
-        return trigger_graders(str(document.data.get("skill") or self._document.data.get("skill") or ""))
+        return trigger_graders(skill)
 
     def _gate(self, triggers: bool) -> dict[str, float]:
         """Of waza's metrics only trigger_accuracy is ever measured."""
@@ -314,16 +372,16 @@ class _Translation:
             limits["concurrency"] = config.concurrency
         return limits
 
-    def _hooks(self) -> dict[str, Any]:
-        hooks: dict[str, Any] = self._findings.block(self._document, (), "hooks")
-        self._origins["hooks",] = (self._document, ("hooks",))
-        return hooks
-
     def _metadata(self, config: Config) -> dict[str, Any]:
         """What `--export waza` says of the eval again."""
         data = self._document.data
-        kept = {key: str(data[key]) for key in ("skill", "version", "description") if data.get(key)}
-        given = {"executor": config.executor, "model": config.model, "judge_model": config.judge}
+        kept = {key: str(data[key]) for key in ("skill", "scenario", "version", "description") if data.get(key)}
+        given = {
+            "executor": config.executor,
+            "model": config.model,
+            "judge_model": config.judge,
+            "group_by": config.group_by,
+        }
         return {**kept, **{key: value for key, value in given.items() if value}}
 
     def _say_what_is_not_graded(self, common: list[Made], tasks: list[Task]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import posixpath
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from holdfast.spec.document import Document, read_document
 from holdfast.waza.files import instructions, task_files
 from holdfast.waza.findings import at
 from holdfast.waza.gotext import render
+from holdfast.waza.repos import below, checked_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,18 +38,23 @@ _KNOWN: Final = (
     "expected",
     "graders",
     "checkpoints",
+    "command_mocks",
 )
-_REFUSED: Final = {"command_mocks": "waza's mocked commands exist in its own executor only"}
 _IGNORED: Final = {
     "first_event_timeout_seconds": "is of waza's executor; timeout_seconds holds for each turn",
     "requirements": "is for waza's own reports",
 }
-_INPUTS: Final = ("prompt", "prompt_file", "context", "files", "follow_up_prompts", "responder")
-_INPUTS_REFUSED: Final = {
-    "repos": "worktrees of repositories; put the files into fixtures, or let hooks.before_run check them out",
-    "workdir": "a folder of the workspace to start in; the target starts in the workspace itself",
-}
-_INPUTS_IGNORED: Final = {"environment": "is of waza's executor; the target has the environment of `holdfast eval`"}
+_INPUTS: Final = (
+    "prompt",
+    "prompt_file",
+    "context",
+    "files",
+    "repos",
+    "workdir",
+    "environment",
+    "follow_up_prompts",
+    "responder",
+)
 _EXPECTED: Final = ("output_contains", "output_not_contains", "output_contains_any")
 _EXPECTED_IGNORED: Final = dict.fromkeys(
     ("outcomes", "tool_calls", "should_trigger"), "is not graded: waza reads it and checks nothing"
@@ -78,6 +85,10 @@ class Task:
     timeout: float | None = None
     instructions: list[str] = field(default_factory=list)
     responder_model: str | None = None
+    checkout: dict[str, Any] = field(default_factory=dict)
+    """files of `inputs.repos`"""
+    workdir: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Tasks:
@@ -127,20 +138,28 @@ class Tasks:
             self._findings.notice(self._document, ("tasks",), f"not run, since `enabled: false`: {', '.join(off)}")
 
     def _matching(self, number: int, pattern: str) -> list[Path]:
+        """Return the task files of a pattern, which is relative to the eval file; a plain name is looked up."""
         place = ("tasks", number)
         near = self._document.path.parent if self._document.path else self._folder
         names = sorted(glob.glob(pattern.replace("**", "*"), root_dir=near, include_hidden=True))
-        paths = [self._findings.inside(self._document, place, near, name) for name in names]
-        if not names and glob.escape(pattern) == pattern:
-            self._findings.wrong(self._document, place, f"no such file: {pattern}, relative to the eval file")
-        elif not names:
+        if names:
+            paths = [self._findings.inside(self._document, place, near, name) for name in names]
+            return [path for path in paths if path is not None and path.is_file()]
+        if glob.escape(pattern) != pattern:
             self._findings.notice(self._document, place, f"no file matches {pattern}")
-        return [path for path in paths if path is not None and path.is_file()]
+        elif (path := self._findings.find(pattern)) is not None:
+            return [path]
+        else:
+            self._findings.wrong(self._document, place, self._findings.nowhere(pattern))
+        return []
 
     def _from_csv(self) -> Iterator[Task]:
         name = str(self._document.data["tasks_from"])
         near = self._document.path.parent if self._document.path else self._folder
-        path = self._findings.inside(self._document, ("tasks_from",), near, name)
+        if (near / name).exists():
+            path = self._findings.inside(self._document, ("tasks_from",), near, name)
+        elif (path := self._findings.find(name)) is None:
+            self._findings.wrong(self._document, ("tasks_from",), self._findings.nowhere(name))
         if path is None:
             return
         first, last = self._range()
@@ -168,9 +187,9 @@ class Tasks:
 
     def _task(self, document: Document, variables: Mapping[str, str]) -> Task | None:
         findings = self._findings
-        findings.keys(document, (), _KNOWN, refused=_REFUSED, ignored=_IGNORED)
+        findings.keys(document, (), _KNOWN, ignored=_IGNORED)
         inputs = findings.block(document, (), "inputs")
-        findings.keys(document, ("inputs",), _INPUTS, refused=_INPUTS_REFUSED, ignored=_INPUTS_IGNORED)
+        findings.keys(document, ("inputs",), _INPUTS)
         findings.block(document, (), "expected")
         findings.keys(document, ("expected",), _EXPECTED, ignored=_EXPECTED_IGNORED)
         task_id = document.data.get("id")
@@ -194,6 +213,10 @@ class Tasks:
             **({"context": context} if context else {}),
             **({"group": group} if (group := self._group(context, tags)) else {}),
         }
+        task.checkout = checked_out(findings, document)
+        task.workdir = self._workdir(task, inputs.get("workdir"))
+        environment = findings.block(document, ("inputs",), "environment")
+        task.environment = {str(key): _shown(value) for key, value in environment.items()}
         task.turns = 1 + len(follow_ups)
         if inputs.get("responder") is not None:
             self._responder(task, variables)
@@ -202,10 +225,23 @@ class Tasks:
             task.timeout = timeout
         elif timeout is not None:
             findings.wrong(document, ("timeout_seconds",), f"is a number from 1, not {timeout!r}")
-        task.instructions = instructions(findings, document, ("instruction_files",), self._folder)
+        task.instructions = instructions(findings, document, ("instruction_files",))
         task.graders = [*self._graders.expected(document), *self._graders.all_of(document, ("graders",))]
         task.checkpoints = list(self._checkpoints(task))
         return task
+
+    def _workdir(self, task: Task, name: Any) -> str:
+        """Return the folder of the workspace that the target starts in; empty for the workspace itself."""
+        if name in (None, "", "."):
+            return ""
+        if not isinstance(name, str) or not below(name):
+            self._findings.wrong(task.document, ("inputs", "workdir"), "names a folder of the workspace, without `..`")
+            return ""
+        folder = posixpath.normpath(name)
+        if not any(path.startswith(f"{folder}/") for path in (*task.row["files"], *task.checkout)):
+            said = f"there is no folder {name!r} among the task's files and repositories"
+            self._findings.wrong(task.document, ("inputs", "workdir"), said)
+        return folder
 
     def _prompt(self, task: Task, variables: Mapping[str, str]) -> str | None:
         findings, document, inputs = self._findings, task.document, at(task.document, ("inputs",))
@@ -224,8 +260,15 @@ class Tasks:
             except (OSError, UnicodeDecodeError) as error:
                 findings.wrong(document, place, f"{file} cannot be read: {error}")
                 return None
-        if not isinstance(prompt, str) or not prompt:
-            said = "a task needs inputs.prompt, a text, or inputs.prompt_file; a row of a table, its column prompt"
+        if prompt is None and "prompt" in inputs:
+            prompt = ""  # `prompt:` with nothing after it
+        elif isinstance(prompt, int | float):
+            prompt = _shown(prompt)
+        if not isinstance(prompt, str):
+            said = (
+                "a task needs inputs.prompt, a text that may be empty, or inputs.prompt_file; "
+                "a row of a table, its column prompt"
+            )
             findings.wrong(document, place, said)
             return None
         return self._rendered(task, place, prompt, variables)
@@ -252,7 +295,7 @@ class Tasks:
         if type(most) is not int or most < 1:
             findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {most!r}")
             return
-        if not isinstance(said, str) or not said:
+        if not isinstance(said, str) or not said.strip():
             findings.wrong(document, (*place, "instructions"), "says who the user is and what it wants")
             return
         said = self._rendered(task, (*place, "instructions"), said, variables)
@@ -280,7 +323,7 @@ class Tasks:
                 wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {then!r}")
             if turn in turns:
                 wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
-            if turn > task.turns:
+            if turn > task.turns and "max_followups" not in task.row:
                 said = f"{turn} is never reached: the task has at most {task.turns} turns"
                 wrong(task.document, (*place, "after_turn"), said)
             if not block.get("graders"):
@@ -291,11 +334,13 @@ class Tasks:
     def _fixtures(self, document: Document) -> Path:
         """The folder that paths of fixtures are relative to."""
         name = document.data.get("context_dir")
-        path = self._findings.inside(document, ("context_dir",), self._folder, str(name or "fixtures"))
-        return path or self._folder
+        found = self._findings.find(str(name)) if name else None
+        if found is not None and found.is_dir():
+            return found
+        return self._findings.inside(document, ("context_dir",), self._folder, str(name or "fixtures")) or self._folder
 
     def _group(self, context: dict[str, Any], tags: list[str]) -> str | None:
-        """What `group_by` says of a task: of its context, or of a tag such as `language:go`."""
+        """Return the group of a task: the key of its context, or a tag such as `language:go`."""
         key = self._config.group_by
         if key is None:
             return None
@@ -309,7 +354,7 @@ def _from_row(values: Mapping[str, str], number: int) -> dict[str, Any]:
     return {
         "id": values.get("id") or values.get("name") or f"row-{number}",
         "name": values.get("name") or values.get("id") or f"row-{number}",
-        "inputs": {"prompt": values.get("prompt", "")},
+        "inputs": {"prompt": values.get("prompt")},
     }
 
 

@@ -1,0 +1,98 @@
+"""`mcp_mocks`: waza's scripted MCP servers, as scripted tools of the target."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.waza.findings import at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.document import Document, Location
+    from holdfast.waza.findings import Findings
+
+_TOOL: Final = ("description", "input_schema", "responses")
+_RESPONSE: Final = ("match", "match_schema", "match_regex", "return", "error")
+
+
+def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]:
+    """Return the tools of all mocked servers, each named as agents see it: `server-tool`."""
+    listed = document.data.get("mcp_mocks") or []
+    if not isinstance(listed, list):
+        findings.wrong(document, ("mcp_mocks",), "is a list of {name: …, tools: …}")
+        return []
+    tools: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for number in range(len(listed)):
+        place: Location = ("mcp_mocks", number)
+        server = str(at(document, place).get("name") or "").strip()
+        findings.keys(document, place, ("name", "fixtures", "tools"))
+        if not server:
+            findings.wrong(document, (*place, "name"), "is missing")
+        elif server in seen:
+            findings.wrong(document, (*place, "name"), f"a second server called {server!r}")
+        seen.add(server)
+        offered = {**_fixtures(findings, document, place), **findings.block(document, place, "tools")}
+        if not offered:
+            findings.wrong(document, place, "has no tools: give `tools`, or `fixtures` with a folder of .json files")
+        for name, tool in offered.items():
+            made = _tool(findings, document, (*place, "tools", name), f"{server}-{name}", tool)
+            tools += [] if made is None else [made]
+    return tools
+
+
+def _tool(findings: Findings, document: Document, place: Location, name: str, tool: Any) -> dict[str, Any] | None:
+    responses = tool.get("responses") if isinstance(tool, dict) else None
+    if not isinstance(responses, list) or not responses or not all(isinstance(one, dict) for one in responses):
+        findings.wrong(document, place, "needs `responses`, a list of {match: …, return: …}")
+        return None
+    unknown = [key for one in (tool, *responses) for key in one if key not in (*_TOOL, *_RESPONSE)]
+    if unknown:
+        findings.wrong(document, place, f"not supported in a mocked tool: {', '.join(sorted(set(unknown)))}")
+        return None
+    scripted: dict[str, Any] = {"name": name, "responses": [_response(one) for one in responses]}
+    if tool.get("description"):
+        scripted["description"] = str(tool["description"])
+    if isinstance(tool.get("input_schema"), dict):
+        scripted["parameters"] = tool["input_schema"]
+    return {"scripted": scripted}
+
+
+def _response(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a response in our words; what waza returns is always JSON, a text too."""
+    kept = {key: given[key] for key in ("match", "match_schema", "match_regex") if given.get(key)}
+    if given.get("error"):
+        return {**kept, "error": str(given["error"])}
+    return {
+        **kept,
+        "result": json.dumps(given.get("return"), ensure_ascii=False, sort_keys=True, separators=(",", ":")),
+    }
+
+
+def _fixtures(findings: Findings, document: Document, place: Location) -> dict[str, Any]:
+    """Return the tools of a folder of .json files: one tool in each, or several under `tools`."""
+    name = at(document, place).get("fixtures")
+    if not name:
+        return {}
+    folder = findings.find(str(name))
+    if folder is None or not folder.is_dir():
+        findings.wrong(document, (*place, "fixtures"), findings.nowhere(str(name)))
+        return {}
+    tools: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.json")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts[:-1]):
+            continue
+        data = _decoded(findings, document, (*place, "fixtures"), path)
+        several = data.get("tools") if isinstance(data, dict) else None
+        tools |= several if isinstance(several, dict) and several else {path.stem: data}
+    return tools
+
+
+def _decoded(findings: Findings, document: Document, place: Location, path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        findings.wrong(document, place, f"{path} cannot be read: {error}")
+        return None

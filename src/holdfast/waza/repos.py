@@ -1,0 +1,119 @@
+"""`inputs.repos`: the files of commits of local git repositories, read into a task's workspace.
+
+waza checks out a worktree. Here the commit's files become part of the row, so that the key depends on what they say
+and a run that has begun no longer needs the repository. There is no `.git` in the workspace.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from holdfast.waza.files import LARGEST, content
+from holdfast.waza.findings import at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.spec.document import Document, Location
+    from holdfast.waza.findings import Findings
+
+_PLAIN: Final = ("100644", "100664")
+_EXECUTABLE: Final = "100755"
+
+
+def checked_out(findings: Findings, task: Document) -> dict[str, Any]:
+    """Return the files of all repositories of a task by their paths in the workspace."""
+    place: Location = ("inputs", "repos")
+    listed = at(task, ("inputs",)).get("repos") or []
+    if not isinstance(listed, list):
+        findings.wrong(task, place, "is a list of {type: worktree, source: …, commit: …, dest: …}")
+        return {}
+    files: dict[str, Any] = {}
+    for number in range(len(listed)):
+        files |= _files(findings, task, (*place, number))
+    return files
+
+
+def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any]:
+    block = at(task, place)
+    findings.keys(task, place, ("type", "source", "commit", "dest"))
+    if block.get("type") != "worktree":
+        findings.wrong(task, (*place, "type"), f"not supported: {block.get('type')!r}; a repository is a `worktree`")
+        return {}
+    folder, source, commit = str(block.get("dest") or ""), str(block.get("source") or ""), block.get("commit") or "HEAD"
+    if not below(folder):
+        findings.wrong(task, (*place, "dest"), "names a folder of the workspace, without `..`")
+        return {}
+    repository = (
+        next((path for place in findings.places if (path := place / source).is_dir()), None) if source else None
+    )
+    if repository is None:
+        findings.wrong(task, (*place, "source"), findings.nowhere(source))
+        return {}
+    try:
+        head = _git(repository, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").decode().strip()
+        lines = _git(repository, "ls-tree", "-rlz", "--full-tree", head).split(b"\0")
+        entries = [_entry(line) for line in lines if line]
+        files = [entry for entry in entries if entry.mode in (*_PLAIN, _EXECUTABLE)]
+        if sum(file.size for file in files) > LARGEST:
+            most = f"{LARGEST >> 20} MB, which is the most that is kept"
+            findings.wrong(task, place, f"{source} is larger than {most}; let a hook check it out")
+            return {}
+        contents = _contents(repository, files)
+    except (subprocess.CalledProcessError, OSError) as error:
+        said = (getattr(error, "stderr", b"") or str(error).encode()).decode("utf-8", "replace").strip()
+        findings.wrong(task, place, f"{source} at {commit} cannot be read: {said}")
+        return {}
+    left_out = len(entries) - len(files)
+    findings.notice(
+        task,
+        place,
+        f"the {len(files)} files of {repository.resolve()} at {head[:12]} are put into {folder}, without .git"
+        + (f"; {left_out} links and submodules are left out" if left_out else ""),
+    )
+    return {f"{folder}/{path}": value for path, value in contents.items()}
+
+
+def below(name: str) -> bool:
+    """Whether a name is that of something in a folder, and not of the folder itself or of what is outside."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not name.startswith(("\\", "~"))
+
+
+def _git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, input=stdin, env=environment).stdout
+
+
+class _Entry(NamedTuple):
+    """A line of `git ls-tree -l`."""
+
+    mode: str
+    size: int
+    object: str
+    path: str
+
+
+def _entry(line: bytes) -> _Entry:
+    about, _, path = line.partition(b"\t")
+    mode, _, name, size = about.decode().split()
+    return _Entry(mode, int(size) if size.isdigit() else 0, name, path.decode("utf-8", "replace"))
+
+
+def _contents(repository: Path, files: Sequence[_Entry]) -> dict[str, Any]:
+    """Return what is in files; git prints each after a line about it, and before a newline."""
+    asked = "".join(f"{file.object}\n" for file in files).encode()
+    answer, place = _git(repository, "cat-file", "--batch", stdin=asked), 0
+    contents: dict[str, Any] = {}
+    for file in files:
+        start = answer.index(b"\n", place) + 1
+        place = start + file.size + 1
+        value: Any = content(answer[start : start + file.size])
+        if file.mode == _EXECUTABLE:
+            value = {**(value if isinstance(value, dict) else {"text": value}), "executable": True}
+        contents[file.path] = value
+    return contents
