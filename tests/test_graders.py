@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, threshold
-from holdfast.graders.checks import Choice, _numbers
+from holdfast.graders.checks import Choice
 from holdfast.graders.prompt import _parse
 from holdfast.graders.python import as_verdict
 from holdfast.spec.grader_fields import ChoiceGrader
+from holdfast.spec.numbers import numbers_in
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 
@@ -91,7 +92,7 @@ class TestText:
     def test_every_failed_check_is_named(self, tmp_path):
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
         feedback = grade(tmp_path, block, "b").feedback
-        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of ['x', 'y']"):
+        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of 'x', 'y'"):
             assert part in feedback
 
 
@@ -245,7 +246,7 @@ class TestNumber:
     def test_a_tolerance_is_absolute_or_a_share_and_has_no_rounding_error(self, tmp_path, block, answer, right):
         assert score(tmp_path, {"type": "number", **block}, answer, expected=0.2) == float(right)
 
-    @pytest.mark.parametrize("expected", ["many", "", None])
+    @pytest.mark.parametrize("expected", ["many", ""])
     def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(self, tmp_path, expected):
         error = grade(tmp_path, {"type": "number"}, "5", expected=expected)
         assert isinstance(error, AttemptError) and "is not a number" in error.message
@@ -258,13 +259,13 @@ class TestNumber:
 
     @given(st.text("0123456789eE+-.,% x", max_size=60) | st.text(max_size=60))
     def test_no_text_at_all_can_break_it(self, text):
-        for number in _numbers(text):
+        for number in numbers_in(text):
             assert abs(number - 1) <= abs(number) + 1
 
     @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
     def test_a_number_is_found_in_every_usual_spelling(self, number):
         for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})", f"{number:e}"):
-            assert _numbers(text)[-1] == number
+            assert numbers_in(text)[-1] == number
 
 
 SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}

@@ -92,7 +92,7 @@ class Grading:
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            wanted = slot.key(job.key, _moment(case))
+            wanted = slot.key(job.key, _moment(case), reread=number in job.panel.reread)
             verdict = self._index.verdicts.get(wanted)
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
@@ -184,7 +184,7 @@ class Grading:
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
-            grade_key=slot.key(job.key, _moment(case)),
+            grade_key=slot.key(job.key, _moment(case), reread=number in job.panel.reread),
             sample=job.sample.id,
             trial=job.trial,
             grader=block.name,

@@ -106,7 +106,7 @@ def borrow(
 
 def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[str]:
     for number in panel.graders:
-        wanted = work.grade_key(key, ref, number)
+        wanted = work.grade_key(key, ref, number, panel)
         verdict = None if wanted is None else index.verdicts.get(wanted)
         if wanted is not None and (verdict is None or verdict.status == "error"):
             yield wanted
