@@ -8,6 +8,8 @@
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model
+`asking`       requests to a judge
+`replies`      scores read from a judge's reply
 `trigger`      trigger
 `calls`        the tool calls of a conversation, read out of its messages
 `tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint

@@ -150,7 +150,9 @@ class Index:
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
     """by grade key"""
     attempts: dict[str, int] = field(default_factory=dict)
-    """failed attempts by generation key"""
+    """failed attempts of the target by generation key"""
+    grader_attempts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """failed attempts of graders by generation key and the grader's name"""
     steps: dict[str, list[tuple[Path, int, int]]] = field(default_factory=dict)
     """calls of conversations that have no output yet: file, offset, length, by generation key"""
     spent: Spent = field(default_factory=Spent)
@@ -388,6 +390,9 @@ def _take_error(index: Index, found: Found) -> None:
         index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+    else:
+        by = head.key, head.where
+        index.grader_attempts[by] = index.grader_attempts.get(by, 0) + 1
 
 
 KINDS: Final = (
