@@ -8,6 +8,7 @@
 `expected`       what a row expects: one text, or any of several
 `numbers`        numbers as people and models write them
 `regex`          regular expressions as users write them
+`vacuous`        checks that can hardly fail
 `grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line

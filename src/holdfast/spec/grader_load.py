@@ -94,7 +94,11 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if grader.model is None and "model" not in target:
-        problems.append(Problem(document.where(location), "needs a `model` to judge with"))
+        message = (
+            "needs a `model` to judge with, since the target is not a model: add `model: NAME`, or type "
+            f"graders.{grader.name}.model=NAME after the command (config.judge_model=NAME for an eval of waza)"
+        )
+        problems.append(Problem(document.where(location), message))
         return grader
     inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
     return grader.model_copy(update=inherited)
