@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.engine.attempts import Streak
@@ -192,10 +192,12 @@ class Grading:
     def _record(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> Grade:
         block, slot = self._graders[number].block, self._work.slots[number]
         status: GradeStatus = "error"
+        counts: tuple[int, ...] | UnsetType = UNSET
         if isinstance(result, AttemptError):
             score, feedback, details, usage = None, result.message, {"kind": result.kind}, None
         else:
             score, feedback, details, usage = result.score, result.feedback, result.details, result.usage
+            counts = UNSET if result.counts is None else result.counts
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
@@ -213,6 +215,7 @@ class Grading:
             seconds=round(seconds, 6),
             usage=usage,
             time=round(time.time(), 3),
+            counts=counts,
         )
 
 

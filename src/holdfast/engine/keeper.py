@@ -93,7 +93,8 @@ class Keeper:
 
     def _graded(self, record: Grade) -> None:
         given = 0.0 if isinstance(record.time, UnsetType) else record.time
-        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given)
+        counts = None if isinstance(record.counts, UnsetType) else record.counts
+        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given, counts)
         self._index.spent.add_grade(record.usage, given, record.seconds)
         self._display.grade(record)
         if record.status == "error":

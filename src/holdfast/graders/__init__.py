@@ -3,6 +3,7 @@
 `types`        Case, Verdict, Grader
 `checks`       exact, text, choice, number: answered at once
 `similarity`   similarity
+`overlap`      bleu, chrf, rouge, char_f1, wer, cer
 `mathematics`  math, asked of a process
 `mathematics_worker`  what runs in it
 `schema`       json_schema

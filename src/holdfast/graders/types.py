@@ -31,6 +31,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """what a judge used"""
     passed: bool | None = None
     """for kinds that pass by something else than their score, such as an order of calls; None for all others"""
+    counts: tuple[int, ...] | None = None
+    """what is summed over a run where a metric of the whole is not the mean of its parts"""
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -97,7 +97,7 @@ def borrow(
                 grade = read_grade_head(line)
                 if grade is None or grade.status == "error":
                     continue
-                found.verdicts[grade.grade_key] = VerdictRef(grade.status, grade.score, grade.usage)
+                found.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
                 found.lenders[grade.grade_key] = name
                 found.grades[grade.grade_key] = (path, offset, len(line))
                 owed.discard(grade.grade_key)

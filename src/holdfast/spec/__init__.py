@@ -3,6 +3,7 @@
 `document`       YAML with positions
 `fields`         what users may write, one model per block
 `grader_fields`  the same for graders, one model per kind: those of what was said, and what all have
+`overlap_fields` text metrics
 `tool_fields`    graders of tool calls
 `file_fields`    graders of files, and programs on them
 `expected`       what a row expects: one text, or any of several

@@ -8,6 +8,7 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fields import is_embedded
 from holdfast.spec.file_fields import ON_FILES
 from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.overlap_fields import OVERLAPS
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.source import file_inside
 from holdfast.spec.tool_fields import CALLED
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.fields import ResponderBlock
 
-GRADERS: dict[str, type[GraderBlock]] = {**SAID, **CALLED, **ON_FILES}
+GRADERS: dict[str, type[GraderBlock]] = {**SAID, **OVERLAPS, **CALLED, **ON_FILES}
 """every kind of grader"""
 
 

@@ -1,4 +1,4 @@
-"""Checks that can hardly fail: they may be meant, so they are not rejected, but nobody should take them for evidence."""
+"""Checks that can hardly fail: they may be meant, so they are not rejected, but they are no evidence either."""
 
 from __future__ import annotations
 

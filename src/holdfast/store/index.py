@@ -71,6 +71,8 @@ class VerdictRef(NamedTuple):
     score: float | None
     usage: Usage | None
     time: float = 0.0
+    counts: tuple[int, ...] | None = None
+    """what is summed over the run, of graders that have a number for the whole"""
 
 
 class Damage(NamedTuple):
@@ -189,6 +191,12 @@ class GradeHead(msgspec.Struct):
     source: str | None = None
     time: float = 0.0
     seconds: float = 0.0
+    counts: tuple[int, ...] | None = None
+
+    @property
+    def verdict(self) -> VerdictRef:
+        """What the index keeps of it."""
+        return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
 
 
 class _StepHead(msgspec.Struct):
@@ -380,7 +388,7 @@ def keep_verdict(index: Index, head: GradeHead) -> None:
     """Of several verdicts on an output the one given last counts, in whichever file it is."""
     known = index.verdicts.get(head.grade_key)
     if known is None or known.time <= head.time:
-        index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage, head.time)
+        index.verdicts[head.grade_key] = head.verdict
 
 
 def _take_error(index: Index, found: Found) -> None:
