@@ -136,3 +136,19 @@ def boundary(*texts: str) -> str:
     themselves, so that none of them can contain it.
     """
     return digest(list(texts)).removeprefix("sha256:")[:16]
+
+
+def read_choice(reply: str, key: str, choices: tuple[str, ...]) -> tuple[str, str]:
+    """Return what the judge chose under a key of its JSON object, and its reason; raises Unreadable."""
+    text = without_thoughts(reply)
+    found = [(start, end, value) for start, end, value in json_objects(text) if key in value]
+    if not found:
+        raise Unreadable(f"gave no JSON object with {key!r}: {reply[:200]!r}")
+    start, end, verdict = found[-1]
+    agreed = len({str(value[key]) for _, _, value in found}) == 1
+    leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, found[0][0]) is not None
+    if not leads and _NOTHING_AFTER.fullmatch(text, end) is None:
+        raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
+    if verdict[key] not in choices:
+        raise Unreadable(f"gave {key!r} as none of {', '.join(choices)}: {text[start:end][:200]!r}")
+    return str(verdict[key]), str(verdict.get("reason") or "")
