@@ -108,7 +108,7 @@ def test_an_error_is_never_a_verdict_and_the_same_command_resumes(lab):
         assert accepted["pairs"][0]["samples"] == 5 and accepted["coverage"] == pytest.approx(10 / 12)
         broken = False
         before = len(judge.bodies)
-        (verdicts,) = lab.folder.glob("runs/pairwise/*")
+        (verdicts,) = (path.parent for path in lab.folder.glob("runs/pairwise/*/manifest.json"))
         (verdicts / "metrics.json").unlink()
         report = json.loads(lab(judge, one, other, "--json").out)
         assert report["pairs"][0]["samples"] == 6 and report["pairs"][0]["win_rate"] == 0
@@ -133,7 +133,7 @@ def test_a_killed_comparison_resumes_and_repeats_only_what_was_in_flight(lab):
         with subprocess.Popen(arguments, cwd=lab.folder, env=environment(), stdout=-3, stderr=-3) as process:
             try:
                 wait_for(lambda: len(held) == 2, "two requests in flight")
-                (verdicts,) = lab.folder.glob("runs/pairwise/*")
+                (verdicts,) = (path.parent for path in lab.folder.glob("runs/pairwise/*/manifest.json"))
                 wait_for(lambda: len(lines(verdicts / "outputs.jsonl")) == 6, "six verdicts on disk")
             finally:
                 process.kill()

@@ -202,3 +202,21 @@ def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path):
     written = write_flexeval(RunReader(RunDir(run.path)), tmp_path / "flexeval")[0]
     references = [json.loads(line)["references"] for line in written.read_text().splitlines()]
     assert references == [["a", "b"], ["5", "true"], ["true"], ['{"a":1}']]
+
+
+def test_the_recipe_for_a_half_finished_outputs_file_asks_only_for_the_rest(tmp_path, monkeypatch, capsys):
+    from tests.support.running import ROOT
+    from tests.support.specs import command
+    from tests.test_docs import MARKED
+
+    page = (ROOT / "docs" / "flexeval.md").read_text()
+    for kind, name, body in MARKED.findall(page):
+        if kind == "file":
+            (tmp_path / name).write_text(body)
+    counting = (tmp_path / "continued.py").read_text().replace('return "four"', 'print(prompt)\n    return "four"')
+    (tmp_path / "continued.py").write_text(counting)
+    ended = command(monkeypatch, capsys, tmp_path, "eval", "continued.yaml")
+    (metrics,) = tmp_path.glob("runs/*/*/metrics.json")
+    assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 1
+    assert ended.out.count("What is") == 1 and "What is 2 + 2?" in ended.out
+    assert [entry["output"] for entry in lines(metrics.with_name("outputs.jsonl"))] == ["two", "four"]

@@ -56,7 +56,11 @@ def judges(answer: Callable[[dict[str, Any]], str | dict[str, Any]]) -> Iterator
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            pass  # a client that was killed
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         served = Judges(f"http://127.0.0.1:{server.server_address[1]}/v1")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
