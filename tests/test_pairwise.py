@@ -170,6 +170,7 @@ def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs
     [
         ({"model": None}, "judge"),
         ({"prompt": "p"}, "by a `rubric`"),
+        ({"where": "false"}, "has no meaning for pairs"),
         ({"modle": "x"}, "unknown key"),
     ],
 )

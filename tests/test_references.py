@@ -81,8 +81,8 @@ class TestLists:
     @pytest.mark.parametrize(
         ("block", "words"),
         [
-            ({"type": "exact", "expected": []}, "at least 1 item"),
-            ({"type": "exact", "expected": None}, "should be text"),
+            ({"type": "exact", "expected": []}, "is an empty list: no answer could be right"),
+            ({"type": "exact", "expected": None}, "needs a value; without this key"),
             ({"type": "exact", "expected": {"a": 1}}, "not a mapping"),
             ({"type": "number", "expected": "1,2 or 3"}, "'1,2 or 3' is not one number; write several as a list"),
             ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),
@@ -95,6 +95,14 @@ class TestLists:
     def test_several_numbers_in_a_text_are_an_error(self, tmp_path):
         error = grade(tmp_path, {"type": "number"}, "1", expected="1,2 or 3")
         assert isinstance(error, AttemptError) and "'1,2 or 3' contains several numbers" in error.message
+
+
+@pytest.mark.parametrize(
+    "block", [{"type": "exact"}, {"type": "text", "contains_cs": "{{ expected }}"}, {"type": "cer"}]
+)
+@pytest.mark.parametrize(("answer", "expected"), [("Cafe\u0301", "Caf\u00e9"), ("Caf\u00e9", "Cafe\u0301")])
+def test_texts_are_compared_in_one_unicode_form(tmp_path, block, answer, expected):
+    assert score(tmp_path, block, answer, expected=expected) == 1
 
 
 class TestFeedback:
@@ -159,6 +167,8 @@ class TestEarlierVerdicts:
             ({"type": "exact", "expected": "{{ a|upper }}"}, {"a": "x"}, False),
             ({"type": "exact", "expected": "fixed"}, {"a": ["x"]}, False),
             ({"type": "exact"}, {"expected": True}, True),
+            ({"type": "exact"}, {"expected": "Caf\u00e9"}, False),
+            ({"type": "exact"}, {"expected": "Cafe\u0301"}, True),
             ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": ["x"]}, True),
             ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": "x"}, False),
             ({"type": "number"}, {"expected": "12 of 20"}, True),

@@ -22,7 +22,7 @@ _SHOWN_FLIPS = 10
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all flips.")
 @click.option(
     "--judge",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
     help="Ask the judge model that FILE describes which of two answers is better, for every pair of runs.",
 )

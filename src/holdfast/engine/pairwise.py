@@ -52,8 +52,10 @@ _SCHEMA: Final = {
     "additionalProperties": False,
 }
 _RUBRIC: Final = "Which answer is more helpful, correct and complete?"
-_OWN_KEYS: Final = ("limits", "prices")
+_OWN_KEYS: Final[tuple[str, ...]] = ("limits", "prices")
 """keys of a judge's file that are not those of a prompt grader"""
+_OF_GRADERS: Final = frozenset({"prompt", "threshold", "weight", "where", "transcript", "continue_session", "mode"})
+"""keys of a prompt grader that a judge of pairs does not have"""
 
 
 class PairJudge:
@@ -165,13 +167,13 @@ def _name_of(run: RunDir) -> str:
 def _judge(document: Document) -> tuple[PromptGrader, dict[str, Any]]:
     """Return the judge that a file describes by the keys of a `prompt` grader, and its other keys."""
     data = {"type": "prompt", "name": "judge", "rubric": _RUBRIC, **document.data}
-    others = {key: data.pop(key) for key in _OWN_KEYS if key in data}
+    others: dict[str, Any] = {key: data.pop(key) for key in _OWN_KEYS if key in data}
     problems: list[Problem] = []
     block = cast("PromptGrader | None", validate_block(PromptGrader, data, (), document, problems))
     if block is not None and block.model is None:
         problems.append(Problem(document.where(()), "needs a `model` to judge with"))
-    if block is not None and block.prompt is not None:
-        problems.append(Problem(document.where(("prompt",)), "pairs are judged by a `rubric`, not by a `prompt`"))
+    meaningless = "has no meaning for pairs, which are judged by a `rubric` alone"
+    problems += [Problem(document.where((key,)), meaningless) for key in sorted(_OF_GRADERS & document.data.keys())]
     if problems or block is None:
         raise ConfigError(problems)
     return block.model_copy(update={"api_key_env": block.api_key_env or "OPENAI_API_KEY"}), others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
+from unicodedata import normalize
 
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Verdict
@@ -72,7 +73,8 @@ class Exact(Check):
 
     def check(self, case: Case) -> Verdict:
         """1 when equal, else 0."""
-        texts, got = expected_texts(self.block.expected, case.sample.fields), case.said(self.block)
+        texts = expected_texts(self.block.expected, case.sample.fields)
+        got = normalize("NFC", case.said(self.block))
         if self.block.strip:
             texts, got = [text.strip() for text in texts], got.strip()
         if self.block.ignore_case:
@@ -91,7 +93,8 @@ class Text(Check):
 
     def check(self, case: Case) -> Verdict:
         """All its checks on what was said."""
-        block, fields, exact = self.block, case.sample.fields, case.said(self.block)
+        block, fields, said = self.block, case.sample.fields, case.said(self.block)
+        exact = normalize("NFC", said)
         folded = exact.casefold()
         failures: list[str] = []
         count = 0
@@ -106,8 +109,8 @@ class Text(Check):
             if alternative and not any(fold(part) in text for part in alternative):
                 failures.append(f"has none of {', '.join(map(repr, alternative))}")
         count += len(self._match) + len(self._not_match)
-        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(exact)]
-        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(exact)]
+        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(said)]
+        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(said)]
         return share(count, failures)
 
 

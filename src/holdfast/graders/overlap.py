@@ -7,6 +7,7 @@ So a verdict carries its counts, and `corpus_numbers` turns their sums into what
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from unicodedata import normalize
 
 from holdfast.errors import AttemptError
 from holdfast.graders.checks import Check, expected_texts
@@ -40,7 +41,7 @@ class Overlap(Check):
     def check(self, case: Case) -> Verdict:
         """Compare the answer with its references."""
         texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
-        answer = case.said(self.block).strip()
+        answer = normalize("NFC", case.said(self.block)).strip()
         if "" in texts:
             raise AttemptError("grader", "a reference is empty for this row", retry=False)
         if self.block.ignore_case:
@@ -57,7 +58,7 @@ class Bleu(Overlap):
 
     def __init__(self, block: BleuGrader, fingerprint: str) -> None:
         super().__init__(block, fingerprint)
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
         self._metric = BLEU(tokenize=block.tokenize, effective_order=True)
 
@@ -73,7 +74,7 @@ class Chrf(Overlap):
 
     def __init__(self, block: ChrfGrader, fingerprint: str) -> None:
         super().__init__(block, fingerprint)
-        from sacrebleu.metrics import CHRF
+        from sacrebleu.metrics.chrf import CHRF
 
         self._metric = CHRF(word_order=block.word_order)
 
@@ -168,13 +169,13 @@ def corpus_numbers(block: object, totals: Sequence[int]) -> dict[str, float]:
     """Return what the summed counts of a run's verdicts say of it as a whole; nothing for other graders."""
     match block:
         case BleuGrader():
-            from sacrebleu.metrics import BLEU
+            from sacrebleu.metrics.bleu import BLEU
 
             correct, total = list(totals[2:6]), list(totals[6:10])
             found = BLEU.compute_bleu(correct, total, totals[0], totals[1], smooth_method="exp")
             return {"corpus": found.score / 100}
         case ChrfGrader():
-            from sacrebleu.metrics import CHRF
+            from sacrebleu.metrics.chrf import CHRF
 
             metric = CHRF(word_order=block.word_order)
             return {"corpus": metric._compute_f_score(list(totals)) / 100}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+from unicodedata import is_normalized, normalize
 
 from holdfast.spec.template import RENDER_ERRORS, template
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 _MOST: Final = 10_000
 """more alternatives than this are a mistake, or a generator without an end"""
-_PLAIN: Final = frozenset((str, int, float))
 _MAKES_VALUES: Final = re.compile(r"[(|\[%]")
 """calls, filters, lists and statements, which may make a list even of a text"""
 
@@ -25,7 +25,8 @@ class NotComparable(ValueError):
 def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
     """Return the texts that a value of an eval file stands for: of a list, or a template for one, each element.
 
-    Raises NotComparable, or one of RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
+    They are in Unicode's composed form (NFC), in which answers are compared. Raises NotComparable, or one of
+    RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
     """
     found: list[str] = []
     for part in written if isinstance(written, list | tuple) else [written]:
@@ -48,7 +49,9 @@ def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
 def _spellings(value: Any, lead: str) -> list[str]:
     if isinstance(value, bool):
         return ["true", "True"] if value else ["false", "False"]
-    if isinstance(value, str | int | float):
+    if isinstance(value, str):
+        return [normalize("NFC", value)]
+    if isinstance(value, int | float):
         return [str(value)]
     kind = {type(None): "null", dict: "an object", list: "a list"}.get(type(value), f"of type {type(value).__name__}")
     raise NotComparable(f"{lead}{kind} for this row: there is nothing to compare with")
@@ -59,9 +62,14 @@ def reads_as_before(written: Any, fields: Mapping[str, Any]) -> bool:
     if not isinstance(written, str):
         return not isinstance(written, bool | list | tuple)
     compiled = template(written)
-    if not _MAKES_VALUES.search(written) and all(type(fields.get(name)) in _PLAIN for name in compiled.names):
+    parts = (written, *(fields.get(name) for name in compiled.names))
+    if not _MAKES_VALUES.search(written) and all(map(_is_plain, parts)):
         return True  # as most rows are, and cheap to see
     try:
         return alternatives(written, fields) == [compiled.render(fields)]
     except (*RENDER_ERRORS, RecursionError):
         return False
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (int, float) or (type(value) is str and (value.isascii() or is_normalized("NFC", value)))

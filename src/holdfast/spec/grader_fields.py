@@ -6,7 +6,7 @@ What every kind has is here too; graders of tool calls are in `tool_fields`, tho
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
@@ -15,7 +15,18 @@ from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
-Expected = str | int | float | bool | Annotated[list[str | int | float | bool], Field(min_length=1)]
+
+
+def _given(value: Any) -> Any:
+    if value is None:
+        raise ValueError("needs a value; without this key it is the row's field `expected`")
+    if value == []:
+        raise ValueError("is an empty list: no answer could be right")
+    return value
+
+
+_Given = BeforeValidator(_given)
+Expected = Annotated[str | int | float | bool | list[str | int | float | bool], _Given]
 """a text, a number, a template over the row, or a list of them: any one of the list will do"""
 
 
@@ -133,7 +144,7 @@ class ChoiceGrader(TextBlock):
     """The letter of a multiple-choice answer."""
 
     type: Literal["choice"]
-    expected: str | int | Annotated[list[str | int], Field(min_length=1)] = "{{ expected }}"
+    expected: Annotated[str | int | list[str | int], _Given] = "{{ expected }}"
     """a letter, or the position of the right choice counted from 0; of a list any one"""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """the letters that count"""
@@ -145,7 +156,7 @@ class NumberGrader(TextBlock):
     """A number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
-    expected: str | int | float | Annotated[list[str | int | float], Field(min_length=1)] = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
     """one number, or a list of which any one will do"""
     after: str | None = None
     """a regular expression; the first number after its last match counts"""
@@ -223,7 +234,7 @@ class MathGrader(TextBlock):
     """The answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
 
     type: Literal["math"]
-    expected: str | int | float | Annotated[list[str | int | float], Field(min_length=1)] = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
     """of a list any one will do"""
     timeout: Seconds = 10
     """for one comparison"""
