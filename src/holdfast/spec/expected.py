@@ -62,9 +62,11 @@ def reads_as_before(written: Any, fields: Mapping[str, Any]) -> bool:
     if not isinstance(written, str):
         return not isinstance(written, bool | list | tuple)
     compiled = template(written)
+    if _is_plain(compiled.lone_field(fields)):
+        return True
     parts = (written, *(fields.get(name) for name in compiled.names))
     if not _MAKES_VALUES.search(written) and all(map(_is_plain, parts)):
-        return True  # as most rows are, and cheap to see
+        return True
     try:
         return alternatives(written, fields) == [compiled.render(fields)]
     except (*RENDER_ERRORS, RecursionError):

@@ -73,8 +73,10 @@ class GraderBlock(Block):
         """Whether a row means what it meant before lists of answers had a meaning, so that earlier verdicts hold."""
         for name in self.alternatives:
             value = getattr(self, name)
-            parts = value if isinstance(value, list) and name != "expected" else [value]
-            if not all(reads_as_before(part, fields) for part in parts):
+            if name == "expected":
+                if not reads_as_before(value, fields):
+                    return False
+            elif not all(reads_as_before(part, fields) for part in value):
                 return False
         return True
 
@@ -183,10 +185,11 @@ class NumberGrader(TextBlock):
         """Whether a row means what it meant: of a text with several numbers the first once counted."""
         if not super().reads_as_before(fields):
             return False
-        if not isinstance(self.expected, str) or not (names := template(self.expected).names):
+        if not isinstance(self.expected, str):
             return True
-        if all(type(fields.get(name)) in (int, float) for name in names) and len(names) == 1:
-            return True
+        value = template(self.expected).lone_field(fields)
+        if isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal()):
+            return True  # as most rows are
         try:
             return all(len(numbers_in(text)) < 2 for text in alternatives(self.expected, fields))
         except RENDER_ERRORS:

@@ -64,6 +64,10 @@ class Template:
         context = self._compiled.new_context({**_globals, **fields}, shared=True)
         return "".join(self._compiled.root_render_func(context))
 
+    def lone_field(self, fields: Mapping[str, Any]) -> Any:
+        """Return the field's value where the template is `{{ field }}` and no more; else None."""
+        return None if self._field is None else fields.get(self._field)
+
     def value(self, fields: Mapping[str, Any]) -> Any:
         """Return the value itself where the template is a single `{{ expression }}`, else the rendered text.
 
