@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.data.panels import Conditions
+from holdfast.data.panels import Conditions, Panel
 from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError
 from holdfast.export.reading import RunReader
@@ -314,7 +314,7 @@ class TestConditions:
                 unsure.add(number)
             if applies:
                 looking.append(number)
-        assert Conditions(spec).of(row) == (tuple(looking), unsure)
+        assert Conditions(spec).of(row) == Panel(tuple(looking), frozenset(unsure))
 
     @pytest.mark.parametrize("value", [5, None, ["x"], {"x": 1}, True])
     def test_a_text_equals_no_other_kind_of_value(self, value):

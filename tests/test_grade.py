@@ -62,7 +62,7 @@ def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
     assert lab.do("grade", name[:5], "--again").graded == {"correct": ROWS, "judge": ROWS}
 
 
-@pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "e"])
+@pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "eval"])
 def test_a_run_that_is_not_there_is_said_with_where_it_was_looked_for(lab: Lab, name: str) -> None:
     generated(lab)
     said = lab.do("grade", name, check=2).err

@@ -207,20 +207,20 @@ class TestJudgeWithTools:
             assert entry["usage"]["requests"] == mock.requests == 2, "it is told that its calls were noted"
             assert entry["details"]["failed"] == ["d: r"] * calls.count(FAIL)
             asked = list(mock.stats()["asked"])
-            assert any("Check one." in prompt and "<answer>\nsaid\n</answer>" in prompt for prompt in asked)
+            assert any(re.search(r"Check one\.\n\n<answer-(\w+)>\nsaid\n</answer-\1>", prompt) for prompt in asked)
 
     def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path):
         (tmp_path / "rubric.md").write_text("---\nname: r\n---\nBe strict about {{ question }}.\n")
         with server(answer="done", calls=tool_calls(PASS)) as mock:
             judged(tmp_path, mock.base_url, judge={**CHECK, "rubric": "Be strict about {{ question }}."})
-            assert any("<rubric>\nBe strict about one." in prompt for prompt in mock.stats()["asked"])
+            assert any(re.search(r"<rubric-\w+>\nBe strict about one\.", prompt) for prompt in mock.stats()["asked"])
 
     def test_a_judge_that_calls_nothing_has_not_judged(self, tmp_path):
         with server(answer="Looks good to me") as mock:
-            run = judged(tmp_path, mock.base_url, limits={"retries": 0})
+            run = judged(tmp_path, mock.base_url)
             (entry,) = lines(run.path / "grades.jsonl")
             assert entry["status"] == "error" and "called neither" in entry["feedback"]
-            assert lines(run.path / "errors.jsonl")[0]["usage"]["requests"] == 1, "it was paid for"
+            assert lines(run.path / "errors.jsonl")[0]["usage"]["requests"] == 2, "told its mistake once, both paid for"
 
 
 class TestRubricFiles:

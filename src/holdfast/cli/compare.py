@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from pathlib import Path  # noqa: TC003 - click reads the annotations' types at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,14 +22,33 @@ _SHOWN_FLIPS = 10
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all flips.")
+@click.option(
+    "--judge",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Ask the judge model that FILE describes which of two answers is better, for every pair of runs.",
+)
+@click.option("--accept-errors", is_flag=True, help="With --judge: finish although some pairs could not be judged.")
 @runs_dir_option
-def command(runs: tuple[str, ...], as_json: bool, runs_dir: Path | None) -> int:
-    """Compare the first RUN (path or id) with each of the others, on the samples they share."""
+def command(
+    runs: tuple[str, ...], as_json: bool, judge: Path | None, accept_errors: bool, runs_dir: Path | None
+) -> int:
+    """Compare the first RUN (path or id) with each of the others, on the samples they share.
+
+    With --judge, every pair of runs is judged answer by answer, in both orders. The verdicts are kept below the runs
+    directory: the same command resumes, and asks nothing twice.
+    """
     from holdfast.report.compare import compare, read_finished
     from holdfast.store.rundir import RunDir
 
     if len(runs) < 2:
         raise UsageError("compare needs at least two runs", remedy="`holdfast cache ls` lists them.")
+    if judge is not None:
+        from holdfast.cli.pairwise import judge_runs
+
+        return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
+    if accept_errors:
+        raise UsageError("--accept-errors needs --judge")
     finished = [read_finished(RunDir(find_run(run, runs_directory(runs_dir)))) for run in runs]
     comparisons = [compare(finished[0], other) for other in finished[1:]]
     if as_json:

@@ -24,6 +24,8 @@ class Panel(NamedTuple):
     graders: tuple[int, ...]
     unsure: frozenset[int] = frozenset()
     """those of them whose `where` fails on this row: their grade is an error"""
+    reread: frozenset[int] = frozenset()
+    """those that read what this row expects differently than earlier versions did: their grades have other keys"""
 
 
 class _Condition(NamedTuple):
@@ -36,7 +38,9 @@ class Conditions:
     """The `where` of all graders of an eval. The same condition of several graders is looked at once for a row."""
 
     def __init__(self, spec: Eval) -> None:
-        wheres = [grader.where for _, grader in spec.placed_graders()]
+        blocks = [grader for _, grader in spec.placed_graders()]
+        wheres = [block.where for block in blocks]
+        self._readers = {number: block for number, block in enumerate(blocks) if block.alternatives}
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
         self._known: dict[Panel, Panel] = {}
@@ -58,8 +62,18 @@ class Conditions:
 
     def of(self, fields: Mapping[str, Any]) -> Panel:
         """The panel of a row."""
-        if len(self._always) == len(self.everyone.graders):
-            return self.everyone
+        panel = self.everyone if len(self._always) == len(self.everyone.graders) else self._chosen(fields)
+        reread = [
+            number
+            for number in panel.graders
+            if number in self._readers and not self._readers[number].reads_as_before(fields)
+        ]
+        if not reread:
+            return panel
+        panel = panel._replace(reread=frozenset(reread))
+        return self._known.setdefault(panel, panel)
+
+    def _chosen(self, fields: Mapping[str, Any]) -> Panel:
         looking, unsure = list(self._always), set()
         others = self._others
         for field, texts in self._texts.items():
@@ -110,3 +124,7 @@ class Panels:
             for number in self._kinds[kind].graders:
                 found[number] += rows
         return found
+
+    def reread(self) -> frozenset[int]:
+        """The graders that read what some row expects differently than earlier versions did."""
+        return frozenset().union(*(kind.reread for kind in self._kinds))

@@ -4,6 +4,7 @@
 `setup`      from an eval to an open run directory and a plan
 `around`     what other runs can lend, and what changed since the nearest
 `run`        all of it in one call, and how it ended
+`pairwise`   finished runs judged against each other
 `shared`     a run shared out among workers: prepared, worked on, finished
 `crew`       workers on this machine, started and watched
 `loop`       the window of trials: generate, keep, grade, keep

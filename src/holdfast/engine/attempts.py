@@ -61,12 +61,12 @@ class Streak:
     def failure(self, error: AttemptError, final: bool, limit: int) -> Fault | None:
         """Count a failed attempt; a Fault when it is time to stop."""
         self._given_up += final
-        self._refused += error.kind in ("bad_request", "agent")
+        self._refused += error.kind in ("bad_request", "agent") or (error.kind == "bad_reply" and not error.retry)
         if not self._ever and self._refused >= _ALIKE:
             return Fault(
                 "rejected",
                 f"all of the first {self._refused} attempts failed: {error.message}",
-                remedy=error.remedy or "Mend the target or its parameters, then run the same command again.",
+                remedy=error.remedy or "Fix the target or its parameters, then run the same command again.",
             )
         if self._given_up >= max(_ALIKE, limit):
             return Fault(
@@ -101,13 +101,19 @@ class Attempts:
         """
         return await self._until_it_works(call, job, "target", deadline, progress)
 
-    async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str) -> T:
-        """Ask a grader that waits for something; its failures are its own."""
+    async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str, streak: Streak | None = None) -> T:
+        """Ask a grader that waits for something. Its failures are its own; a `streak` of them is a Fault of it."""
         deadline = time.monotonic() + self._limits.trial_timeout
-        return await self._until_it_works(call, job, name, deadline, lambda: 0)
+        return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
 
     async def _until_it_works(
-        self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: float, progress: Callable[[], int]
+        self,
+        call: Callable[[], Awaitable[T]],
+        job: Job,
+        where: str,
+        deadline: float,
+        progress: Callable[[], int],
+        streak: Streak | None = None,
     ) -> T:
         seconds, retry, so_far = self._limits.turn_timeout, 0, progress()
         while True:
@@ -125,13 +131,20 @@ class Attempts:
                 if where == "target":
                     self._streak.success()
                     self._window.succeeded()
+                elif streak is not None:
+                    streak.success()
                 return result
             retry = 1 if progress() > so_far else retry + 1
             so_far = progress()
             delay = self._delay(error, retry, deadline)
             if where == "target" and self._alarmed(error, job, delay is None):
                 delay = None
-            self.failed(error, job, where, begun, final=delay is None)
+            fault = None
+            if streak is not None and isinstance(error, AttemptError):
+                fault = streak.failure(error, delay is None, self._window.limit)
+            self.failed(error, job, where, begun, final=delay is None or fault is not None)
+            if fault is not None:
+                raise fault
             if delay is None:
                 raise error
             await self._back_off(error, delay)
@@ -173,7 +186,7 @@ class Attempts:
                 key=job.key,
                 sample=job.sample.id,
                 trial=job.trial,
-                attempt=self._keeper.failed_attempts(job.key) + (where == "target"),
+                attempt=self._keeper.failed_attempts(job.key, where) + 1,
                 where=where,
                 kind=error.kind,
                 message=error.message,

@@ -11,11 +11,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from holdfast.engine.attempts import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
+from holdfast.spec.grader_fields import PromptGrader
 from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
 
@@ -54,6 +56,11 @@ class Grading:
         self._notice = notice
         self.down: dict[int, Fault] = {}
         """graders out of action, and why"""
+        self._streaks = {
+            number: Streak(proven=False)
+            for number, grader in enumerate(graders)
+            if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
+        }
         self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
         waiting = any(not _is_instant(grader) for grader in graders)
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
@@ -92,8 +99,7 @@ class Grading:
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            wanted = slot.key(job.key, _moment(case))
-            verdict = self._index.verdicts.get(wanted)
+            verdict = self._index.verdicts.get(self._key(case, job, number))
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
@@ -161,8 +167,11 @@ class Grading:
                 refuse_unsure(grader.block, case.sample.fields)
             return await grader.judge(case)
 
+        earlier = self._index.verdicts.get(self._key(case, job, number))
+        # Outputs that could not be judged before say nothing of the others: with only them left, none would be tried.
+        streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
-            result: Verdict | AttemptError = await self._attempts.grader(asked, job, name)
+            result: Verdict | AttemptError = await self._attempts.grader(asked, job, name, streak)
         except AttemptError as error:
             result = error
         except Fault as fault:
@@ -174,17 +183,25 @@ class Grading:
             result = _raised(error)
         return self._record(case, job, number, result, time.monotonic() - started)
 
+    def _key(self, case: Case, job: Job, number: int) -> str:
+        """Return the key of a grader's verdict on an output."""
+        output = case.output
+        moment = Moment(output.digest, output.usage.tokens, output.timing.seconds)
+        return self._work.slots[number].key(job.key, moment, reread=number in job.panel.reread)
+
     def _record(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> Grade:
         block, slot = self._graders[number].block, self._work.slots[number]
         status: GradeStatus = "error"
+        counts: tuple[int, ...] | UnsetType = UNSET
         if isinstance(result, AttemptError):
             score, feedback, details, usage = None, result.message, {"kind": result.kind}, None
         else:
             score, feedback, details, usage = result.score, result.feedback, result.details, result.usage
+            counts = UNSET if result.counts is None else result.counts
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
-            grade_key=slot.key(job.key, _moment(case)),
+            grade_key=self._key(case, job, number),
             sample=job.sample.id,
             trial=job.trial,
             grader=block.name,
@@ -198,12 +215,8 @@ class Grading:
             seconds=round(seconds, 6),
             usage=usage,
             time=round(time.time(), 3),
+            counts=counts,
         )
-
-
-def _moment(case: Case) -> Moment:
-    """What a verdict on an output is known by."""
-    return Moment(case.output.digest, case.output.usage.tokens, case.output.timing.seconds)
 
 
 def _as_of(case: Case, turn: int | None) -> Case:

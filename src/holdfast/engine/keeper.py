@@ -34,9 +34,11 @@ class Keeper:
         self._owed: dict[str, int] = {}
         """how many verdicts a trial in hand still lacks"""
 
-    def failed_attempts(self, key: str) -> int:
-        """How often a trial has failed so far, in all processes."""
-        return self._index.attempts.get(key, 0)
+    def failed_attempts(self, key: str, where: str) -> int:
+        """Return how often the target, or a grader, has failed at a trial so far, in all processes."""
+        if where == "target":
+            return self._index.attempts.get(key, 0)
+        return self._index.grader_attempts.get((key, where), 0)
 
     def failed_before(self, key: str) -> bool:
         """Whether a trial already failed in an earlier process."""
@@ -91,7 +93,8 @@ class Keeper:
 
     def _graded(self, record: Grade) -> None:
         given = 0.0 if isinstance(record.time, UnsetType) else record.time
-        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given)
+        counts = None if isinstance(record.counts, UnsetType) else record.counts
+        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given, counts)
         self._index.spent.add_grade(record.usage, given, record.seconds)
         self._display.grade(record)
         if record.status == "error":
@@ -108,7 +111,9 @@ class Keeper:
     def error(self, record: ErrorRecord) -> None:
         """Keep a failed attempt, without waiting."""
         if record.where == "target":
-            self._index.attempts[record.key] = self._index.attempts.get(record.key, 0) + 1
+            self._index.attempts[record.key] = record.attempt
+        else:
+            self._index.grader_attempts[record.key, record.where] = record.attempt
         if record.usage is not None:
             self._index.spent.add(record.usage)
         self._progress.errors[record.kind] += 1

@@ -285,7 +285,7 @@ class Loop:
             key=job.key,
             sample=job.sample.id,
             trial=job.trial,
-            attempt=1 + self._keeper.failed_attempts(job.key),
+            attempt=1 + self._keeper.failed_attempts(job.key, "target"),
             messages=said.messages,
             output=said.output,
             turns=said.turns,

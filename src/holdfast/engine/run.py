@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index, Spent
     from holdfast.store.rundir import RunDir
+    from holdfast.targets.types import Target
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,15 @@ class Outcome:
         return 1 if self.missed_gates else 0
 
 
-def run_eval(spec: Eval, options: Options, display: Display) -> Outcome:
-    """Run an eval to its end, or as far as it goes."""
+def run_eval(spec: Eval, options: Options, display: Display, target: Target | None = None) -> Outcome:
+    """Run an eval to its end, or as far as it goes; `target` answers instead of the one that the eval describes."""
     check_prices(spec, generates=not options.grade_only)
     found, rundir = located(spec, options)
     display = Noting(display, RunLog(rundir.log))
     if (done := already_finished(found, rundir, options)) is not None:
         say_notices(spec, display)
         return done
-    parts = Parts.build(spec, options)
+    parts = Parts.build(spec, options) if target is None else Parts(target, None, [])
     say_notices(spec, display, found)
     opened = open_run(found, options, display.notice)
     forgotten = False

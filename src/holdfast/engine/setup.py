@@ -128,6 +128,9 @@ def identify(spec: Eval) -> Identified:
     }
     if spec.checkpoints:
         parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
+    if reread := [name for number, name in enumerate(identities) if number in survey.panels.reread()]:
+        parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
+        identities |= {name: {**identities[name], "reread": True} for name in reread}
     identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
     return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 

@@ -38,8 +38,11 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
 
 def _row(trial: Trial) -> dict[str, Any]:
     output = trial.output
-    expected = trial.fields.get("expected", trial.fields.get("answer"))
-    references = expected if isinstance(expected, list) else [] if expected is None else [str(expected)]
+    fields = trial.fields
+    expected = fields.get("references", fields.get("expected", fields.get("answer")))
+    values = expected if isinstance(expected, list) else [] if expected is None else [expected]
+    # flexeval's metrics take texts alone, and die of a number.
+    references = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
     row: dict[str, Any] = {
         "lm_output": output.output,
         "finish_reason": output.stop,

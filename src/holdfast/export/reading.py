@@ -177,26 +177,37 @@ class RunReader:
 
     def _take_earlier_keys(self) -> None:
         """Verdicts on tokens and time that were once kept by the digest of what was said alone, as all others are."""
-        for number, slot in enumerate(self._work.slots):
+        for slot in self._work.slots:
             if not slot.measures:
                 continue
             plain = slot._replace(measures=())
             for key, ref in self._outputs.items():
                 if (moment := ref.at(slot.turn)) is not None and (known := plain.key(key, moment)) in self._grades:
-                    now = str(self._work.grade_key(key, ref, number))
+                    now = slot.key(key, moment)
                     self._verdicts.setdefault(now, self._verdicts[known])
                     self._grades.setdefault(now, self._grades[known])
 
     def _panel(self, ref: OutputRef, key: str, fields: dict[str, Any]) -> Panel:
         """The graders that look at a row; of those with a `where`, if the row is gone, the ones that have."""
-        if fields:
-            return self._conditions.of(fields)
-        return Panel(
-            tuple(
-                number
-                for number, place in enumerate(self._places)
-                if place.block.where is None or self._work.grade_key(key, ref, number) in self._grades
-            )
+        if not fields:
+            everyone = frozenset(range(len(self._places)))
+            reread = self._graded(ref, key, Panel((), reread=everyone))
+            plain = self._graded(ref, key, Panel(()))
+            looking = (n for n in everyone if self._places[n].block.where is None or n in plain | reread)
+            return Panel(tuple(looking), reread=reread)
+        panel = self._conditions.of(fields)
+        if not panel.reread:
+            return panel
+        # A run that was graded before lists had a meaning is shown as it was graded.
+        earlier = self._graded(ref, key, Panel(())) - self._graded(ref, key, panel)
+        return panel._replace(reread=panel.reread - earlier)
+
+    def _graded(self, ref: OutputRef, key: str, panel: Panel) -> frozenset[int]:
+        """The graders that have a verdict on an output under the keys that a panel gives them."""
+        return frozenset(
+            number
+            for number in range(len(self._places))
+            if self._work.grade_key(key, ref, number, panel) in self._grades
         )
 
     def _errors(self) -> dict[str, str]:
@@ -219,7 +230,8 @@ class RunReader:
             if known is None:
                 verdicts[number] = None
                 continue
-            grade = self._judged(self._places[number], self._grades[str(self._work.grade_key(output.key, ref, number))])
+            known_by = str(self._work.grade_key(output.key, ref, number, panel))
+            grade = self._judged(self._places[number], self._grades[known_by])
             verdicts[number] = (grade.status, grade.score)
             grades.append(grade)
         status, score = together([self._places[number] for number in verdicts], [*verdicts.values()])

@@ -3,11 +3,14 @@
 `types`        Case, Verdict, Grader
 `checks`       exact, text, choice, number: answered at once
 `similarity`   similarity
+`overlap`      bleu, chrf, rouge, char_f1, wer, cer
 `mathematics`  math, asked of a process
 `mathematics_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model
+`asking`       requests to a judge
+`replies`      scores read from a judge's reply
 `trigger`      trigger
 `calls`        the tool calls of a conversation, read out of its messages
 `tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint

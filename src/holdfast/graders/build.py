@@ -27,6 +27,7 @@ from holdfast.spec.grader_fields import (
     TextGrader,
     TriggerGrader,
 )
+from holdfast.spec.overlap_fields import OverlapBlock
 from holdfast.spec.source import check_program, file_inside, files_behind
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-REVISIONS: Final = {"prompt": 1, "choice": 1, "number": 1}
+REVISIONS: Final = {"prompt": 2, "choice": 1, "number": 1}
 """Raised when the way a grader of ours judges changes, so that its earlier verdicts are not served."""
 
 
@@ -136,6 +137,8 @@ def threshold(block: GraderBlock) -> float | None:
             return 0.5
         case SimilarityGrader():
             return 0.8
+        case OverlapBlock():
+            return 0.5
         case _:
             return 1.0
 
@@ -162,6 +165,14 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.similarity import Similarity
 
             return Similarity(block, fingerprint)
+        case OverlapBlock():
+            from holdfast.graders.overlap import PACKAGES, build_overlap
+
+            _needs(*PACKAGES[block.type], where)
+            try:
+                return build_overlap(block, fingerprint)
+            except (ImportError, RuntimeError) as error:  # tokenizers of Japanese and Korean have packages of their own
+                raise ConfigError([Problem(where, _first_line(error))]) from error
         case MathGrader():
             _needs("math_verify", "math-verify", where)
             from holdfast.graders.mathematics import Mathematics

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
+from unicodedata import normalize
 
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Verdict
+from holdfast.spec.expected import NotComparable, alternatives
+from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.grader_fields import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
-
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
-
-_MOST_DIGITS = 10_000
-"""numbers further from 1 than this many digits are noise, and no arithmetic can hold them"""
 
 
 def rendered(value: Any, fields: dict[str, Any]) -> str:
@@ -29,6 +27,23 @@ def rendered(value: Any, fields: dict[str, Any]) -> str:
         return template(value).render(fields)
     except RENDER_ERRORS as error:
         raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
+
+
+def expected_texts(written: Any, fields: dict[str, Any]) -> list[str]:
+    """Return the texts of which the answer should be one; never a list's or an object's Python repr."""
+    try:
+        return alternatives(written, fields)
+    except NotComparable as error:
+        raise AttemptError("grader", f"{written!r} {error}", retry=False) from error
+    except RENDER_ERRORS as error:
+        raise AttemptError("grader", f"cannot render {written!r}: {error}", retry=False) from error
+
+
+def one_of(texts: list[str]) -> str:
+    """Show what was looked for in a feedback: a single text, or a few of several."""
+    shown = [repr(text[:200]) for text in texts[:5]]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    return shown[0] if len(texts) == 1 else f"one of {', '.join(shown)}{more}"
 
 
 class Check:
@@ -58,12 +73,13 @@ class Exact(Check):
 
     def check(self, case: Case) -> Verdict:
         """1 when equal, else 0."""
-        wanted, got = rendered(self.block.expected, case.sample.fields), case.said(self.block)
+        texts = expected_texts(self.block.expected, case.sample.fields)
+        got = normalize("NFC", case.said(self.block))
         if self.block.strip:
-            wanted, got = wanted.strip(), got.strip()
+            texts, got = [text.strip() for text in texts], got.strip()
         if self.block.ignore_case:
-            wanted, got = wanted.casefold(), got.casefold()
-        return Verdict(1.0) if wanted == got else Verdict(0.0, f"expected {wanted[:200]!r}")
+            texts, got = [text.casefold() for text in texts], got.casefold()
+        return Verdict(1.0) if got in texts else Verdict(0.0, f"expected {one_of(texts)}")
 
 
 class Text(Check):
@@ -77,7 +93,8 @@ class Text(Check):
 
     def check(self, case: Case) -> Verdict:
         """All its checks on what was said."""
-        block, fields, exact = self.block, case.sample.fields, case.said(self.block)
+        block, fields, said = self.block, case.sample.fields, case.said(self.block)
+        exact = normalize("NFC", said)
         folded = exact.casefold()
         failures: list[str] = []
         count = 0
@@ -85,22 +102,27 @@ class Text(Check):
             (block.contains, block.not_contains, block.contains_any, folded, str.casefold),
             (block.contains_cs, block.not_contains_cs, block.contains_any_cs, exact, str),
         ):
-            count += len(wanted) + len(unwanted) + bool(any_of)
-            failures += [f"lacks {part!r}" for part in wanted if fold(_sought(part, fields)) not in text]
-            failures += [f"contains {part!r}" for part in unwanted if fold(_sought(part, fields)) in text]
-            if any_of and not any(fold(_sought(part, fields)) in text for part in any_of):
-                failures.append(f"has none of {any_of}")
+            required, forbidden, alternative = (_sought(parts, fields) for parts in (wanted, unwanted, any_of))
+            count += len(required) + len(forbidden) + bool(alternative)
+            failures += [f"lacks {part!r}" for part in required if fold(part) not in text]
+            failures += [f"contains {part!r}" for part in forbidden if fold(part) in text]
+            if alternative and not any(fold(part) in text for part in alternative):
+                failures.append(f"has none of {', '.join(map(repr, alternative))}")
         count += len(self._match) + len(self._not_match)
-        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(exact)]
-        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(exact)]
+        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(said)]
+        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(said)]
         return share(count, failures)
 
 
-def _sought(part: str, fields: dict[str, Any]) -> str:
-    text = rendered(part, fields)
-    if not text:
-        raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
-    return text
+def _sought(parts: list[str], fields: dict[str, Any]) -> list[str]:
+    """Return the texts to look for; a template that stands for a list stands for each of its elements."""
+    sought: list[str] = []
+    for part in parts:
+        texts = expected_texts(part, fields)
+        if "" in texts:
+            raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
+        sought += texts
+    return sought
 
 
 class Choice(Check):
@@ -126,15 +148,12 @@ class Choice(Check):
 
     def check(self, case: Case) -> Verdict:
         """Compare the letter found with the expected one."""
-        wanted = self._expected(case.sample.fields)
+        letters = [self._letter(text) for text in expected_texts(self.block.expected, case.sample.fields)]
         found = self._find(case.said(self.block))
         if found is None:
             return Verdict(0.0, "no choice found in the answer", {"found": None})
-        return Verdict(
-            float(found == wanted),
-            "" if found == wanted else f"chose {found}, not {wanted}",
-            {"found": found},
-        )
+        right = found in letters
+        return Verdict(float(right), "" if right else f"chose {found}, not {' or '.join(letters)}", {"found": found})
 
     def _find(self, text: str) -> str | None:
         if match := self._loose.search(text):
@@ -144,8 +163,8 @@ class Choice(Check):
                 return str(matches[-1]).upper()
         return None
 
-    def _expected(self, fields: dict[str, Any]) -> str:
-        text = rendered(self.block.expected, fields).strip()
+    def _letter(self, text: str) -> str:
+        text = text.strip()
         if text.isdecimal() and int(text) < len(self.block.choices):
             return self.block.choices[int(text)].upper()
         letter = text.strip("().").upper()
@@ -168,33 +187,30 @@ class Number(Check):
 
     def check(self, case: Case) -> Verdict:
         """Compare the number found with the expected one."""
-        text = rendered(self.block.expected, case.sample.fields)
-        wanted = _numbers(text)
-        if not wanted:
-            raise AttemptError("grader", f"the expected value {text.strip()[:80]!r} is not a number", retry=False)
+        expected = [_single(text) for text in expected_texts(self.block.expected, case.sample.fields)]
         found = self._find(case.said(self.block))
         if found is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
+        right = any(self._is_close(found, number) for number in expected)
+        wanted = " or ".join(map(str, expected))
+        return Verdict(float(right), "" if right else f"found {found}, expected {wanted}", {"found": str(found)})
+
+    def _is_close(self, found: Decimal, expected: Decimal) -> bool:
         allowed = Decimal(repr(self.block.tolerance))
         if self.block.relative:
-            allowed *= abs(wanted[0])
-        right = abs(found - wanted[0]) <= allowed
-        return Verdict(float(right), "" if right else f"found {found}, expected {wanted[0]}", {"found": str(found)})
+            allowed *= abs(expected)
+        return abs(found - expected) <= allowed
 
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:
-            return next(iter(_numbers(text)[-1:]), None)
+            return next(iter(numbers_in(text)[-1:]), None)
         places = list(self._after.finditer(text))
-        return next(iter(_numbers(text[places[-1].end() :])), None) if places else None
+        return next(iter(numbers_in(text[places[-1].end() :])), None) if places else None
 
 
-def _numbers(text: str) -> list[Decimal]:
-    numbers = []
-    for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
-        try:
-            number = Decimal(match[0].replace(",", ""))
-        except InvalidOperation:  # an exponent no number needs
-            continue
-        if abs(number.adjusted()) < _MOST_DIGITS:
-            numbers.append(number)
-    return numbers
+def _single(text: str) -> Decimal:
+    numbers = numbers_in(text)
+    if len(numbers) != 1:
+        what = "is not a number" if not numbers else "contains several numbers: which one counts?"
+        raise AttemptError("grader", f"the expected value {text.strip()[:80]!r} {what}", retry=False)
+    return numbers[0]

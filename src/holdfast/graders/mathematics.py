@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.graders.checks import rendered
+from holdfast.graders.checks import expected_texts
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
@@ -41,18 +41,21 @@ class Mathematics:
 
     async def judge(self, case: Case) -> Verdict:
         """1 when equal, else 0."""
-        asked = {
-            "expected": rendered(self.block.expected, case.sample.fields),
-            "answer": case.said(self.block),
-        }
-        async with self._turn:
-            answer = await self._ask(asked)
-        if "error" in answer:
-            raise AttemptError("grader", answer["error"], retry=False)
-        if answer["found"] is None:
+        expected = expected_texts(self.block.expected, case.sample.fields)
+        found, problem = None, None
+        for text in expected:
+            async with self._turn:
+                answer = await self._ask({"expected": text, "answer": case.said(self.block)})
+            if answer.get("equal"):
+                return Verdict(1.0, "", {"found": answer["found"]})
+            problem = problem or answer.get("error")
+            found = found or answer.get("found")
+        if problem is not None:
+            raise AttemptError("grader", problem, retry=False)
+        if found is None:
             return Verdict(0.0, "no mathematics found in the answer", {"found": None})
-        said = "" if answer["equal"] else f"found {answer['found']}, expected {asked['expected'].strip()[:200]}"
-        return Verdict(float(answer["equal"]), said, {"found": answer["found"]})
+        wanted = " or ".join(text.strip()[:200] for text in expected[:5])
+        return Verdict(0.0, f"found {found}, expected {wanted}", {"found": found})
 
     async def _ask(self, asked: dict[str, str]) -> dict[str, Any]:
         try:

@@ -8,7 +8,7 @@ from rapidfuzz import fuzz
 from rapidfuzz.distance import JaroWinkler, Levenshtein
 
 from holdfast.errors import AttemptError
-from holdfast.graders.checks import Check, rendered
+from holdfast.graders.checks import Check, expected_texts
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
@@ -35,12 +35,18 @@ class Similarity(Check):
         self.block = block
 
     def check(self, case: Case) -> Verdict:
-        """Compare the answer with the expected one."""
-        wanted, got = rendered(self.block.expected, case.sample.fields).strip(), case.said(self.block).strip()
-        if not wanted:
+        """Compare the answer with the expected texts; the most similar one counts."""
+        texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
+        answer = case.said(self.block).strip()
+        if "" in texts:
             raise AttemptError("grader", "the expected text is empty for this row", retry=False)
         if self.block.ignore_case:
-            wanted, got = wanted.casefold(), got.casefold()
+            texts, answer = [text.casefold() for text in texts], answer.casefold()
+        score = max(self._alike(text, answer) for text in texts)
+        return Verdict(score, f"{score:.0%} alike")
+
+    def _alike(self, expected: str, answer: str) -> float:
         method = self.block.method
-        score = _PERCENT[method](wanted, got) / 100 if method in _PERCENT else _SHARE[method](wanted, got)
-        return Verdict(float(score), f"{score:.0%} alike")
+        if method in _PERCENT:
+            return float(_PERCENT[method](expected, answer) / 100)
+        return float(_SHARE[method](expected, answer))

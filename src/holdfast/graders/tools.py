@@ -179,9 +179,9 @@ class ToolConstraint(Check):
         failures += [f"a call of {found.shown}" for found in self._rejected if any(map(found, calls))]
         names = dict.fromkeys(call.name for call in calls)
         others = [name for name in names if not any(pattern.search(name) for pattern in self._allowed)]
-        if self._allowed and others:
+        if self.block.restricts and others:
             failures.append(f"{', '.join(others)} may not be called")
-        count = len(self._expected) + len(self._rejected) + bool(self._allowed)
+        count = len(self._expected) + len(self._rejected) + self.block.restricts
         return share(count, failures, {"called": [call.name for call in calls]})
 
 

@@ -31,6 +31,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """what a judge used"""
     passed: bool | None = None
     """for kinds that pass by something else than their score, such as an order of calls; None for all others"""
+    counts: tuple[int, ...] | None = None
+    """what is summed over a run where a metric of the whole is not the mean of its parts"""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ class Case(msgspec.Struct, frozen=True):
         """The text a grader looks at: the last reply, or by `transcript: all` everything said so far."""
         if block.transcript == "last":
             return self.output.output
-        texts = [_text(message) for message in self.output.messages if message.get("role") == "assistant"]
+        texts = [message_text(message) for message in self.output.messages if message.get("role") == "assistant"]
         if not texts or texts[-1] != self.output.output:
             texts.append(self.output.output)  # an answer that is in no message, as HTTP workflows may give it
         return "\n\n".join(filter(None, texts))
@@ -55,8 +57,8 @@ class Case(msgspec.Struct, frozen=True):
         return {**self.sample.fields, "output": self.output.output, "messages": self.output.messages}
 
 
-def _text(message: dict[str, Any]) -> str:
-    """What a message says, where it says it in one text or in parts of which some are texts."""
+def message_text(message: dict[str, Any]) -> str:
+    """Return what a message says, in one text or in parts of which some are texts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.canonical import digest
@@ -39,12 +40,21 @@ class Slot(NamedTuple):
         """Whether a verdict is a failure by the present threshold."""
         return status_by(self.threshold, status, score) == "failed"
 
-    def key(self, generation: str, moment: Moment) -> str:
+    def identified(self, *, reread: bool) -> str:
+        """What stands for it in a key; `reread`: for a row that it reads differently than earlier versions did."""
+        return _reread(self.fingerprint) if reread else self.fingerprint
+
+    def key(self, generation: str, moment: Moment, *, reread: bool = False) -> str:
         """The key of its verdict on a conversation as it was at a moment."""
         seen = moment.digest
         if self.measures:
             seen = digest([seen, {measure: getattr(moment, measure) for measure in self.measures}])
-        return grade_key(generation, seen, self.fingerprint, self.turn)
+        return grade_key(generation, seen, self.identified(reread=reread), self.turn)
+
+
+@cache
+def _reread(fingerprint: str) -> str:
+    return digest({"grader": fingerprint, "expected": "alternatives"})
 
 
 @dataclass(frozen=True)
@@ -68,13 +78,13 @@ class Work:
             for trial in range(1, self.trials + 1):
                 yield generation_key(sample, trial, self.digest)
 
-    def grade_key(self, key: str, ref: OutputRef, number: int) -> str | None:
+    def grade_key(self, key: str, ref: OutputRef, number: int, panel: Panel) -> str | None:
         """The key of a slot's verdict on an output; None where the conversation did not get so far."""
-        slot = self.slots[number]
+        slot, reread = self.slots[number], number in panel.reread
         if slot.turn is None and not slot.measures:  # as most are: no more is needed of the output than its digest
-            return grade_key(key, ref.digest, slot.fingerprint)
+            return grade_key(key, ref.digest, slot.identified(reread=reread))
         moment = ref.at(slot.turn)
-        return None if moment is None else slot.key(key, moment)
+        return None if moment is None else slot.key(key, moment, reread=reread)
 
     def verdicts(
         self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel
@@ -85,7 +95,7 @@ class Work:
             slot = self.slots[number]
             if stopped is not None and slot.turn != stopped:
                 return
-            wanted = self.grade_key(key, ref, number)
+            wanted = self.grade_key(key, ref, number, panel)
             if wanted is None:
                 continue
             verdict = known.get(wanted)

@@ -97,7 +97,7 @@ def borrow(
                 grade = read_grade_head(line)
                 if grade is None or grade.status == "error":
                     continue
-                found.verdicts[grade.grade_key] = VerdictRef(grade.status, grade.score, grade.usage)
+                found.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
                 found.lenders[grade.grade_key] = name
                 found.grades[grade.grade_key] = (path, offset, len(line))
                 owed.discard(grade.grade_key)
@@ -106,7 +106,7 @@ def borrow(
 
 def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[str]:
     for number in panel.graders:
-        wanted = work.grade_key(key, ref, number)
+        wanted = work.grade_key(key, ref, number, panel)
         verdict = None if wanted is None else index.verdicts.get(wanted)
         if wanted is not None and (verdict is None or verdict.status == "error"):
             yield wanted

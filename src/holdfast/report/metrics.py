@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.data.dataset import changed_under_us
 from holdfast.graders.build import grader_places, threshold
+from holdfast.graders.overlap import corpus_numbers
 from holdfast.report.idle import without_rows, without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
@@ -117,6 +118,8 @@ class _Report:
         self._places = grader_places(found.spec)
         self._tallies = [Tally(found.spec.trials) for _ in self._places]
         self._overall = Tally(found.spec.trials)
+        self._counts: dict[int, list[int]] = {}
+        """sums over the run, by grader, of those that have a number for the whole"""
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
@@ -192,6 +195,9 @@ class _Report:
                 continue
             if verdict.usage is not None:
                 self._judges.add(verdict.usage)
+            if verdict.counts is not None:
+                sums = self._counts.get(number, [0] * len(verdict.counts))
+                self._counts[number] = [total + count for total, count in zip(sums, verdict.counts, strict=True)]
             limit = self._found.work.slots[number].threshold
             found[number] = (status_by(limit, verdict.status, verdict.score), verdict.score)
         return found
@@ -201,6 +207,7 @@ class _Report:
         return {
             place.name: {
                 **tally.summary(),
+                **(corpus_numbers(place.block, self._counts[number]) if number in self._counts else {}),
                 **({} if place.block.where is None else {"rows": rows[number]}),
                 **({"missing": rows[number] * self._found.spec.trials - tally.given} if so_far else {}),
                 **rules[place.name],

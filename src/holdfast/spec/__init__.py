@@ -3,9 +3,13 @@
 `document`       YAML with positions
 `fields`         what users may write, one model per block
 `grader_fields`  the same for graders, one model per kind: those of what was said, and what all have
+`overlap_fields` text metrics
 `tool_fields`    graders of tool calls
 `file_fields`    graders of files, and programs on them
+`expected`       what a row expects: one text, or any of several
+`numbers`        numbers as people and models write them
 `regex`          regular expressions as users write them
+`vacuous`        checks that can hardly fail
 `grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line

@@ -3,14 +3,31 @@
 What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
+from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import compile_regex
+from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
+
+
+def _given(value: Any) -> Any:
+    if value is None:
+        raise ValueError("needs a value; without this key it is the row's field `expected`")
+    if value == []:
+        raise ValueError("is an empty list: no answer could be right")
+    return value
+
+
+_Given = BeforeValidator(_given)
+Expected = Annotated[str | int | float | bool | list[str | int | float | bool], _Given]
+"""a text, a number, a template over the row, or a list of them: any one of the list will do"""
 
 
 class GraderBlock(Block):
@@ -28,6 +45,8 @@ class GraderBlock(Block):
     checks: ClassVar[tuple[str, ...]] = ()
     """of these fields at least one must be set, or the grader would check nothing"""
     templates: ClassVar[tuple[str, ...]] = ("expected",)
+    alternatives: ClassVar[tuple[str, ...]] = ()
+    """fields whose templates may stand for a list of texts"""
     later: ClassVar[tuple[str, ...]] = ("where", "transcript")
     """fields that are in the key only where they are set, so that grades from before they came stay good"""
     decides: ClassVar[bool] = False
@@ -50,6 +69,17 @@ class GraderBlock(Block):
         value = getattr(self, field)
         return value not in (None, "", [], (), {}) and value != type(self).model_fields[field].default
 
+    def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a row means what it meant before lists of answers had a meaning, so that earlier verdicts hold."""
+        for name in self.alternatives:
+            value = getattr(self, name)
+            if name == "expected":
+                if not reads_as_before(value, fields):
+                    return False
+            elif not all(reads_as_before(part, fields) for part in value):
+                return False
+        return True
+
     def identity(self) -> dict[str, Any]:
         """What is in the grade's key: all but the name, the weight, the threshold and how long it may take."""
         identity = self.model_dump(exclude={"name", "weight", "threshold", "timeout"})
@@ -70,9 +100,11 @@ class ExactGrader(TextBlock):
     """The whole answer equals the expected one."""
 
     type: Literal["exact"]
-    expected: str | int | float | bool = "{{ expected }}"
+    expected: Expected = "{{ expected }}"
     ignore_case: bool = False
     strip: bool = True
+
+    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class TextGrader(TextBlock):
@@ -99,6 +131,7 @@ class TextGrader(TextBlock):
         "regex_not_match",
     )
     templates: ClassVar[tuple[str, ...]] = checks[:6]
+    alternatives: ClassVar[tuple[str, ...]] = templates
 
     @model_validator(mode="after")
     def _regexes_compile(self) -> Self:
@@ -113,28 +146,54 @@ class ChoiceGrader(TextBlock):
     """The letter of a multiple-choice answer."""
 
     type: Literal["choice"]
-    expected: str | int = "{{ expected }}"
-    """a letter, or the position of the right choice counted from 0"""
+    expected: Annotated[str | int | list[str | int], _Given] = "{{ expected }}"
+    """a letter, or the position of the right choice counted from 0; of a list any one"""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """the letters that count"""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class NumberGrader(TextBlock):
     """A number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
-    expected: str | int | float = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
+    """one number, or a list of which any one will do"""
     after: str | None = None
     """a regular expression; the first number after its last match counts"""
     tolerance: float = Field(default=0.0, ge=0)
     relative: bool = False
     """the tolerance is a share of the expected number"""
 
+    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
+
     @model_validator(mode="after")
     def _regex_compiles(self) -> Self:
         if self.after is not None:
             compile_regex(self.after)
         return self
+
+    @model_validator(mode="after")
+    def _expects_numbers(self) -> Self:
+        for part in self.expected if isinstance(self.expected, list) else [self.expected]:
+            if not (isinstance(part, str) and "{" in part) and len(numbers_in(str(part))) != 1:
+                raise ValueError(f"expected: {part!r} is not one number; write several as a list")
+        return self
+
+    def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a row means what it meant: of a text with several numbers the first once counted."""
+        if not super().reads_as_before(fields):
+            return False
+        if not isinstance(self.expected, str):
+            return True
+        value = template(self.expected).lone_field(fields)
+        if isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal()):
+            return True  # as most rows are
+        try:
+            return all(len(numbers_in(text)) < 2 for text in alternatives(self.expected, fields))
+        except RENDER_ERRORS:
+            return False
 
 
 class JsonSchemaGrader(GraderBlock):
@@ -166,18 +225,24 @@ class SimilarityGrader(TextBlock):
     """How alike the answer and the expected one are, letter by letter."""
 
     type: Literal["similarity"]
-    expected: str | int | float = "{{ expected }}"
+    expected: Expected = "{{ expected }}"
+    """of a list the one that is most alike counts"""
     method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
     ignore_case: bool = False
+
+    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class MathGrader(TextBlock):
     """The answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
 
     type: Literal["math"]
-    expected: str | int | float = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
+    """of a list any one will do"""
     timeout: Seconds = 10
     """for one comparison"""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class TriggerGrader(GraderBlock):

@@ -8,6 +8,7 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fields import is_embedded
 from holdfast.spec.file_fields import ON_FILES
 from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.overlap_fields import OVERLAPS
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.source import file_inside
 from holdfast.spec.tool_fields import CALLED
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.fields import ResponderBlock
 
-GRADERS: dict[str, type[GraderBlock]] = {**SAID, **CALLED, **ON_FILES}
+GRADERS: dict[str, type[GraderBlock]] = {**SAID, **OVERLAPS, **CALLED, **ON_FILES}
 """every kind of grader"""
 
 
@@ -105,7 +106,11 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if grader.model is None and "model" not in target:
-        problems.append(Problem(document.where(location), "needs a `model` to judge with"))
+        message = (
+            "needs a `model` to judge with, since the target is not a model: add `model: NAME`, or type "
+            f"graders.{grader.name}.model=NAME after the command (config.judge_model=NAME for an eval of waza)"
+        )
+        problems.append(Problem(document.where(location), message))
         return grader
     inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
     return grader.model_copy(update=inherited)

@@ -36,6 +36,7 @@ from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.secrets import bare_url
 from holdfast.spec.selection import Selection
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
+from holdfast.spec.vacuous import vacuous_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -311,7 +312,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
             problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
-    return built
+    return replace(built, notices=(*notices, *vacuous_checks(built)))
 
 
 def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:

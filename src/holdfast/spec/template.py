@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,18 @@ RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupEr
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 _globals = dict(_environment.globals)
 _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+_SINGLE = re.compile(r"\s*\{\{-?(.*?)-?\}\}\s*", re.DOTALL)
+
+
+def _scalar(value: Any) -> Any:
+    """Pass on what has one obvious form as text."""
+    if value is None or isinstance(value, list | tuple | dict) or hasattr(value, "__next__"):
+        kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
+        raise TypeError(f"{kind} cannot stand inside a text")
+    return value
+
+
+_strict_environment = _environment.overlay(finalize=_scalar)
 
 
 class Template:
@@ -38,6 +51,8 @@ class Template:
             self._compiled = _environment.from_string(source)
         if (match := _ONE_FIELD.fullmatch(source)) and match[1] in self.names:  # `{{ none }}` names nothing
             self._field = match[1]
+        self._expression: Expression | None = None
+        self._strict: jinja2.Template | None = None
 
     def render(self, fields: Mapping[str, Any]) -> str:
         """The text for one row; raises jinja2's TemplateError where a field is missing."""
@@ -48,6 +63,29 @@ class Template:
         # What Template.render does, less its chained lookup of globals, which takes longer than all the rest.
         context = self._compiled.new_context({**_globals, **fields}, shared=True)
         return "".join(self._compiled.root_render_func(context))
+
+    def lone_field(self, fields: Mapping[str, Any]) -> Any:
+        """Return the field's value where the template is `{{ field }}` and no more; else None."""
+        return None if self._field is None else fields.get(self._field)
+
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """Return the value itself where the template is a single `{{ expression }}`, else the rendered text.
+
+        A list, an object or null inside a longer text raises TypeError: its Python repr is never what was meant.
+        """
+        if self._compiled is None:
+            return self.source
+        if self._field is not None and self._field in fields:
+            return fields[self._field]
+        if self._strict is None:
+            if (inner := _SINGLE.fullmatch(self.source)) is not None:
+                with suppress(TemplateSyntaxError):  # `{{ a }} {{ b }}` is no single expression
+                    self._expression = expression(inner[1])
+            self._strict = _strict_environment.from_string(self.source)
+        if self._expression is not None and not isinstance(value := self._expression(fields), str | None):
+            return value
+        context = self._strict.new_context({**_globals, **fields}, shared=True)
+        return "".join(self._strict.root_render_func(context))
 
 
 @lru_cache(maxsize=1024)

@@ -149,8 +149,22 @@ class ToolConstraintGrader(ToolBlock):
     expect_tools: tuple[ConstraintSpec, ...] = ()
     reject_tools: tuple[ConstraintSpec, ...] = ()
     allow_only: tuple[LoosePattern, ...] = ()
+    """an empty list allows no tool at all"""
 
     checks: ClassVar[tuple[str, ...]] = ("expect_tools", "reject_tools", "allow_only")
+
+    @property
+    def restricts(self) -> bool:
+        """Whether `allow_only` is given, be it as an empty list."""
+        return "allow_only" in self.model_fields_set
+
+    def _is_set(self, field: str) -> bool:
+        return self.restricts if field == "allow_only" else super()._is_set(field)
+
+    def identity(self) -> dict[str, Any]:
+        """What is in the grade's key; an empty `allow_only` that is given differs from one that is not."""
+        identity = super().identity()
+        return {**identity, "allow_only": None} if self.restricts and not self.allow_only else identity
 
 
 CALLED: dict[str, type[GraderBlock]] = {

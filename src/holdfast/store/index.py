@@ -71,6 +71,8 @@ class VerdictRef(NamedTuple):
     score: float | None
     usage: Usage | None
     time: float = 0.0
+    counts: tuple[int, ...] | None = None
+    """what is summed over the run, of graders that have a number for the whole"""
 
 
 class Damage(NamedTuple):
@@ -150,7 +152,9 @@ class Index:
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
     """by grade key"""
     attempts: dict[str, int] = field(default_factory=dict)
-    """failed attempts by generation key"""
+    """failed attempts of the target by generation key"""
+    grader_attempts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """failed attempts of graders by generation key and the grader's name"""
     steps: dict[str, list[tuple[Path, int, int]]] = field(default_factory=dict)
     """calls of conversations that have no output yet: file, offset, length, by generation key"""
     spent: Spent = field(default_factory=Spent)
@@ -187,6 +191,12 @@ class GradeHead(msgspec.Struct):
     source: str | None = None
     time: float = 0.0
     seconds: float = 0.0
+    counts: tuple[int, ...] | None = None
+
+    @property
+    def verdict(self) -> VerdictRef:
+        """What the index keeps of it."""
+        return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
 
 
 class _StepHead(msgspec.Struct):
@@ -378,7 +388,7 @@ def keep_verdict(index: Index, head: GradeHead) -> None:
     """Of several verdicts on an output the one given last counts, in whichever file it is."""
     known = index.verdicts.get(head.grade_key)
     if known is None or known.time <= head.time:
-        index.verdicts[head.grade_key] = VerdictRef(head.status, head.score, head.usage, head.time)
+        index.verdicts[head.grade_key] = head.verdict
 
 
 def _take_error(index: Index, found: Found) -> None:
@@ -388,6 +398,9 @@ def _take_error(index: Index, found: Found) -> None:
         index.spent.add(head.usage)
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
+    else:
+        by = head.key, head.where
+        index.grader_attempts[by] = index.grader_attempts.get(by, 0) + 1
 
 
 KINDS: Final = (

@@ -111,6 +111,8 @@ class Grade(Struct, frozen=True):
     time: float | UnsetType = UNSET
     """when it was given, seconds since the epoch"""
     source: str | UnsetType = UNSET
+    counts: tuple[int, ...] | UnsetType = UNSET
+    """what is summed over the run, of graders that have a number for the whole"""
 
 
 class ErrorRecord(Struct, frozen=True):

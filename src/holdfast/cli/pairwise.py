@@ -1,0 +1,96 @@
+"""`holdfast compare --judge`: runs judged against each other by a model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.eval import make_display, patience
+from holdfast.cli.places import command_line, find_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.engine.pairwise import Comparison
+
+
+def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: bool, accept_errors: bool) -> int:
+    """Judge every pair of runs and print who wins how often; the exit code."""
+    from holdfast.engine.options import Options
+    from holdfast.engine.pairwise import judge_pairs
+    from holdfast.spec.document import read_document
+    from holdfast.store.rundir import RunDir
+
+    found = [RunDir(find_run(run, runs_dir)) for run in runs]
+    options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=patience(False))
+    display = make_display("none" if as_json else None)
+    comparison = judge_pairs(found, read_document(judge), judge.resolve().parent, options, display)
+    outcome = comparison.outcome
+    if outcome is not None and outcome.metrics is None:
+        from holdfast.report.table import print_outcome
+
+        print_outcome(outcome, command_line())
+        return outcome.exit_code
+    report = _report(comparison)
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        _print(report)
+    return 0
+
+
+def _report(comparison: Comparison) -> dict[str, Any]:
+    from holdfast.report.pairwise import bradley_terry
+
+    outcome, pairs = comparison.outcome, comparison.pairs
+    metrics = (outcome and outcome.metrics) or {"coverage": 1.0, "usage": None}
+    runs = list(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
+    return {
+        "runs": runs,
+        "judge": comparison.judge,
+        "verdicts": None if outcome is None else str(outcome.rundir.path),
+        "coverage": metrics["coverage"],
+        "pairs": [pair.summary() for pair in pairs],
+        "bradley_terry": bradley_terry(runs, pairs) if len(runs) > 2 else None,
+        "first_shown": comparison.first_shown,
+        "left_out": comparison.left_out,
+        "usage": metrics["usage"],
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
+    for pair in report["pairs"]:
+        console.print(f"first:  {pair['first']}\nsecond: {pair['second']}", soft_wrap=True)
+        table = Table()
+        for column in ("win rate of the first", "95 % interval", "wins", "ties", "losses", "same in both orders"):
+            table.add_column(column, justify="right")
+        known = pair["low"] is not None
+        table.add_row(
+            "–" if pair["win_rate"] is None else f"{pair['win_rate']:.3f}",
+            f"{pair['low']:.3f} – {pair['high']:.3f}" if known else "–",
+            *(f"{pair[key]:,}" for key in ("wins", "ties", "losses")),
+            "–" if pair["agreement"] is None else f"{pair['agreement']:.0%}",
+        )
+        console.print(table)
+        if pair["identical"]:
+            console.print(f"{pair['identical']:,} of the ties are identical answers, which nobody was asked about")
+    if report["bradley_terry"]:
+        console.print("Bradley-Terry ratings, 1000 on average; 400 more means 10 to 1:")
+        for run, rating in sorted(report["bradley_terry"].items(), key=lambda item: -item[1]):
+            console.print(f"  {rating:6.0f}  {run}", soft_wrap=True)
+    if report["first_shown"] is not None:
+        console.print(f"the answer shown first won {report['first_shown']:.0%} of its comparisons")
+    if report["left_out"]:
+        console.print(f"{report['left_out']:,} trials are left out: one run lacks them, or was asked something else")
+    if report["coverage"] < 1:
+        console.print(f"coverage {report['coverage']:.1%}: the other pairs could not be judged and count for nobody")
+    if report["verdicts"] is not None:
+        click.echo(f"verdicts: {report['verdicts']}")

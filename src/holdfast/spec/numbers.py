@@ -1,0 +1,24 @@
+"""Numbers as people and models write them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+_NUMBER: Final = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_MOST_DIGITS: Final = 10_000
+"""numbers further from 1 than this many digits are noise, and no arithmetic can hold them"""
+
+
+def numbers_in(text: str) -> list[Decimal]:
+    """Return every number of a text, in order."""
+    numbers = []
+    for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
+        try:
+            number = Decimal(match[0].replace(",", ""))
+        except InvalidOperation:  # an exponent no number needs
+            continue
+        if abs(number.adjusted()) < _MOST_DIGITS:
+            numbers.append(number)
+    return numbers

@@ -1,0 +1,49 @@
+"""Checks that can hardly fail: they may be meant, so they are not rejected, but they are no evidence either."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from holdfast.spec.grader_fields import TextGrader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.spec.grader_fields import GraderBlock
+    from holdfast.spec.load import Eval
+
+_ANSWERS: Final = ("", " ", "x", "\n", "A sentence, with the number 1.\nAnd another line.")
+"""a pattern that is found in all of these is found in everything"""
+
+
+def vacuous_checks(spec: Eval) -> Iterator[str]:
+    """Yield a notice for every check that passes, or fails, whatever the answer is."""
+    for location, block in spec.placed_graders():
+        for found in _of_grader(block):
+            yield f"{spec.document.where(location)}: {found}"
+    if spec.graders and all(block.weight == 0 for block in spec.graders):
+        where = spec.document.where(("graders",))
+        yield f"{where}: every grader has weight 0, so trials have no overall score"
+
+
+def _of_grader(block: GraderBlock) -> Iterator[str]:
+    if block.threshold == 0:
+        yield f"threshold: 0 is met by every score, so {block.name!r} passes every output"
+    if not isinstance(block, TextGrader):
+        return
+    for patterns, outcome in ((block.regex_match, "always holds"), (block.regex_not_match, "never holds")):
+        for pattern in patterns:
+            if _is_everywhere(pattern):
+                yield f"the pattern {pattern!r} is found in every answer, so the check of {block.name!r} {outcome}"
+    for field in block.templates:
+        if any(part.isspace() for part in getattr(block, field)):
+            yield f"{field} of {block.name!r} looks for white space, which nearly every answer contains"
+
+
+def _is_everywhere(pattern: str) -> bool:
+    try:
+        compiled = re.compile(pattern)
+    except re.error:  # of another dialect
+        return False
+    return all(compiled.search(answer) for answer in _ANSWERS)

@@ -1,0 +1,121 @@
+"""Text metrics: the numbers of the libraries that define them, for each answer and for the whole run."""
+
+import json
+
+import pytest
+from rapidfuzz.distance import Levenshtein
+from sacrebleu.metrics import BLEU, CHRF
+
+import holdfast
+from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders.build import build_graders
+from tests.support.running import lines
+from tests.support.specs import grade, load
+
+SAID = ["the cat sat on a mat", "it rains", "a completely different answer"]
+REFERENCES = [
+    ["the cat sat on the mat", "a cat was sitting on the mat"],
+    ["it is raining", "it rains today"],
+    ["the right answer", "another right answer"],
+]
+
+
+class TestOneAnswer:
+    @pytest.mark.parametrize(
+        ("block", "answer", "expected", "score"),
+        [
+            ({"type": "bleu"}, "the cat sat on the mat", REFERENCES[0], 1),
+            ({"type": "bleu"}, "nothing", REFERENCES[0], 0),
+            ({"type": "bleu", "ignore_case": True}, "The Cat sat on the mat", REFERENCES[0], 1),
+            ({"type": "chrf"}, "it rains today", REFERENCES[1], 1),
+            ({"type": "chrf", "word_order": 2}, "it rains today", REFERENCES[1], 1),
+            ({"type": "rouge"}, "the cat", "the cat sat", 0.8),
+            ({"type": "rouge", "variant": "rouge1"}, "sat the cat", "the cat sat", 1),
+            ({"type": "rouge", "variant": "rouge2"}, "sat the cat", "the cat sat", 0.5),
+            ({"type": "rouge", "stem": True}, "cats sit", "cat sits", 1),
+            ({"type": "rouge", "tokenize": "characters"}, "東京", "東京都庁", 2 / 3),
+            ({"type": "char_f1"}, "abcd", ["abcd", "ABCD"], 1),
+            ({"type": "char_f1"}, "efgh", ["efGH"], 0.5),
+            ({"type": "wer"}, "the cat sat", "the cat sat down", 0.75),
+            ({"type": "wer"}, "a b c d e f", "x", 0),
+            ({"type": "cer"}, "abxd", ["zzzz", "abcd"], 0.75),
+        ],
+    )
+    def test_its_score(self, tmp_path, block, answer, expected, score):
+        verdict = grade(tmp_path, block, answer, expected=expected)
+        assert not isinstance(verdict, AttemptError), verdict
+        assert verdict.score == pytest.approx(score)
+
+    def test_sentence_scores_are_the_librarys(self, tmp_path):
+        for said, references in zip(SAID, REFERENCES, strict=True):
+            bleu = BLEU(effective_order=True).sentence_score(said, references).score / 100
+            chrf = CHRF().sentence_score(said, references).score / 100
+            assert grade(tmp_path, {"type": "bleu"}, said, expected=references).score == pytest.approx(bleu)
+            assert grade(tmp_path, {"type": "chrf"}, said, expected=references).score == pytest.approx(chrf)
+
+    def test_an_error_rate_above_1_is_in_the_details(self, tmp_path):
+        verdict = grade(tmp_path, {"type": "wer"}, "a b c", expected="x")
+        assert verdict.score == 0 and verdict.details == {"error_rate": 3.0}
+
+    @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
+    @pytest.mark.parametrize("expected", ["  ", [], ["a", ""], None])
+    def test_without_a_reference_it_is_an_error(self, tmp_path, kind, expected):
+        assert isinstance(grade(tmp_path, {"type": kind}, "x", expected=expected), AttemptError)
+
+    @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
+    def test_an_empty_answer_scores_nothing(self, tmp_path, kind):
+        assert grade(tmp_path, {"type": kind}, "", expected="some words").score == 0
+
+    def test_rouge_says_that_it_sees_no_words_in_other_scripts(self, tmp_path):
+        error = grade(tmp_path, {"type": "rouge"}, "東京", expected="東京都庁")
+        assert isinstance(error, AttemptError) and "tokenize: characters" in error.message
+
+    def test_a_missing_package_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
+        with pytest.raises(ConfigError) as caught:
+            build_graders(load(tmp_path, graders=[{"type": "rouge"}]))
+        assert caught.value.remedy == "pip install rouge-score"
+
+
+def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path):
+    rows = [
+        {"id": str(n), "say": said, "expected": refs}
+        for n, (said, refs) in enumerate(zip(SAID, REFERENCES, strict=True))
+    ]
+    graders = [{"type": kind} for kind in ("bleu", "chrf", "rouge", "wer", "cer")]
+
+    def evaluate(rows, **keys):
+        return holdfast.evaluate(
+            name="overlap",
+            samples=rows,
+            prompt="{{ say }}",
+            target={"command": ["printf", "%s", "{{ prompt }}"]},
+            graders=graders,
+            runs_dir=tmp_path / "runs",
+            **keys,
+        )
+
+    run = evaluate(rows)
+    found = run.metrics["metrics"]
+    transposed = [list(column) for column in zip(*REFERENCES, strict=True)]
+    assert found["bleu"]["corpus"] == pytest.approx(BLEU().corpus_score(SAID, transposed).score / 100)
+    assert found["chrf"]["corpus"] == pytest.approx(CHRF().corpus_score(SAID, transposed).score / 100)
+    best = [
+        min((Levenshtein.distance(ref.split(), said.split()) / len(ref.split()), len(ref.split())) for ref in refs)
+        for said, refs in zip(SAID, REFERENCES, strict=True)
+    ]
+    rate = sum(share * length for share, length in best) / sum(length for _, length in best)
+    assert found["wer"]["error_rate"] == pytest.approx(rate) and found["wer"]["corpus"] == pytest.approx(
+        max(0, 1 - rate)
+    )
+    assert "corpus" not in found["rouge"] and all(
+        "counts" not in line for line in lines(run.path / "grades.jsonl") if line["type"] == "rouge"
+    )
+    (run.path / "metrics.json").unlink()
+    again = evaluate(rows)
+    assert again.metrics["metrics"] == json.loads(json.dumps(found)), "rebuilt from the journals"
+    more = evaluate([*rows, {"id": "3", "say": "yes", "expected": "yes"}])
+    assert (
+        more.metrics["metrics"]["bleu"]["n"] == 4
+        and more.metrics["metrics"]["bleu"]["corpus"] > found["bleu"]["corpus"]
+    )

@@ -1,0 +1,232 @@
+"""Several right answers: a list means any of its elements, and is never compared as its Python repr."""
+
+import json
+
+import pytest
+
+import holdfast
+from holdfast.errors import AttemptError, ConfigError
+from holdfast.export.reading import RunReader
+from holdfast.store.rundir import RunDir
+from tests.support.running import lines
+from tests.support.specs import grade, load, who
+
+CITIES = ["Paris", "City of Paris"]
+
+
+def score(folder, block, answer, **row):
+    verdict = grade(folder, block, answer, **row)
+    assert not isinstance(verdict, AttemptError), verdict
+    return verdict.score
+
+
+class TestLists:
+    @pytest.mark.parametrize("answer", CITIES)
+    @pytest.mark.parametrize("written", ["{{ expected }}", "{{ row.names }}", "{{ names|list }}", CITIES, None])
+    def test_any_element_is_right(self, tmp_path, answer, written):
+        row = {"expected": CITIES, "names": CITIES, "row": {"names": CITIES}}
+        block = {"type": "exact"} | ({} if written is None else {"expected": written})
+        assert score(tmp_path, block, answer, **row) == 1
+
+    def test_the_text_of_the_list_itself_is_wrong(self, tmp_path):
+        for block in ({"type": "exact"}, {"type": "text", "contains_any": "{{ expected }}"}):
+            assert score(tmp_path, block, "['Paris; 'City of Paris']".replace("Paris", "Rome"), expected=CITIES) == 0
+        assert score(tmp_path, {"type": "exact"}, str(CITIES), expected=CITIES) == 0
+
+    @pytest.mark.parametrize(
+        ("block", "answer", "expected", "wanted"),
+        [
+            ({"type": "number"}, "so 7", [5, "7"], 1),
+            ({"type": "number"}, "so 6", [5, "7"], 0),
+            ({"type": "number", "tolerance": 0.5}, "6.6", [5, 7], 1),
+            ({"type": "choice"}, "C", ["A", "C"], 1),
+            ({"type": "choice"}, "C", [0, 2], 1),
+            ({"type": "choice"}, "B", ["A", "C"], 0),
+            ({"type": "math"}, "1/2", ["x^2", "0.5"], 1),
+            ({"type": "math"}, "1/3", ["x^2", "0.5"], 0),
+            ({"type": "text", "contains": "{{ expected }}"}, "a and b", ["a", "b"], 1),
+            ({"type": "text", "contains": "{{ expected }}"}, "only a", ["a", "b"], 0.5),
+            ({"type": "text", "contains_any": "{{ expected }}"}, "only b", ["a", "b"], 1),
+            ({"type": "text", "not_contains": "{{ expected }}"}, "only b", ["x", "b"], 0.5),
+            ({"type": "exact"}, "true", True, 1),
+            ({"type": "exact"}, "False", False, 1),
+            ({"type": "exact"}, "a", ["a"], 1),
+        ],
+    )
+    def test_in_every_grader_that_compares(self, tmp_path, block, answer, expected, wanted):
+        assert score(tmp_path, block, answer, expected=expected) == wanted
+
+    def test_the_most_similar_one_counts(self, tmp_path):
+        assert score(tmp_path, {"type": "similarity"}, "Paris", expected=CITIES) == 1
+
+    def test_a_list_may_be_written_in_the_file_with_templates_in_it(self, tmp_path):
+        block = {"type": "exact", "expected": ["{{ a }}", "{{ more }}", 3]}
+        for answer in ("one", "two", "three", "3"):
+            assert score(tmp_path, block, answer, a="one", more=["two", "three"]) == 1
+        assert score(tmp_path, block, "four", a="one", more=["two", "three"]) == 0
+
+    @pytest.mark.parametrize("kind", ["exact", "number", "choice", "similarity", "math"])
+    @pytest.mark.parametrize(
+        ("expected", "words"),
+        [([], "an empty list"), ({"a": 1}, "an object"), (None, "null"), ([["a"]], "a list"), ([None], "null")],
+    )
+    def test_what_cannot_be_compared_is_an_error_and_not_a_score(self, tmp_path, kind, expected, words):
+        error = grade(tmp_path, {"type": kind}, "Paris", expected=expected)
+        assert isinstance(error, AttemptError) and words in error.message and not error.retry
+
+    def test_a_list_inside_a_longer_text_is_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "exact", "expected": "It is {{ expected }}."}, "x", expected=CITIES)
+        assert isinstance(error, AttemptError) and "a list cannot stand inside a text" in error.message
+
+    @pytest.mark.parametrize(
+        ("block", "words"),
+        [
+            ({"type": "exact", "expected": []}, "is an empty list: no answer could be right"),
+            ({"type": "exact", "expected": None}, "needs a value; without this key"),
+            ({"type": "exact", "expected": {"a": 1}}, "not a mapping"),
+            ({"type": "number", "expected": "1,2 or 3"}, "'1,2 or 3' is not one number; write several as a list"),
+            ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),
+        ],
+    )
+    def test_what_the_file_itself_says_wrong_is_rejected_when_it_is_read(self, tmp_path, block, words):
+        with pytest.raises(ConfigError, match=words):
+            load(tmp_path, graders=[block])
+
+    def test_several_numbers_in_a_text_are_an_error(self, tmp_path):
+        error = grade(tmp_path, {"type": "number"}, "1", expected="1,2 or 3")
+        assert isinstance(error, AttemptError) and "'1,2 or 3' contains several numbers" in error.message
+
+
+@pytest.mark.parametrize(
+    "block", [{"type": "exact"}, {"type": "text", "contains_cs": "{{ expected }}"}, {"type": "cer"}]
+)
+@pytest.mark.parametrize(("answer", "expected"), [("Cafe\u0301", "Caf\u00e9"), ("Caf\u00e9", "Cafe\u0301")])
+def test_texts_are_compared_in_one_unicode_form(tmp_path, block, answer, expected):
+    assert score(tmp_path, block, answer, expected=expected) == 1
+
+
+class TestFeedback:
+    @pytest.mark.parametrize(
+        ("block", "words"),
+        [
+            ({"type": "text", "contains": "{{ expected }}"}, "lacks 'Paris'; lacks 'City of Paris'"),
+            ({"type": "text", "contains_any": ["{{ expected }}"]}, "has none of 'Paris', 'City of Paris'"),
+            ({"type": "text", "not_contains": "{{ bad }}"}, "contains 'Rome'"),
+            ({"type": "exact"}, "expected one of 'Paris', 'City of Paris'"),
+        ],
+    )
+    def test_it_shows_what_was_looked_for_and_not_the_template(self, tmp_path, block, words):
+        assert words in grade(tmp_path, block, "Rome", expected=CITIES, bad="Rome").feedback
+
+
+ROWS = [
+    {"id": "list", "expected": ["said", "x"]},
+    {"id": "text", "expected": "said"},
+    {"id": "null", "expected": None},
+    {"id": "number", "expected": 5},
+]
+
+
+def evaluate(folder, rows=ROWS, **keys):
+    keys = {"graders": [{"type": "exact"}], "accept_errors": True} | keys
+    target = {"command": ["echo", "said"]}
+    return holdfast.evaluate(name="e", samples=rows, prompt="p", target=target, runs_dir=folder / "runs", **keys)
+
+
+def as_before(monkeypatch):
+    """Compare and name grades as before lists had a meaning."""
+    monkeypatch.setattr("holdfast.spec.grader_fields.GraderBlock.reads_as_before", lambda *_: True)
+    monkeypatch.setattr("holdfast.graders.checks.alternatives", lambda _, fields: [str(fields["expected"])])
+
+
+class TestEarlierVerdicts:
+    def test_only_those_that_came_of_a_repr_are_given_again(self, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            as_before(patch)
+            before = evaluate(tmp_path)
+        assert [entry["score"] for entry in lines(before.path / "grades.jsonl")] == [0, 1, 0, 0]
+        assert [len(trial.grades) for trial in RunReader(RunDir(before.path)).trials()] == [1, 1, 1, 1]
+        now = evaluate(tmp_path)
+        assert now.path != before.path and all("source" in entry for entry in lines(now.path / "outputs.jsonl"))
+        given = {entry["sample"]: (entry["score"], "source" in entry) for entry in lines(now.path / "grades.jsonl")}
+        assert given == {"list": (1, False), "null": (None, False), "text": (1, True), "number": (0, True)}
+        assert now.metrics["metrics"]["exact"]["passed"] == 2 and now.metrics["metrics"]["exact"]["errors"] == 1
+        shown = {trial.output.sample: trial.grades[0].score for trial in RunReader(RunDir(now.path)).trials()}
+        assert shown == {"list": 1, "text": 1, "null": None, "number": 0}
+
+    def test_plain_rows_have_the_keys_they_always_had(self, tmp_path):
+        found = who(tmp_path, samples=ROWS, prompt="p")
+        assert [sorted(found.survey.panels.of(n).reread) for n in range(4)] == [[0], [], [0], []]
+
+    @pytest.mark.parametrize(
+        ("block", "row", "stale"),
+        [
+            ({"type": "exact", "expected": "{{ a }}, {{ b }}"}, {"a": "1", "b": 2}, False),
+            ({"type": "exact", "expected": "{{ a[0] }}"}, {"a": ["x"]}, False),
+            ({"type": "exact", "expected": "{{ a.split(',') }}"}, {"a": "x,y"}, True),
+            ({"type": "exact", "expected": "{{ a|upper }}"}, {"a": "x"}, False),
+            ({"type": "exact", "expected": "fixed"}, {"a": ["x"]}, False),
+            ({"type": "exact"}, {"expected": True}, True),
+            ({"type": "exact"}, {"expected": "Caf\u00e9"}, False),
+            ({"type": "exact"}, {"expected": "Cafe\u0301"}, True),
+            ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": ["x"]}, True),
+            ({"type": "text", "contains": ["a", "{{ a }}"]}, {"a": "x"}, False),
+            ({"type": "number"}, {"expected": "12 of 20"}, True),
+            ({"type": "number"}, {"expected": "12 apples"}, False),
+            ({"type": "number"}, {"expected": 12}, False),
+            ({"type": "number", "expected": "{{ a.split('####')[1] }}"}, {"a": "6 * 2 #### 12"}, False),
+        ],
+    )
+    def test_a_verdict_is_stale_exactly_where_the_row_is_read_differently(self, tmp_path, block, row, stale):
+        found = who(tmp_path, samples=[row], prompt="p", graders=[block])
+        assert bool(found.survey.panels.of(0).reread) == stale
+
+
+def test_a_list_in_a_dataset_file_is_graded_by_the_command(tmp_path, monkeypatch, capsys):
+    from tests.support.specs import command, write_rows, write_spec
+
+    write_rows(tmp_path / "rows.jsonl", [{"q": "Paris", "references": CITIES}, {"q": "Rome", "references": CITIES}])
+    write_spec(
+        tmp_path,
+        samples=None,
+        dataset={"path": "rows.jsonl"},
+        prompt="{{ q }}",
+        target={"command": ["echo", "{{ prompt }}"]},
+        graders=[{"type": "exact", "expected": "{{ references }}"}],
+    )
+    ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml")
+    (metrics,) = tmp_path.glob("runs/*/*/metrics.json")
+    assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 0.5
+
+
+def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path):
+    from holdfast.export.flexeval import write_flexeval
+
+    rows = [
+        {"id": "1", "references": ["a", "b"], "expected": "x"},
+        {"id": "2", "expected": [5, True]},
+        {"id": "3", "expected": True},
+        {"id": "4", "expected": {"a": 1}},
+    ]
+    run = evaluate(tmp_path, rows, graders=[])
+    written = write_flexeval(RunReader(RunDir(run.path)), tmp_path / "flexeval")[0]
+    references = [json.loads(line)["references"] for line in written.read_text().splitlines()]
+    assert references == [["a", "b"], ["5", "true"], ["true"], ['{"a":1}']]
+
+
+def test_the_recipe_for_a_half_finished_outputs_file_asks_only_for_the_rest(tmp_path, monkeypatch, capsys):
+    from tests.support.running import ROOT
+    from tests.support.specs import command
+    from tests.test_docs import MARKED
+
+    page = (ROOT / "docs" / "flexeval.md").read_text()
+    for kind, name, body in MARKED.findall(page):
+        if kind == "file":
+            (tmp_path / name).write_text(body)
+    counting = (tmp_path / "continued.py").read_text().replace('return "four"', 'print(prompt)\n    return "four"')
+    (tmp_path / "continued.py").write_text(counting)
+    ended = command(monkeypatch, capsys, tmp_path, "eval", "continued.yaml")
+    (metrics,) = tmp_path.glob("runs/*/*/metrics.json")
+    assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 1
+    assert ended.out.count("What is") == 1 and "What is 2 + 2?" in ended.out
+    assert [entry["output"] for entry in lines(metrics.with_name("outputs.jsonl"))] == ["two", "four"]

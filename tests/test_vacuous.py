@@ -1,0 +1,70 @@
+"""Checks that can hardly fail are named, and an empty list of allowed tools allows none."""
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.graders.build import grader_identity
+from tests.support.specs import command, grade, load, write_spec
+
+
+@pytest.mark.parametrize(
+    ("graders", "words"),
+    [
+        ([{"type": "exact", "threshold": 0}], "threshold: 0 is met by every score"),
+        ([{"type": "text", "regex_match": ".*"}], "'.*' is found in every answer, so the check of 'text' always holds"),
+        ([{"type": "text", "regex_not_match": "x*"}], "never holds"),
+        ([{"type": "text", "contains": " "}], "contains of 'text' looks for white space"),
+        ([{"type": "exact", "weight": 0}], "every grader has weight 0"),
+    ],
+)
+def test_a_check_that_can_hardly_fail_is_named_with_its_line(tmp_path, graders, words):
+    (notice,) = [notice for notice in load(tmp_path, graders=graders).notices if "schemaVersion" not in notice]
+    assert words in notice and "eval.yaml:" in notice
+
+
+@pytest.mark.parametrize(
+    "graders",
+    [
+        [{"type": "exact"}],
+        [{"type": "text", "regex_match": [".+", "^$", "a*b", r"\S"]}],
+        [{"type": "exact", "weight": 0}, {"type": "number"}],
+        [{"type": "text", "contains": ["{{ question }}", "a b"]}],
+    ],
+)
+def test_others_are_not(tmp_path, graders):
+    assert not [notice for notice in load(tmp_path, graders=graders).notices if "schemaVersion" not in notice]
+
+
+def test_the_command_says_so(tmp_path, monkeypatch, capsys):
+    write_spec(tmp_path, target={"command": ["echo", "2"]}, graders=[{"type": "exact", "threshold": 0}])
+    ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml")
+    assert ended.code == 0 and "threshold: 0 is met by every score" in ended.out + ended.err
+
+
+CALLED = {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "shell"}}]}]}
+
+
+def test_an_empty_list_of_allowed_tools_allows_none(tmp_path):
+    block = {"type": "tool_constraint", "allow_only": []}
+    assert grade(tmp_path, block, "x").score == 1
+    verdict = grade(tmp_path, block, "x", said=CALLED)
+    assert verdict.score == 0 and verdict.feedback == "shell may not be called"
+    without = {"type": "tool_constraint", "reject_tools": [{"tool": "rm"}]}
+    keys = [
+        grader_identity(spec.graders[0], spec)
+        for spec in (load(tmp_path, graders=[each]) for each in (without, {**without, "allow_only": []}))
+    ]
+    assert keys[0] != keys[1] and keys[0]["allow_only"] == (), "what was there before keeps its key"
+
+
+def test_a_tool_constraint_without_anything_still_checks_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="checks nothing"):
+        load(tmp_path, graders=[{"type": "tool_constraint"}])
+
+
+def test_a_missing_judge_says_what_to_type(tmp_path):
+    graders = [{"type": "prompt", "name": "tone", "rubric": "r"}]
+    with pytest.raises(ConfigError, match=r"graders\.tone\.model=NAME"):
+        load(tmp_path, target={"command": ["echo"]}, graders=graders)
+    spec = load(tmp_path, "graders.tone.model=gpt", target={"command": ["echo"]}, graders=graders)
+    assert spec.graders[0].model == "gpt"
