@@ -26,7 +26,8 @@ import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import UsageError
-from holdfast.functions.loading import SESSION, imported_files, users_file
+from holdfast.functions.loading import imported_files, users_file
+from holdfast.spec.fields import SESSION
 from holdfast.spec.source import scan, token_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Given:
                 )
         elif not _is_what_the_file_says(function, file):
             raise _changed_since(file, name)
-        reference = base = f"{file or SESSION}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
+        place = SESSION if file is None else f"{file}:"
+        reference = base = place + name.replace(".<locals>", "").replace("<lambda>", "lambda_")
         number = 1
         while self.functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
             number += 1
@@ -116,7 +118,7 @@ def _typed_in(value: Any) -> bool:
     if getattr(value, "__module__", None) != "__main__":
         return False
     own = [inner for inner in vars(value).values() if isinstance(inner, FunctionType)]
-    return any(map(_typed_in, own)) if own else getattr(sys.modules["__main__"], "__file__", None) is None
+    return any(map(_typed_in, own)) if own else not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()
 
 
 def _carried(function: Callable[..., Any]) -> dict[str, Any]:

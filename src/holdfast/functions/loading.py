@@ -15,18 +15,15 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions.calling import said_with_place
+from holdfast.spec.fields import SESSION
 from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-SESSION: Final = "<session>.py"
-"""stands for the file of a function that was typed into a notebook or an interpreter"""
-
 
 def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
     """`agent.py:reply` as a file and a name in it."""
@@ -42,7 +39,7 @@ def function_source(
     `functions` are those that were handed over from Python, whose files are loaded already. The code of a function that
     was typed in is in no file; `functions.given` has put its digest into `version`.
     """
-    if reference.startswith(f"{SESSION}:"):
+    if reference.startswith(SESSION):
         return reference.rpartition(":")[2], {}
     path, name = _found(reference, folder, where)
     read = scan(path, folder)
@@ -58,7 +55,7 @@ def function_source(
 
 def _found(reference: str, folder: Path, where: str) -> tuple[Path, str]:
     path, name = split_reference(reference, folder)
-    if reference.startswith(f"{SESSION}:"):
+    if reference.startswith(SESSION):
         raise ConfigError(
             [Problem(where, f"{name} was typed into a notebook or an interpreter, and is in no file")],
             remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",

@@ -96,6 +96,8 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
+    elif old != new and path == "target.version" and all(str(value).startswith("sha256:") for value in (old, new)):
+        yield "the function, or what it uses, changed"
     elif old != new:
         short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
         yield f"{path} {_shown(old)} → {_shown(new)}" if short else f"{path} changed"

@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -212,6 +212,10 @@ class ModelTarget(Block):
 def is_embedded(model: str) -> bool:
     """Whether a model's name means one that runs on this machine, inside Holdfast."""
     return model.startswith("local/")
+
+
+SESSION: Final = "<session>.py:"
+"""stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
 
 
 class PythonTarget(Block):
