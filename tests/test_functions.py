@@ -295,6 +295,14 @@ def user(turn): return deep(2)
         responder = {"python": f"{folder}/agent.py:user", "max_followups": 1}
         assert "in user" in self.errors(folder, monkeypatch, responder=responder)["traceback"]
 
+    def test_a_hook_that_is_a_python_program_has_one_as_well(self, folder, monkeypatch):
+        code = "def deep(): raise ValueError('odd: sk-very-secret-1')\ndeep()\n" + "# long\n" * 200
+        (folder / "hook.py").write_text(code)
+        hook = {"command": f"{sys.executable} {folder}/hook.py", "error_on_fail": True}
+        error = self.errors(folder, monkeypatch, hooks={"before_task": [hook]})
+        assert error["message"].startswith("hooks.before_task") and 'hook.py", line 2' in error["traceback"]
+        assert error["traceback"].endswith("ValueError: odd: (hidden)")
+
     def test_a_long_one_is_cut_in_its_middle(self, folder, monkeypatch):
         (folder / "long.py").write_text(
             "def f(n): return f(n - 1) if n else g(0)\ndef g(n): raise ValueError('x' * 20_000)\n"

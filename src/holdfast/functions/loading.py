@@ -25,6 +25,7 @@ from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, sca
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+
 def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
     """`agent.py:reply` as a file and a name in it."""
     file, _, name = reference.rpartition(":")
