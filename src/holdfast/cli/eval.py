@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
-from holdfast.display.choice import make_display
+from holdfast.display.choice import make_display as make_display
 from holdfast.errors import UsageError
 from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from holdfast.cli.eval import patience
+from holdfast.cli.eval import make_display, patience
 from holdfast.cli.export import export_after
 from holdfast.cli.places import command_line, find_run, home_of, runs_dir_option, runs_directory
-from holdfast.display.choice import make_display
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
 from holdfast.cli.places import command_line, home_of, runs_dir_option, runs_directory, subject_of
-from holdfast.display.choice import make_display
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 

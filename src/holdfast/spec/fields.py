@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -214,7 +214,7 @@ def is_embedded(model: str) -> bool:
     return model.startswith("local/")
 
 
-SESSION: Final = "<session>.py:"
+SESSION = "<session>.py:"
 """stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
 
 
