@@ -42,13 +42,12 @@ def check_parameters(
     problems: list[Problem] = []
     remedy = ""
     for asking in _functions(found, target, player, graders):
-        for message in _lacks(found.survey, asking):
+        for name, message in _lacks(found.survey, asking):
             problems.append(Problem(found.spec.document.where(asking.where), f"{asking.function} {message}"))
-            remedy = (
-                "Add the field to the rows, or give the parameter a default."
-                if asking.grader is None
-                else 'Add the field to the rows, or say where the value is: expected: "{{ FIELD }}".'
-            ) + f" Beside fields, there are {', '.join(asking.function.offered)}."
+            is_expected = len(asking.sought(name)) > 1
+            other = 'say where the value is: expected: "{{ FIELD }}"' if is_expected else "give the parameter a default"
+            offered = ", ".join(asking.function.offered)
+            remedy = f"Add the field to the rows, or {other}. Beside fields, a function may ask for {offered}."
     if problems:
         raise ConfigError(problems, remedy=remedy)
 
@@ -72,7 +71,7 @@ def _functions(
             yield _Asking((*place.where, "function"), grader.function, grader.lacking, grader.sought, number)
 
 
-def _lacks(survey: Survey, asking: _Asking) -> Iterator[str]:
+def _lacks(survey: Survey, asking: _Asking) -> Iterator[tuple[str, str]]:
     """Each parameter that rows have no value for, and which rows those are, in words."""
     seen = [
         (fields, where)
@@ -87,7 +86,7 @@ def _lacks(survey: Survey, asking: _Asking) -> Iterator[str]:
         sought = " or ".join(asking.sought(name))
         if len(lack) == len(seen):
             known = ", ".join(sorted({field for fields, _ in seen for field in fields}))
-            yield f"asks for {name}; no sample has a field {sought}; they have: {known}"
+            yield name, f"asks for {name}; no sample has a field {sought}; they have: {known}"
         else:
             fields, where = lack[0]
-            yield f"asks for {name}; {where}: no field {sought} in this row; it has: {', '.join(sorted(fields))}"
+            yield name, f"asks for {name}; {where}: no field {sought} in this row; it has: {', '.join(sorted(fields))}"
