@@ -143,6 +143,46 @@ def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(se
     assert len(set(paths)) == 3 and session.evaluate().path == paths[0]
 
 
+WRAPPED = """
+import functools
+def twice(function):
+    @functools.wraps(function)
+    def wrapper(prompt): return function(prompt) * 2
+    return wrapper
+@twice
+def reply(prompt): return prompt
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [WRAPPED, WRAPPED.replace("    @functools.wraps(function)\n", "")], ids=["with wraps", "without"]
+)
+def test_decorators_of_the_session_count(session, text):
+    session.cell(text)
+    first = session.evaluate()
+    assert first.results()[0]["output"] == "abcabc" and session.evaluate().path == first.path
+    session.cell(text.replace("* 2", "* 3"))
+    assert session.evaluate().results()[0]["output"] == "abcabcabc"
+    session.cell(text.replace("return prompt\n", "return prompt[0]\n"))
+    assert session.evaluate().results()[0]["output"] == "aa"
+
+
+def test_a_function_of_a_file_in_a_decorator_of_the_session_is_known_by_both(session, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nb_plain.py").write_text("def plain(prompt): return prompt\n")
+    session.cell(
+        "import nb_plain\n"
+        + WRAPPED.replace("@twice\ndef reply(prompt): return prompt", "reply = twice(nb_plain.plain)")
+    )
+    first = session.evaluate()
+    session.cell(
+        WRAPPED.replace("* 2", "* 3").replace(
+            "@twice\ndef reply(prompt): return prompt", "reply = twice(nb_plain.plain)"
+        )
+    )
+    assert session.evaluate().results()[0]["output"] == "abcabcabc" and session.evaluate().path != first.path
+
+
 def test_what_no_key_can_cover_is_named(session):
     session.cell("client = object()\nlog = []\ndef helper(): return client\n")
     session.cell("def reply(prompt):\n    log.append(helper())\n    return prompt\n")

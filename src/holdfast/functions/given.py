@@ -55,11 +55,11 @@ class Given:
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        file = _file(function)
+        file = None if any(map(_is_typed, _layers(function))) else _file(function)
         carried = _carried(function)
         if file is None:
             session = _Session()
-            carried["session"] = session.of(_plain(function))
+            carried["session"] = session.of(_plain(function), *_layers(function)[:-1])
             if session.uncovered:
                 self.uncovered.append(
                     f"{name} uses {', '.join(session.uncovered)}, which its key does not cover: a change there is not "
@@ -90,6 +90,14 @@ def _plain(function: Callable[..., Any]) -> Any:
         owner = plain.__self__
         return owner if inspect.isclass(owner) else type(owner)
     return plain if inspect.isroutine(plain) else type(plain)
+
+
+def _layers(value: Any) -> list[Any]:
+    """A function and those that its decorators wrap, innermost last."""
+    layers = [value]
+    while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and inner not in layers:
+        layers.append(inner)
+    return layers
 
 
 def _file(function: Callable[..., Any]) -> str | None:
@@ -199,9 +207,10 @@ class _Session:
         self._parts: dict[str, Any] = {}
         self._seen: list[Any] = []
 
-    def of(self, value: Any) -> dict[str, Any]:
-        """Digests of all that the function or class depends on, by name."""
-        self._add(getattr(value, "__qualname__", str(value)), value)
+    def of(self, *values: Any) -> dict[str, Any]:
+        """Digests of all that functions or classes depend on, by name."""
+        for value in values:
+            self._add(getattr(value, "__qualname__", type(value).__qualname__), value)
         return self._parts
 
     def _add(self, name: str, value: Any) -> None:
@@ -218,6 +227,8 @@ class _Session:
     def _add_function(self, name: str, function: FunctionType) -> None:
         text, tree = _source(function)
         code = function.__code__
+        while name in self._parts:
+            name += "'"  # another one of this name: a wrapper of it, say
         self._parts[name] = _code_digest(code) if text is None else digest_bytes(token_bytes(text))
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if callable(default):
@@ -245,7 +256,9 @@ class _Session:
                 self._parts[f"{name}.{attribute}"] = _value_digest(value)
 
     def _add_global(self, name: str, value: Any) -> None:
-        plain = inspect.unwrap(value) if callable(value) else value
+        *wrappers, plain = _layers(value) if callable(value) else [value]
+        for wrapper in wrappers:
+            self._add(name, wrapper)
         if isinstance(plain, ModuleType | FunctionType | type):
             self._add(name, plain)
         elif isinstance(plain, re.Pattern):

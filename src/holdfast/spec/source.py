@@ -281,7 +281,7 @@ def _parsed(text: str) -> _Parsed:
                 computed.append(node.lineno)
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in _COMPUTED:
+            if name in _COMPUTED and (name != "exec" or isinstance(node.func, ast.Name)):
                 computed.append(node.lineno)
     return _Parsed(digest_bytes(token_bytes(text)), tuple(imports), min(computed, default=None))
 
