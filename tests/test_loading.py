@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -68,6 +69,19 @@ class TestLoadedOnce:
         assert loaded(folder, "tools.py:get") == loaded(folder, "tools.py:get"), "a comment is no change"
         (folder / name).write_text(text.replace("old", "new"))
         assert loaded(folder, "tools.py:get")[0]() == ("new old" if name == "lib/kit.py" else "old new")
+
+    def test_a_module_that_the_program_has_imported_is_not_loaded_again(self, folder, monkeypatch):
+        monkeypatch.syspath_prepend(folder)
+        (folder / "known_tools.py").write_text("def get(): return 'old'\n")
+        module = importlib.import_module("known_tools")
+        assert load_function("known_tools.py:get", folder, "here") is module.get
+
+    def test_one_that_was_edited_since_runs_as_it_is_now(self, folder, monkeypatch):
+        monkeypatch.syspath_prepend(folder)
+        (folder / "edited_tools.py").write_text("def get(): return 'old'\n")
+        importlib.import_module("edited_tools")
+        (folder / "edited_tools.py").write_text("def get(): return 'newer'\n")
+        assert load_function("edited_tools.py:get", folder, "here")() == "newer"
 
     def test_a_file_that_exits_when_it_is_imported_is_reported(self, folder):
         (folder / "tools.py").write_text("import sys\nsys.exit(3)\ndef get(): ...\n")

@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import UsageError
-from holdfast.functions.loading import imported_files, users_file
+from holdfast.functions.loading import compiled, imported_files, is_what_the_file_says, module_is_current, users_file
 from holdfast.spec.fields import SESSION
 from holdfast.spec.source import scan, token_bytes
 
@@ -65,7 +65,7 @@ class Given:
                     f"{name} uses {', '.join(session.uncovered)}, which its key does not cover: a change there is not "
                     "noticed. Pass `fresh=True`, or change the function, to run again."
                 )
-        elif not _is_what_the_file_says(function, file):
+        elif not is_what_the_file_says(function, file):
             raise _changed_since(file, name)
         place = SESSION if file is None else f"{file}:"
         reference = base = place + name.replace(".<locals>", "").replace("<lambda>", "lambda_")
@@ -172,33 +172,6 @@ def _constant(value: Any) -> str:
     return repr(value)
 
 
-def _is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
-    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True
-    try:
-        text = Path(file).read_bytes()
-    except OSError:
-        return False
-    return any(found.co_qualname == code.co_qualname for found in _compiled(text, code))
-
-
-def _compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
-    """The pieces of a source that compile to this code."""
-    try:
-        waiting = [compile(text, code.co_filename, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return
-    while waiting:
-        found = waiting.pop()
-        if (found.co_name, found.co_code, found.co_names) == (code.co_name, code.co_code, code.co_names):
-            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
-            if constants[0] == constants[1]:
-                yield found
-        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
-
-
 class _Session:
     """What a typed-in function is made of, followed through what it uses of its session."""
 
@@ -275,8 +248,7 @@ class _Session:
         module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
         if module is None or (file := users_file(module)) is None:
             return
-        own = [inner for inner in vars(module).values() if getattr(inner, "__module__", None) == module.__name__]
-        if not all(_is_what_the_file_says(inner, str(file)) for inner in own if isinstance(inner, FunctionType)):
+        if not module_is_current(module, file):
             raise _changed_since(str(file), module.__name__)
         self._parts[f"{name} of {module.__name__}"] = digest(scan(file, file.parent, imported_files).digests)
 
@@ -297,7 +269,7 @@ def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, None
-    if function.__name__ == "<lambda>" or not any(_compiled(text, function.__code__)):
+    if function.__name__ == "<lambda>" or not any(compiled(text, function.__code__)):
         return None, None  # what was typed in later under the same name, say
     return text, tree
 

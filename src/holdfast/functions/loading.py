@@ -11,10 +11,12 @@ was really imported is added.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
@@ -23,7 +25,7 @@ from holdfast.spec.fields import SESSION
 from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
@@ -160,11 +162,16 @@ def _loaded(path: Path, folder: Path) -> _Loaded:
 
 
 def _imported_already(path: Path) -> Any:
-    """The script that runs us, or something it has imported, must not run a second time."""
+    """The script that runs us, or something it has imported, must not run a second time, unless it has changed."""
     for name in (path.stem, "__main__"):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and Path(file).resolve() == path:
-            return sys.modules[name]
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is None or not file or Path(file).resolve() != path:
+            continue
+        if module_is_current(module, path):
+            return module
+        if name == "__main__":
+            raise ImportError("it has changed since this process was started with it: start it again")
     return None
 
 
@@ -202,6 +209,39 @@ def _forget_stale(path: Path, read: Scan, known: _Loaded | None) -> None:
         loaded_with = _digests.get(file) if file in files else None
         if (loaded_with is None and name in local) or (loaded_with and loaded_with != source_digest(file)):
             del sys.modules[name]
+
+
+def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
+    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    try:
+        text = Path(file).read_bytes()
+    except OSError:
+        return False
+    return any(found.co_qualname == code.co_qualname for found in compiled(text, code))
+
+
+def compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
+    """The pieces of a source that compile to this code."""
+    try:
+        waiting = [compile(text, code.co_filename, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return
+    while waiting:
+        found = waiting.pop()
+        if (found.co_name, found.co_code, found.co_names) == (code.co_name, code.co_code, code.co_names):
+            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
+            if constants[0] == constants[1]:
+                yield found
+        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
+
+
+def module_is_current(module: ModuleType, file: Path) -> bool:
+    """Whether the functions of a loaded module are those that its file has now."""
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    return all(is_what_the_file_says(value, str(file)) for value in own if isinstance(value, FunctionType))
 
 
 def imported_files(parts: tuple[str, ...]) -> list[Path]:
