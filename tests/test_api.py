@@ -56,9 +56,12 @@ def evaluate(tmp_path):
 
 class TestPublicNames:
     def test_they_are_these_and_no_others(self):
-        assert holdfast.__all__ == ["HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+        assert holdfast.__all__ == ["Display", "HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None
+        assert [name for name in dir(holdfast) if not name.startswith("_")] == [
+            name for name in holdfast.__all__ if not name.startswith("_")
+        ]
 
     def test_another_name_is_an_attribute_error(self):
         with pytest.raises(AttributeError, match="no attribute 'evalute'"):
@@ -109,10 +112,8 @@ class TestFunctions:
         run = evaluate(target=shout, graders=[Checker()])
         assert run.score == 1 and list(run.metrics["metrics"]) == ["Checker"]
 
-    def test_what_has_no_source_is_refused(self, evaluate, tmp_path):
-        made = {}
-        exec("def reply(prompt): return prompt", made)
-        for target in (made["reply"], len, functools.partial(shout, "x")):
+    def test_what_is_not_written_in_python_is_refused(self, evaluate, tmp_path):
+        for target in (len, functools.partial(shout, "x")):
             with pytest.raises(UsageError, match="could not be noticed"):
                 evaluate(target=target)
         assert not (tmp_path / "runs").exists()

@@ -2,9 +2,12 @@
 
 The public names, imported on first use so that `holdfast --version` stays fast:
 
-`evaluate`  run an eval from Python and get the finished `Run`
-`Reply`     what a Python target may return instead of plain text
-`Verdict`   what a Python grader may return instead of a bool or a number
+`evaluate`       run an eval from Python and get its `Run`
+`Run`            the finished run: its numbers, results and outputs
+`Reply`          what a Python target may return instead of plain text
+`Verdict`        what a Python grader may return instead of a bool or a number
+`Display`        the base of a progress display of your own
+`HoldfastError`  the base of all errors
 """
 
 from __future__ import annotations
@@ -12,23 +15,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.api import Run as Run
     from holdfast.api import evaluate as evaluate
+    from holdfast.display.types import Display as Display
     from holdfast.errors import HoldfastError as HoldfastError
+    from holdfast.export.result import Run as Run
     from holdfast.graders.types import Verdict as Verdict
     from holdfast.targets.types import Reply as Reply
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Display": "holdfast.display.types",
     "HoldfastError": "holdfast.errors",
     "Reply": "holdfast.targets.types",
-    "Run": "holdfast.api",
+    "Run": "holdfast.export.result",
     "Verdict": "holdfast.graders.types",
     "evaluate": "holdfast.api",
 }
 
-__all__ = ["HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+__all__ = ["Display", "HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
 
 
 def __getattr__(name: str) -> object:
@@ -37,3 +42,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -2,66 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import threading
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.canonical import digest
-from holdfast.display.text import Quiet
+from holdfast.display.choice import display_for_python
 from holdfast.engine.options import Options
 from holdfast.engine.run import Outcome, run_eval
 from holdfast.errors import Interrupted, UsageError
+from holdfast.export.result import Run
 from holdfast.formats import in_our_words
+from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.grader_fields import TAKEN_NAMES
 from holdfast.spec.load import build_eval
-from holdfast.store.index import read_line
-from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.display.types import Display
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as it is on disk after `evaluate`."""
-
-    path: Path
-    finished: bool
-    metrics: dict[str, Any] | None
-    """what `metrics.json` holds; None when the run is not finished"""
-    exit_code: int
-    """what the command would have returned: 0 finished, 1 gate not met, 3 not finished"""
-    reason: str | None
-    """why it is not finished"""
-
-    @property
-    def score(self) -> float | None:
-        """The weighted mean over all graders."""
-        return None if self.metrics is None else self.metrics["score"]
-
-    def results(self) -> list[dict[str, Any]]:
-        """One entry per trial, in the dataset's order, from `results.json`."""
-        entries: list[dict[str, Any]] = msgspec.json.decode((self.path / "results.json").read_bytes())["trials"]
-        return entries
-
-    def outputs(self) -> Iterator[dict[str, Any]]:
-        """The transcripts, in the order in which they finished."""
-        for ref in RunDir(self.path).load(mend=False).outputs.values():
-            yield msgspec.json.decode(read_line(ref))
 
 
 def evaluate(
@@ -75,19 +42,23 @@ def evaluate(
     accept_errors: bool = False,
     skip_graders: bool = False,
     workers: int | None = None,
-    display: Display | None = None,
+    display: Literal["rich", "plain", "json", "none"] | Display | None = None,
     **fields: Any,
 ) -> Run:
-    """Run an eval, or go on with it, and return the run.
+    """Run an eval, or resume it, and return the run.
 
-    Give an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
-    or both, the arguments laid over the file. `target` may be a function, or a model's name; `graders` may hold
-    functions. They need a source file, since their code is part of the keys. Interrupt it as you like: the same
-    call goes on. Runs are kept in `runs_dir`, else in $HOLDFAST_RUNS_DIR, else in ./runs.
+    Pass an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
+    or both: arguments override the file. `target` may be a function, or a model's name. `graders`, tools and the
+    `responder` may be functions too, also such as are defined in a notebook: their code is part of the keys. Interrupt
+    it whenever you like: the same call resumes. Runs are kept in `runs_dir`, else in $HOLDFAST_RUNS_DIR, else ./runs.
 
-    With `workers` the work is shared out among so many processes. They read the eval from the run directory, so its
-    functions are named as in a file (`target={"python": "agent.py:reply"}`), not given.
+    `display` shows progress: "rich" (redrawn in place), "plain" (lines), "json" (events), "none", or a
+    `holdfast.Display` of your own. The default is "rich" on a terminal, "plain" in a notebook, else "none".
+
+    With `workers` that many processes share the work. They read the eval from the run directory, so its functions are
+    named as in a file (`target={"python": "agent.py:reply"}`) instead of being passed.
     """
+    shown = display_for_python(display)
     if workers is not None:
         _refuse_workers(workers)
     options = Options(
@@ -103,7 +74,6 @@ def evaluate(
             f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
             remedy='Name functions as an eval file does: target={"python": "agent.py:reply"}, or leave workers out.',
         )
-    shown = display or Quiet()
     if workers is None:
         outcome = _in_own_thread(lambda: run_eval(spec, options, shown), options)
     else:
@@ -151,34 +121,73 @@ def _spec(
     graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
     fields: dict[str, Any],
 ) -> Eval:
-    functions: dict[str, Any] = {}
+    given = Given()
     document, folder = Document({}), Path.cwd()
     asked: dict[str, Any] = {}
     """what a file of another tool asks of the target, whichever it is"""
     if eval_file is not None:
-        given: list[Override] = [] if target is None else [(("target",), _kind(target))]
+        overrides: list[Override] = [] if target is None else [(("target",), _kind(target))]
         path = Path(eval_file)
-        document, overrides = in_our_words(read_document(path), given)
-        asked = {key[1]: value for key, value in overrides if key[0] == "target" and len(key) == 2}
+        document, left = in_our_words(read_document(path), overrides)
+        asked = {key[1]: value for key, value in left if key[0] == "target" and len(key) == 2}
         folder = path.resolve().parent
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}
     if isinstance(target, str):
         data["target"] = {**(data.get("target") or {}), "model": target}
-    elif callable(target):
-        function = _given(target, functions)
-        data["target"] = {"python": function.pop("function"), **function}
     elif target is not None:
-        data["target"] = dict(target)
+        data["target"] = _block(target, "python", given)
     if asked:
         data["target"] = {**asked, **data["target"]}
     if graders is not None:
-        data["graders"] = [
-            {"type": "python", "name": _name(grader), **_given(grader, functions)} if callable(grader) else dict(grader)
-            for grader in graders
+        data["graders"] = [_grader(grader, given) for grader in graders]
+    for key in ("responder", "baseline"):
+        if key in fields:
+            data[key] = _block(fields[key], "python", given)
+    if "checkpoints" in fields:
+        data["checkpoints"] = [
+            {**checkpoint, "graders": [_grader(grader, given) for grader in checkpoint.get("graders") or []]}
+            for checkpoint in fields["checkpoints"]
         ]
-    return build_eval(replace(document, data=data), folder, functions, document.notices)
+    notices = (*document.notices, *given.uncovered)
+    return build_eval(replace(document, data=data), folder, given.functions, notices)
+
+
+def _grader(grader: Mapping[str, Any] | Callable[..., Any], given: Given) -> Any:
+    named = {"type": "python", "name": _name(grader)} if callable(grader) else {}
+    return {**named, **_block(grader, "function", given)}
+
+
+def _block(value: Any, key: str, given: Given) -> Any:
+    """A block as an eval file would have it: references in the place of functions, and a version for what they carry.
+
+    A function by itself stands for the block that names it under `key`.
+    """
+    if callable(value):
+        value = {key: value}
+    if not isinstance(value, Mapping):
+        return value  # reading the eval says what is wrong with it
+    block: dict[str, Any] = {}
+    marks: list[str] = []
+
+    def taken(inner: Any) -> Any:
+        if callable(inner):
+            inner, mark = given.take(inner)
+            marks.extend([] if mark is None else [mark])
+        return inner
+
+    for name, inner in value.items():
+        if name == "tools" and isinstance(inner, list | tuple):
+            block[name] = [_block(tool, "python", given) for tool in inner]
+        elif name == "state" and isinstance(inner, Mapping):
+            block[name] = {hook: taken(function) for hook, function in inner.items()}
+        else:
+            block[name] = taken(inner)
+    if marks:
+        own = block.get("version")
+        block["version"] = marks[0] if len(marks) == 1 and own is None else digest([own, *marks])
+    return block
 
 
 def _kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
@@ -190,92 +199,6 @@ def _name(function: Callable[..., Any]) -> str:
     """A function's name, or that of a callable object's class; `score` and the like mean something else already."""
     name = str(getattr(function, "__name__", type(function).__name__))
     return f"{name}_function" if name in TAKEN_NAMES else name
-
-
-def _given(function: Callable[..., Any], functions: dict[str, Any]) -> dict[str, Any]:
-    """A function as an eval file would give it: file and name, and a version for what it carries along."""
-    state = _carried(function)
-    return {"function": _reference(function, functions), **({"version": digest(state)} if state else {})}
-
-
-def _carried(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function brings beside its source: closed-over values, or the object whose method it is."""
-    plain = inspect.unwrap(function)
-    values: dict[str, Any] = {}
-    owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
-    if owner is not None and not inspect.ismodule(owner):
-        values |= {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
-    code = getattr(plain, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=True):
-        with suppress(ValueError):  # not filled yet
-            values[name] = cell.cell_contents
-    values = {name: value for name, value in values.items() if not (callable(value) or inspect.ismodule(value))}
-    if code is not None and "<" in code.co_qualname:
-        values["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
-    try:
-        msgspec.json.encode(values)
-    except (TypeError, ValueError, RecursionError):
-        raise UsageError(
-            f"{getattr(function, '__qualname__', function)} carries {', '.join(values)}, and a change of these could "
-            "not be noticed",
-            remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
-        ) from None
-    return values
-
-
-def _code_digest(code: CodeType) -> str:
-    constants = [_code_digest(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return digest([code.co_code.hex(), list(code.co_names), constants])
-
-
-def _is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
-    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True
-    try:
-        waiting = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
-    except (OSError, SyntaxError, ValueError):
-        return False
-    while waiting:
-        found = waiting.pop()
-        if (found.co_qualname, found.co_code, found.co_names) == (code.co_qualname, code.co_code, code.co_names):
-            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
-            if constants[0] == constants[1]:
-                return True
-        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
-    return False
-
-
-def _reference(function: Callable[..., Any], functions: dict[str, Any]) -> str:
-    """A function by its file and name, as an eval file would give it."""
-    if isinstance(function, functools.partial):
-        raise UsageError(
-            "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
-            remedy="Write a function that calls it.",
-        )
-    plain = inspect.unwrap(function)
-    try:
-        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
-    except (TypeError, OSError):  # made of C, or typed in
-        file = None
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    if file is None or not Path(file).exists():
-        raise UsageError(
-            f"{name} has no source file, so a change of it could not be noticed",
-            remedy="Put the function into a .py file.",
-        )
-    if not _is_what_the_file_says(function, file):
-        raise UsageError(
-            f"{file} has changed since {name} was imported from it",
-            remedy="Import it again (importlib.reload, or start Python anew), so that what runs is what is read.",
-        )
-    reference = base = f"{file}:{name.replace('.<locals>', '').replace('<lambda>', 'lambda_')}"
-    number = 1
-    while functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
-        number += 1
-        reference = f"{base}_{number}"
-    return reference
 
 
 def _in_own_thread(run: Callable[[], Outcome], options: Options) -> Outcome:

@@ -164,5 +164,7 @@ class AttemptError(HoldfastError):
         self.status = status
         self.body: Any = None
         """what the server answered with that status, where it was JSON"""
+        self.traceback: str | None = None
+        """of the user's code that raised"""
         self.retry = retry
         self.retry_after = retry_after

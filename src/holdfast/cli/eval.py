@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,12 +11,12 @@ import click
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
+from holdfast.display.choice import make_display as make_display
 from holdfast.errors import UsageError
 from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.run import Outcome
     from holdfast.spec.load import Eval
@@ -334,23 +333,14 @@ def patience(wait: bool) -> float:
         raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
 
 
-def make_display(wanted: str | None) -> Display:
-    """The display asked for; by default a live one on a terminal, lines elsewhere."""
-    from holdfast.display.text import Events, Plain, Quiet
-
-    kind = wanted or ("rich" if sys.stderr.isatty() else "plain")
-    if kind == "rich":
-        from holdfast.display.live import LiveDisplay
-
-        return LiveDisplay()
-    return Events() if kind == "json" else Plain() if kind == "plain" else Quiet()
-
-
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
     """The compiled eval and the plan, its baseline's too, with nothing written."""
     from holdfast.engine.setup import planned
+    from holdfast.engine.unseen import unseen_code
     from holdfast.report.table import print_compiled
 
+    for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
+        click.echo(message, err=True)
     found = [planned(spec, options) for spec in specs]
     print_compiled(found, as_json=as_json)
     if not as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.functions import Function, function_source, load_function
+from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.spec.template import RENDER_ERRORS, Template, expression
 from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
@@ -73,7 +73,7 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
     identity = block.model_dump(exclude={"base_url", "api_key_env"})
     if block.python is not None:
         where = spec.document.where(("responder", "python"))
-        name, source = function_source(block.python, spec.folder, where)
+        name, source = function_source(block.python, spec.folder, where, spec.functions)
         identity |= {"python": name, "source": source}
     return identity
 
@@ -86,7 +86,7 @@ def build_player(spec: Eval) -> Player | None:
     if block.python is not None:
         where = spec.document.where(("responder", "python"))
         function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
-        return _FunctionPlayer(Function(function, OFFERED, where), block)
+        return _FunctionPlayer(Function(function, OFFERED, where, takes_fields=True), block)
     assert block.model is not None
     return _ModelPlayer(block, Prices(block.model, spec.prices), spec.document.where(("responder", "model")))
 
@@ -129,7 +129,7 @@ class _Ending:
 
 class _FunctionPlayer:
     def __init__(self, function: Function, block: ResponderBlock) -> None:
-        self._function = function
+        self.function = function
         self._over = _Ending(block)
 
     async def __aenter__(self) -> Self:
@@ -141,13 +141,19 @@ class _FunctionPlayer:
     async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
         if self._over(messages, sample, turn):
             return Decision(None)
-        offered = {"messages": [dict(message) for message in messages], "sample": dict(sample.fields), "turn": turn}
+        offered = {
+            "messages": [dict(message) for message in messages],
+            "sample": dict(sample.fields),
+            "turn": turn,
+            **self.function.of_row(sample.fields, "agent"),
+        }
         try:
-            said = await self._function(offered)
+            said = await self.function(offered)
         except AttemptError:
             raise
         except Exception as error:  # the user's own: an error of this trial, never of the run
-            raise AttemptError("agent", f"the responder raised {type(error).__name__}: {error}") from error
+            message = f"the responder raised {type(error).__name__}: {error}"
+            raise user_error("agent", error, message) from error
         if said is not None and not isinstance(said, str):
             raise AttemptError(
                 "agent", f"the responder returned {type(said).__name__}, not a text or None", retry=False

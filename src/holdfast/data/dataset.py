@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import islice
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder(order="sorted").encode
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
+_MOST_SHAPES = 100_000
+
 
 class Sample(NamedTuple):
     """One row of the dataset."""
@@ -54,6 +56,16 @@ class Survey:
     """16 bytes per sample, to notice a row that changes under a running eval"""
     panels: Panels
     """which graders look at which sample"""
+    shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
+    """the sets of fields that rows have, each with the graders that look at them and the place of the first such row"""
+
+    def fields_seen(self) -> dict[int, set[tuple[str, ...]]]:
+        """The sets of fields that each grader meets."""
+        seen: dict[int, set[tuple[str, ...]]] = {}
+        for fields, panel in self.shapes:
+            for number in panel.graders:
+                seen.setdefault(number, set()).add(fields)
+        return seen
 
     def of(self, position: int) -> bytes:
         """The digest of the sample at a position, as bytes."""
@@ -115,6 +127,7 @@ class Dataset:
         whole, digests, ids = sha256(), bytearray(), array("Q")
         checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval)
         panels = Panels(conditions.everyone)
+        shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
         count = 0
         for sample in self:
             raw = bytes.fromhex(sample.digest[7:])
@@ -124,13 +137,15 @@ class Dataset:
             panel = conditions.of(sample.fields)
             panels.add(panel)
             checks.look(sample, panel)
+            if len(shapes) < _MOST_SHAPES:
+                shapes.setdefault((tuple(sample.fields), panel), sample.where)
             count += 1
         if count == 0:
             raise DataError(", ".join(self.source), self._why_empty())
         checks.conclude()
         if len(set(ids)) < count:
             self._name_duplicate()
-        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels)
+        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels, shapes)
 
     def _why_empty(self) -> str:
         rows = sum(1 for _ in self._rows())

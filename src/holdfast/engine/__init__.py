@@ -2,6 +2,8 @@
 
 `options`    what the command line says about this attempt at a run
 `setup`      from an eval to an open run directory and a plan
+`parameters` whether rows have what users' functions ask for
+`unseen`     what keys do not cover of an eval's code
 `around`     what other runs can lend, and what changed since the nearest
 `run`        all of it in one call, and how it ended
 `pairwise`   finished runs judged against each other

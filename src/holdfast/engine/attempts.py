@@ -7,6 +7,8 @@ import random
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec import UNSET
+
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import ErrorRecord
 
@@ -195,6 +197,7 @@ class Attempts:
                 seconds=round(time.monotonic() - begun, 6),
                 final=final,
                 usage=getattr(error, "usage", None),
+                traceback=getattr(error, "traceback", None) or UNSET,
             )
         )
 

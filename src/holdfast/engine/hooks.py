@@ -11,9 +11,10 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
+from holdfast.spec.secrets import redact
 from holdfast.targets.command import die_with_parent, for_environment
 
 if TYPE_CHECKING:
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 _SHOWN: Final = 400
+_KEPT: Final = 8000
+
+
+class _Failure(NamedTuple):
+    """What went wrong with a hook."""
+
+    message: str
+    output: str = ""
+    """the end of what it wrote"""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Hooks:
@@ -67,8 +80,11 @@ class Hooks:
         for hook in self._block.before_task:
             if (failure := await self._failure(hook, _told(job))) is not None:
                 if hook.error_on_fail:
-                    remedy = "Mend the hook, then run the same command again: it goes on from here."
-                    raise AttemptError("agent", f"hooks.before_task: {failure}", remedy=remedy, retry=False)
+                    remedy = "Fix the hook, then run the same command again: it resumes from here."
+                    error = AttemptError("agent", f"hooks.before_task: {failure}", remedy=remedy, retry=False)
+                    if "Traceback (most recent call last)" in failure.output:
+                        error.traceback = failure.output
+                    raise error
                 self._notice(f"hooks.before_task of {job.sample.id}: {failure}")
 
     async def after_task(self, job: Job) -> None:
@@ -77,19 +93,20 @@ class Hooks:
             if (failure := await self._failure(hook, _told(job))) is not None:
                 self._notice(f"hooks.after_task of {job.sample.id}: {failure}")
 
-    async def _failure(self, hook: HookBlock, told: dict[str, str]) -> str | None:
+    async def _failure(self, hook: HookBlock, told: dict[str, str]) -> _Failure | None:
         """Run a hook to its end; what went wrong, in words."""
         name, place = hook.arguments[0], self._folder / hook.working_directory
         try:
             async with asyncio.timeout(self._seconds):
                 code, said = await self._run(hook.arguments, place, told)
         except TimeoutError:
-            return f"{name} did not end within {self._seconds:g} s"
+            return _Failure(f"{name} did not end within {self._seconds:g} s")
         except OSError as error:
-            return f"{name} cannot be run in {place}: {error.strerror or error}"
+            return _Failure(f"{name} cannot be run in {place}: {error.strerror or error}")
         if code in hook.exit_codes:
             return None
-        return f"{name} ended with {code}: {said}" if said else f"{name} ended with {code}"
+        said = redact(said)
+        return _Failure(f"{name} ended with {code}" + (f": {said[-_SHOWN:]}" if said else ""), said)
 
     async def _run(self, arguments: list[str], place: Path, told: dict[str, str]) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
@@ -108,7 +125,7 @@ class Hooks:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
         assert process.returncode is not None
-        return process.returncode, out[-_SHOWN:].decode("utf-8", "replace").strip()
+        return process.returncode, out[-_KEPT:].decode("utf-8", "replace").strip()
 
 
 def _told(job: Job) -> dict[str, str]:

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, located, manifest_of, open_run
+from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
@@ -82,7 +83,7 @@ def run_eval(spec: Eval, options: Options, display: Display, target: Target | No
     if (done := already_finished(found, rundir, options)) is not None:
         say_notices(spec, display)
         return done
-    parts = Parts.build(spec, options) if target is None else Parts(target, None, [])
+    parts = Parts.build(found, options) if target is None else Parts(target, None, [])
     say_notices(spec, display, found)
     opened = open_run(found, options, display.notice)
     forgotten = False
@@ -100,9 +101,9 @@ def run_eval(spec: Eval, options: Options, display: Display, target: Target | No
 
 
 def say_notices(spec: Eval, display: Display, found: Identified | None = None) -> None:
-    """Tell what a reader of the eval file noticed; before a run, also which graders will have nothing to look at."""
+    """Report what was noticed in the eval file; before a run, also code that no key covers and graders without rows."""
     idle = [] if found is None else without_rows(spec, grader_places(spec), found.survey.panels)
-    for message in (*spec.notices, *idle):
+    for message in (*spec.notices, *(unseen_code(spec) if found is not None else ()), *idle):
         display.notice(message)
 
 

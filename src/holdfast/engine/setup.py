@@ -16,9 +16,10 @@ from holdfast.conversation.responder import build_player, responder_identity
 from holdfast.conversation.talk import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
+from holdfast.engine.parameters import check_parameters
 from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault, VersionError
-from holdfast.graders.build import build_graders, grader_identity, grader_places, threshold
+from holdfast.graders.build import build_graders, grader_identity, grader_places, revised, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.conversation.responder import Player
     from holdfast.engine.options import Options
+    from holdfast.graders.build import GraderPlace
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
     from holdfast.store.lease import RunLease
@@ -80,11 +82,15 @@ class Parts:
     """in the order of the plan's slots"""
 
     @classmethod
-    def build(cls, spec: Eval, options: Options) -> Parts:
+    def build(cls, found: Identified, options: Options) -> Parts:
         """Whatever is wrong with target or graders is said here, before anything is written."""
+        spec = found.spec
         if options.grade_only:
-            return cls(None, None, build_graders(spec))
-        return cls(build_target(spec), build_player(spec), build_graders(spec))
+            parts = cls(None, None, build_graders(spec))
+        else:
+            parts = cls(build_target(spec), build_player(spec), build_graders(spec))
+        check_parameters(found, parts.target, parts.player, parts.graders)
+        return parts
 
 
 @dataclass
@@ -111,13 +117,16 @@ class Opened:
 def identify(spec: Eval) -> Identified:
     """Read the dataset once and derive who this run is."""
     dataset = Dataset(spec)
-    slots, identities = _slots(spec)
     conversation, target = Script.identity(spec), target_identity(spec)
     if (player := responder_identity(spec)) is not None:
         conversation["responder"] = player
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
+    places = [
+        (place, grader_identity(place.block, spec, spec.document.where(place.where))) for place in grader_places(spec)
+    ]
     stamp, survey = dataset.stamp(), dataset.survey()
+    slots, identities = _slots(spec, places, survey)
     work = Work(work_digest(conversation, target), spec.trials, slots)
     parts = {
         "dataset": survey.digest,
@@ -135,11 +144,14 @@ def identify(spec: Eval) -> Identified:
     return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 
 
-def _slots(spec: Eval) -> tuple[tuple[Slot, ...], dict[str, Any]]:
+def _slots(
+    spec: Eval, places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey
+) -> tuple[tuple[Slot, ...], dict[str, Any]]:
     """The graders in their places, and what each of them is made of, by name."""
     slots, identities = [], {}
-    for place in grader_places(spec):
-        identities[place.name] = grader_identity(place.block, spec, spec.document.where(place.where))
+    seen = survey.fields_seen()
+    for number, (place, identity) in enumerate(places):
+        identities[place.name] = revised(identity, place.block, spec, seen.get(number, ()))
         fingerprint = digest(identities[place.name])
         slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures))
     return tuple(slots), identities

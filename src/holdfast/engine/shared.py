@@ -69,7 +69,7 @@ def prepare(
     found, rundir = located(spec, options)
     if (done := already_finished(found, rundir, options)) is not None:
         return done
-    parts = Parts.build(spec, options)
+    parts = Parts.build(found, options)
     noting = Noting(display, RunLog(rundir.log))
     say_notices(spec, noting, found)
     opened = open_run(found, options, noting.notice)
@@ -166,7 +166,7 @@ def run_worker(
         )
     if (done := already_finished(found, rundir, options)) is not None:
         return done
-    parts = Parts.build(spec, options)
+    parts = Parts.build(found, options)
     noting = Noting(display, RunLog(rundir.workers / worker / "run.log"))
     opened = Opened(found, rundir, None, load_index(lambda _: (), mend=None), _NO_PLAN, worker=worker)  # type: ignore[arg-type]  # filled below
 
@@ -248,7 +248,7 @@ def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
     try:
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)
-        parts = Parts.build(found.spec, alone)
+        parts = Parts.build(found, alone)
         noting = Noting(display, RunLog(rundir.log))
         if (done := already_finished(found, rundir, alone)) is None:
             done = go_on(open_run(found, alone, noting.notice, lease), parts, alone, noting)

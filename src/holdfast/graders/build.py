@@ -28,7 +28,7 @@ from holdfast.spec.grader_fields import (
     TriggerGrader,
 )
 from holdfast.spec.overlap_fields import OverlapBlock
-from holdfast.spec.source import check_program, file_inside, files_behind
+from holdfast.spec.source import check_program, command_files, file_inside
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
     ActionSequenceGrader,
@@ -41,7 +41,7 @@ from holdfast.spec.tool_fields import (
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
@@ -53,15 +53,30 @@ REVISIONS: Final = {"prompt": 2, "choice": 1, "number": 1}
 
 
 def grader_identity(block: GraderBlock, spec: Eval, where: str = "") -> dict[str, Any]:
-    """What of a grader can change its verdict; `where` is its place in the eval file, for messages."""
+    """What of a grader can change its verdict; `where` is its place in the eval file, for messages.
+
+    What depends on the rows it looks at is added by `revised`.
+    """
     identity = _own_identity(block, spec, where)
     return {**identity, "revision": REVISIONS[block.type]} if block.type in REVISIONS else identity
+
+
+def revised(
+    identity: dict[str, Any], block: GraderBlock, spec: Eval, shapes: Iterable[Collection[str]]
+) -> dict[str, Any]:
+    """A grader's identity, marked where it judges rows with these sets of fields otherwise than it once did."""
+    if isinstance(block, PythonGrader):
+        from holdfast.graders.python import gets_other_values
+
+        if gets_other_values(block, spec, shapes):
+            return {**identity, "revision": 1}
+    return identity
 
 
 def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
     match block:
         case PythonGrader():
-            name, source = function_source(block.function, spec.folder, where)
+            name, source = function_source(block.function, spec.folder, where, spec.functions)
             return {**block.identity(), "function": name, "source": source}
         case PromptGrader():
             identity = block.identity()
@@ -74,10 +89,7 @@ def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
         case TriggerGrader():
             return {**block.identity(), "skill_path": None, "skill": digest_bytes(_skill(block, spec, where).encode())}
         case ProgramGrader():
-            behind: dict[str, str] = {}
-            for argument in (block.command, *block.args):
-                behind |= files_behind(spec.folder, argument)
-            return {**block.identity(), "files": behind}
+            return {**block.identity(), "files": command_files(spec.folder, (block.command, *block.args))}
         case _:
             return block.identity()
 
@@ -189,7 +201,9 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.python import PythonCheck
 
             function = spec.functions.get(block.function) or load_function(block.function, spec.folder, where)
-            return PythonCheck(block, function, fingerprint, where)
+            limit = threshold(block)
+            assert limit is not None
+            return PythonCheck(block, function, fingerprint, where, limit)
         case PromptGrader():
             from holdfast.graders.prompt import Judge
 

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from holdfast.errors import AttemptError
-from holdfast.functions import Function, said_with_place
+from holdfast.errors import AttemptError, HoldfastError
+from holdfast.functions import Function, load_function, split_reference, user_error
 from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from holdfast.graders.types import Case
     from holdfast.spec.grader_fields import PythonGrader
+    from holdfast.spec.load import Eval
 
-OFFERED = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info")
+OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
+"""What every function may ask for; `expected` and `ground_truth` only where the row has such a value."""
+
+EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
+"""Fields of a row that may hold the expected value, in the order in which they are looked for. A parameter that has one
+of these names gets the field of its own name first."""
 
 
 class PythonCheck:
     """Calls the function with what its parameters name."""
 
-    def __init__(self, block: PythonGrader, function: Callable[..., Any], fingerprint: str, where: str) -> None:
+    def __init__(
+        self, block: PythonGrader, function: Callable[..., Any], fingerprint: str, where: str, threshold: float
+    ) -> None:
         self.block = block
         self.fingerprint = fingerprint
-        self._function = Function(function, (*OFFERED, *block.params), where)
+        self.function = Function(function, (*OFFERED, *block.params), where, takes_fields=True)
+        self._threshold = threshold
 
     async def __aenter__(self) -> Self:
         return self
@@ -35,54 +48,139 @@ class PythonCheck:
     async def __aexit__(self, *_: object) -> None:
         pass
 
+    def lacking(self, fields: Collection[str]) -> list[str]:
+        """The parameters for which a row with these fields has no value."""
+        return [name for name in self.function.required if not self._has(name, fields)]
+
+    def _has(self, name: str, fields: Collection[str]) -> bool:
+        if name in self.block.params:
+            return True
+        if name in EXPECTED:
+            return self.block.expected is not None or any(field in fields for field in self.sought(name))
+        return name in OFFERED or name in fields
+
+    @staticmethod
+    def sought(name: str) -> list[str]:
+        """The fields of a row that may hold the value of a parameter, in the order in which they are looked for."""
+        return list(dict.fromkeys([name, *EXPECTED])) if name in EXPECTED else [name]
+
     async def judge(self, case: Case) -> Verdict:
         """What the function returns, as a verdict."""
         fields = dict(case.sample.fields)
-        expected = fields.get("expected", fields.get("answer"))
-        if self.block.expected is not None:
-            expected = rendered(self.block.expected, fields)
-        said = case.said(self.block)
-        offered = {
-            "output": said,
-            "sample": fields,
-            "messages": [dict(message) for message in case.output.messages],
-            "expected": expected,
-            "solution_str": said,
-            "ground_truth": expected,
-            "extra_info": fields,
-            **self.block.params,
-        }
+        if lacking := self.lacking(fields):
+            said = f"{self.function} asks for {', '.join(lacking)}, which this row does not have"
+            raise AttemptError("grader", said, retry=False)
         try:
-            returned = await self._function(offered)
+            returned = await self.function(self._offered(case, fields))
         except AttemptError:
             raise
         except Exception as error:  # the user's own: an error grade, never a score
-            raise AttemptError("grader", said_with_place(error), retry=False) from error
-        verdict = as_verdict(returned)
+            raise user_error("grader", error, retry=False) from error
+        verdict = as_verdict(returned, self._threshold)
         try:
             msgspec.json.encode(verdict)
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong(f"what the function returned cannot be kept as JSON: {error}") from error
         return verdict
 
+    def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
+        said = case.said(self.block)
+        offered = {
+            "output": said,
+            "sample": fields,
+            "messages": [dict(message) for message in case.output.messages],
+            "solution_str": said,
+            "extra_info": fields,
+        }
+        if "metadata" in self.function.names:  # functions that take everything have never got it under this name too
+            offered["metadata"] = fields
+        for name in ("expected", "ground_truth", *self.function.fields):
+            if name in EXPECTED and self.block.expected is not None:
+                offered[name] = rendered(self.block.expected, fields)
+            elif found := [field for field in self.sought(name) if field in fields]:
+                offered[name] = fields[found[0]]
+        return {**offered, **self.block.params}
 
-def as_verdict(returned: Any) -> Verdict:
+
+def gets_other_values(block: PythonGrader, spec: Eval, shapes: Iterable[Collection[str]]) -> bool:
+    """Whether the function may see other values than it did before `EXPECTED` was looked through.
+
+    It used to get the row's `expected`, else its `answer`, else None, and no `metadata`. Verdicts from then do not
+    count where one of these rows has its expected value elsewhere. `shapes` are the rows' sets of fields.
+    """
+    names = _parameters(block.function, spec)
+    if "metadata" in names:
+        return True
+    asked = (names & {"expected", "ground_truth"}) - block.params.keys()
+    if not asked or block.expected is not None:
+        return False
+    return any(
+        ("ground_truth" in asked and "ground_truth" in fields) or not ("expected" in fields or "answer" in fields)
+        for fields in shapes
+    )
+
+
+_ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
+
+
+def _parameters(reference: str, spec: Eval) -> frozenset[str]:
+    """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
+    path, name = split_reference(reference, spec.folder)
+    function = spec.functions.get(reference)
+    with suppress(OSError, SyntaxError, ValueError):
+        if function is None and (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
+            return names
+    try:
+        parameters = inspect.signature(function or load_function(reference, spec.folder, "")).parameters.values()
+    except (HoldfastError, TypeError, ValueError):
+        return _ASKS_ALL  # it cannot be called either, which is reported when it is to be
+    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return frozenset(parameter.name for parameter in parameters) | (_ASKS_ALL if every else frozenset())
+
+
+@lru_cache(maxsize=256)
+def _defined(text: str, name: str) -> frozenset[str] | None:
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            spelled = node.args
+            named = [*spelled.posonlyargs, *spelled.args, *spelled.kwonlyargs]
+            return frozenset(each.arg for each in named) | (_ASKS_ALL if spelled.kwarg else frozenset())
+    return None
+
+
+def as_verdict(returned: Any, threshold: float) -> Verdict:
     """A bool, a number, a dict or a Verdict, as a Verdict."""
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
-        if returned.passed is not None:
-            raise _wrong("a function gives a score; whether it passes is decided by the grader's threshold")
-        return Verdict(_score(returned.score), str(returned.feedback), returned.details, returned.usage)
+        score = _score(returned.score)
+        _agree(score, returned.passed, threshold)
+        return Verdict(score, str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
         known = {"score", "passed", "feedback", "reason", "details"}
         rest = {key: value for key, value in returned.items() if key not in known}
+        score = _score(returned.get("score", returned.get("passed")))
+        if "score" in returned:
+            _agree(score, returned.get("passed"), threshold)
         return Verdict(
-            _score(returned.get("score", returned.get("passed"))),
+            score,
             str(returned.get("feedback") or returned.get("reason") or ""),
             returned.get("details", rest or None),
         )
     return Verdict(_score(returned))
+
+
+def _agree(score: float | None, passed: Any, threshold: float) -> None:
+    """Refuse a verdict that contradicts itself: whether an output passes is decided by its score."""
+    if passed is None:
+        return
+    if not isinstance(passed, bool) and passed not in (0, 1):
+        raise _wrong(f"`passed` is true or false, not {passed!r}")
+    if score is None or bool(passed) != (score >= threshold):
+        raise _wrong(
+            f"the function returned passed={bool(passed)} with a score of {score}, and the grader's threshold is "
+            f"{threshold:g}: return one of the two, or set the threshold"
+        )
 
 
 def _score(value: Any) -> float | None:

@@ -246,6 +246,10 @@ def is_embedded(model: str) -> bool:
     return model.startswith("local/")
 
 
+SESSION = "<session>.py:"
+"""stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
+
+
 class PythonTarget(Block):
     """A Python function, `file.py:function`, relative to the eval file."""
 

@@ -215,7 +215,7 @@ class PythonGrader(TextBlock):
     type: Literal["python"]
     function: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
     expected: str | int | float | bool | None = None
-    """default: the row's `expected`, else its `answer`"""
+    """default: the row's field of the parameter's name, else `expected`, `answer`, `ground_truth`, `target`, `ideal`"""
     params: dict[str, Any] = {}
     """further keyword arguments"""
     version: str | None = None

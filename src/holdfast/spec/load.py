@@ -13,6 +13,7 @@ from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.earlier import check_spellings, eval_version
 from holdfast.spec.fields import (
     EXPORTS,
+    SESSION,
     TARGETS,
     CommandTarget,
     DatasetBlock,
@@ -417,4 +418,5 @@ def target_name(target: TargetBlock) -> str:
             value = getattr(target, kind)
             if kind == "http":
                 return bare_url(value)
-            return Path(value[0] if isinstance(value, list) else value).name  # how its path is spelt is no matter
+            # How its path is spelt does not matter.
+            return Path(value[0] if isinstance(value, list) else value).name.removeprefix(SESSION)

@@ -12,6 +12,10 @@ from holdfast.errors import UsageError
 _HIDDEN = "(hidden)"
 _URLS = ("base_url", "http", "url", "tracking_uri")
 
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SHORTEST_SECRET = 8
+"""shorter values, as in `KEY=none`, are found in texts by chance"""
+
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 """how files name an environment variable"""
 
@@ -38,6 +42,14 @@ def shown_url(url: str) -> str:
     start, mark, query = url.partition("?")
     shown = "&".join(_hidden_pair(pair) for pair in query.split("&"))
     return _without_password(start) + mark + (shown if query else "")
+
+
+def redact(text: str) -> str:
+    """A text without passwords in URLs and without the values of environment variables that hold secrets."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            text = text.replace(value, _HIDDEN)
+    return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 def without_secrets(data: dict[str, Any]) -> dict[str, Any]:

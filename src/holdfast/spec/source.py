@@ -4,75 +4,197 @@ A function's fingerprint covers its file and every local module that file import
 layout do not count: what is digested is the file's tokens, so that a new comment reruns nothing, while a changed
 docstring, which a program can read, does. Local is what lies beside the file, in the eval's folder, or elsewhere on
 Python's path (PYTHONPATH, editable installs); the standard library and installed packages are not followed.
+
+Reading has limits: code that changes `sys.path` or imports by a computed name may import files that reading does not
+find. A `Scan` says where it met such code, so that callers can look at what was really imported, or say so.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import shutil
 import sys
 import sysconfig
 import tokenize
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
+_COMPUTED: Final = frozenset(
+    {"import_module", "__import__", "spec_from_file_location", "SourceFileLoader", "exec_module", "load_module"}
+    | {"run_path", "run_module", "addsitedir", "iter_modules", "walk_packages", "exec"}
+)
+"""names of functions that import, or run, what only the running program knows"""
+_INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
+
+ADDED_TO_PATH: Final[set[str]] = set()
+"""entries of `sys.path` that come from loading users' files; they do not count when other files are read, or a
+fingerprint would depend on what this process has loaded before"""
+
+
+class _Import(NamedTuple):
+    level: int
+    """of a relative import, the number of dots; else 0"""
+    parts: tuple[str, ...]
+    is_module: bool
+    """False: the last part may as well be a name inside the module"""
+
+
+class _Parsed(NamedTuple):
+    digest: str
+    imports: tuple[_Import, ...]
+    computed: int | None
+    """the first line from which the file may import what reading does not show"""
+
+
+@dataclass
+class Scan:
+    """A Python file and the local modules it imports, as far as reading shows them."""
+
+    files: dict[Path, str] = field(default_factory=dict)
+    """digests, in the order in which the files were found"""
+    digests: dict[str, str] = field(default_factory=dict)
+    """the same by names relative to where the files were found, sorted"""
+    computed: str | None = None
+    """`file.py:3`, where code is that may import more than reading shows"""
+    unresolved: bool = False
+    """an imported module was found nowhere"""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether importing the file may bring in more than reading shows."""
+        return self.unresolved or self.computed is not None
+
+
+def scan(
+    entry: Path,
+    folder: Path,
+    lookup: Callable[[tuple[str, ...]], list[Path]] = lambda _: [],
+    more: Iterable[Path] = (),
+    text: str | None = None,
+) -> Scan:
+    """Read `entry` and, directly or not, every local module that it imports.
+
+    `folder` is the eval file's: modules are looked for there and beside the entry file. `lookup` is asked for modules
+    that are found in neither place nor on Python's path; `more` are further files that are known to belong to it.
+    `text` is the source where `entry` names no file.
+    """
+    found = Scan()
+    entry = entry.resolve()
+    roots = list(dict.fromkeys([entry.parent, _package_root(entry), folder.resolve()]))
+    waiting = [*more, entry]
+    while waiting:
+        path = waiting.pop()
+        if path in found.files:
+            continue
+        parsed = _parsed_file(path, text if path == entry else None)
+        found.files[path] = parsed.digest
+        if parsed.computed is not None and found.computed is None:
+            found.computed = f"{path.name}:{parsed.computed}"
+        for imported in parsed.imports:
+            files = _files_of(imported, path, roots)
+            if files is None:
+                files = lookup(imported.parts)
+                found.unresolved |= imported.is_module and not files
+            waiting.extend(files)
+    for path, digest in found.files.items():
+        name = path.name if path == entry else _relative(path, [*roots, _package_root(path)])
+        while name in found.digests:  # two files of one name, found from different places, both count
+            name = f"../{name}"
+        found.digests[name] = digest
+    found.digests = dict(sorted(found.digests.items()))
+    return found
 
 
 def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
-    """Digests of `entry` and the local modules it imports, by their names relative to where they are found.
-
-    `folder` is the eval file's: modules are looked for there and beside the entry file.
-    """
-    found: dict[str, str] = {}
-    roots = _roots(entry, folder)
-    for path, text in _sources(entry, folder):
-        name = path.name if path == entry.resolve() else _relative(path, [*roots, _package_root(path)])
-        while name in found:  # two files of one name, found from different places, both count
-            name = f"../{name}"
-        found[name] = digest_bytes(_tokens(text))
-    return dict(sorted(found.items()))
+    """Digests of `entry` and the local modules it imports, by their names relative to where they are found."""
+    return scan(entry, folder).digests
 
 
 def source_files(entry: Path, folder: Path) -> list[Path]:
     """`entry` and the local modules it imports."""
-    return [path for path, _ in _sources(entry, folder)]
+    return list(scan(entry, folder).files)
 
 
-def _roots(entry: Path, folder: Path) -> list[Path]:
-    return list(dict.fromkeys([entry.parent.resolve(), _package_root(entry.resolve()), folder.resolve()]))
-
-
-def _sources(entry: Path, folder: Path) -> Iterator[tuple[Path, str]]:
-    roots, waiting, seen = _roots(entry, folder), [entry.resolve()], set()
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        text = _read(path)
-        yield path, text
-        waiting.extend(_imported(ast.parse(text), path, roots))
-
-
-def files_behind(folder: Path, argument: str) -> dict[str, str]:
-    """The content of an argument that names a file in the eval's folder; of a Python program, also what it imports."""
-    path = named_file(folder, argument)
+def source_digest(path: Path) -> str | None:
+    """The digest of one file's code; None where it cannot be read any more."""
     try:
-        if path is None:
-            return {}
-        if path.suffix == ".py":
-            return source_fingerprint(path, folder)
-        return {argument: digest_bytes(path.read_bytes())}
-    except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+        return _parsed_file(path, None).digest
+    except ConfigError:
+        return None
+
+
+def command_files(folder: Path, command: Sequence[str]) -> dict[str, str]:
+    """The content of the files that a command names in the eval's folder; of Python programs also what they import.
+
+    `python -m package` names files as well.
+    """
+    behind: dict[str, str] = {}
+    for argument in command:
+        path = named_file(folder, argument)
+        if path is not None and path.suffix != ".py":
+            try:
+                behind[argument] = digest_bytes(path.read_bytes())
+            except OSError as error:
+                raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+    for program in _programs(folder, command):
+        behind |= program.digests
+    return behind
+
+
+def computed_imports(folder: Path, command: Sequence[str]) -> list[str]:
+    """The places, as `file.py:3`, in a command's Python programs that may import more than reading shows."""
+    return [program.computed for program in _programs(folder, command) if program.computed is not None]
+
+
+def _programs(folder: Path, command: Sequence[str]) -> Iterator[Scan]:
+    for argument in command:
+        path = named_file(folder, argument)
+        if path is not None and path.suffix == ".py":
+            yield scan(path, folder)
+    text = _interpreted(command)
+    if text is not None and _is_python(text):
+        # The words themselves are arguments, and so in the key already; here is what they import.
+        found = scan(folder / "<string>", folder, text=text)
+        del found.digests["<string>"]
+        yield found
+
+
+def _interpreted(command: Sequence[str]) -> str | None:
+    """The code that a command has Python run by `-m` or `-c`, if it does; for `-m`, the import that does the same."""
+    words = iter(command)
+    if not any(_INTERPRETER.fullmatch(Path(word).name) for word in words):
+        return None
+    for word in words:
+        if word in ("-X", "-W"):
+            next(words, None)
+        elif match := re.fullmatch(r"-[A-Za-z]*?([mc])(.*)", word, re.DOTALL):
+            value = match[2] or next(words, "")
+            if "{{" in value or (match[1] == "m" and not all(map(str.isidentifier, value.split(".")))):
+                return None
+            return value if match[1] == "c" else f"import {value}.__main__"
+        elif not word.startswith("-"):
+            return None
+    return None
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False  # it fails when it is run, with Python's own message
+    return True
 
 
 def named_file(folder: Path, argument: str) -> Path | None:
@@ -126,21 +248,46 @@ def check_program(
         raise ConfigError([Problem(where, said)], remedy=remedy)
 
 
-def _read(path: Path) -> str:
+def _parsed_file(path: Path, text: str | None) -> _Parsed:
     try:
-        with tokenize.open(path) as file:
-            text = file.read()
-        ast.parse(text)
+        if text is None:
+            with tokenize.open(path) as file:
+                text = file.read()
+        return _parsed(text)
     except FileNotFoundError:
         raise ConfigError([Problem(str(path), "no such file")]) from None
     except SyntaxError as error:
         raise ConfigError([Problem(f"{path}:{error.lineno or 1}", f"not valid Python: {error.msg}")]) from error
     except (OSError, ValueError) as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
-    return text
 
 
-def _tokens(text: str) -> bytes:
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> _Parsed:
+    """Remembered by content: an eval with many tools reads the same modules for each of them."""
+    imports: list[_Import] = []
+    computed: list[int] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imports += [_Import(0, tuple(alias.name.split(".")), True) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = tuple(node.module.split(".")) if node.module else ()
+            imports.append(_Import(node.level, parts, True))
+            imports += [_Import(node.level, (*parts, alias.name), False) for alias in node.names]
+            if node.module == "sys" and any(alias.name == "path" for alias in node.names):
+                computed.append(node.lineno)
+        elif isinstance(node, ast.Attribute) and node.attr == "path":
+            if isinstance(node.value, ast.Name) and node.value.id == "sys":
+                computed.append(node.lineno)
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in _COMPUTED and (name != "exec" or isinstance(node.func, ast.Name)):
+                computed.append(node.lineno)
+    return _Parsed(digest_bytes(token_bytes(text)), tuple(imports), min(computed, default=None))
+
+
+def token_bytes(text: str) -> bytes:
+    """What of a source text counts: its tokens, without comments and layout."""
     lines = text.splitlines(keepends=True)
     parts: list[str] = []
     opened: tuple[int, int] | None = None
@@ -183,53 +330,61 @@ def _relative(path: Path, roots: list[Path]) -> str:
     return path.name
 
 
-def _imported(tree: ast.AST, path: Path, roots: list[Path]) -> Iterator[Path]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _absolute(alias.name.split("."), roots)
-        elif isinstance(node, ast.ImportFrom):
-            parts = node.module.split(".") if node.module else []
-            names = [parts, *([*parts, alias.name] for alias in node.names)]
-            if node.level:
-                folder = path.parent
-                for _ in range(node.level - 1):
-                    folder = folder.parent
-                for name in names:
-                    yield from _modules(name, [folder])
-            else:
-                for name in names:
-                    yield from _absolute(name, roots)
+def _files_of(imported: _Import, path: Path, roots: list[Path]) -> list[Path] | None:
+    """The local files behind an import; None where the module is found nowhere at all."""
+    if imported.level:
+        folder = path.parent
+        for _ in range(imported.level - 1):
+            folder = folder.parent
+        return list(_modules(imported.parts, [folder]))
+    files = list(_modules(imported.parts, roots))
+    if files:
+        return files
+    elsewhere = _elsewhere(imported.parts[0])
+    return None if elsewhere is None else list(_modules(imported.parts, elsewhere))
 
 
-def _absolute(parts: list[str], roots: list[Path]) -> Iterator[Path]:
-    """The files of `a.b.c`: from the roots, else from where Python would take them, if that is somebody's own code."""
-    files = list(_modules(parts, roots))
-    yield from files or _modules(parts, _elsewhere(parts[0]))
+def _elsewhere(name: str) -> list[Path] | None:
+    """The folders on Python's path that hold a module which is neither Python's, nor installed, nor ours.
 
-
-def _elsewhere(name: str) -> list[Path]:
-    """The folders on Python's path that hold a module which is neither Python's, nor installed, nor ours."""
+    None where no module of that name is found.
+    """
     if name == "holdfast" or name in sys.stdlib_module_names:
         return []
-    for finder in sys.meta_path:  # not `importlib.util.find_spec`, which looks at what is imported first
-        try:
-            spec = finder.find_spec(name, None)
-        except Exception:  # noqa: S112 - a finder of somebody's; what it cannot find, importing will tell
-            continue
-        if spec is not None:
-            places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
-            return [place.parent.resolve() for place in places if place.exists() and not _is_installed(place)]
-    return []
+    path = tuple(entry for entry in sys.path if entry not in ADDED_TO_PATH)
+    finders = tuple(sys.meta_path)
+    if (name, path, finders) not in _found_elsewhere:
+        for finder in finders:  # not `importlib.util.find_spec`, which looks at what is imported first
+            try:
+                spec = finder.find_spec(name, list(path) if finder is PathFinder else None)
+            except Exception:  # noqa: S112 - a finder of somebody's; what it cannot find, importing will tell
+                continue
+            if spec is not None:
+                places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
+                local = [place.parent.resolve() for place in places if place.exists() and not is_installed(place)]
+                _found_elsewhere[name, path, finders] = local
+                break
+        else:
+            return None  # not remembered: the file may be written later
+    return _found_elsewhere[name, path, finders]
 
 
-def _is_installed(path: Path) -> bool:
-    known = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-    inside = any(path.is_relative_to(place) for place in known if place)
+_found_elsewhere: dict[tuple[str, tuple[str, ...], tuple[object, ...]], list[Path]] = {}
+
+
+@cache
+def _installed_places() -> tuple[str, ...]:
+    places = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(place for place in places if place)
+
+
+def is_installed(path: Path) -> bool:
+    """Whether a file is Python's own or an installed package's."""
+    inside = any(path.is_relative_to(place) for place in _installed_places())
     return inside or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
-def _modules(parts: list[str], roots: list[Path]) -> Iterator[Path]:
+def _modules(parts: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
     """The files that importing `a.b.c` would run, where they are local; a folder without `__init__.py` is passed."""
     for root in roots:
         folder, files = root, []

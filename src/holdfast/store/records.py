@@ -133,6 +133,8 @@ class ErrorRecord(Struct, frozen=True):
     """True when no further attempt followed in that process"""
     usage: Usage | None = None
     """what it used all the same, where that is known"""
+    traceback: str | UnsetType = UNSET
+    """of the user's code that raised, where one did"""
 
 
 class Step(Struct, frozen=True):

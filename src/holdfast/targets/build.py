@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.functions import function_source
 from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import files_behind
+from holdfast.spec.source import command_files
 from holdfast.targets.endpoints import base_urls
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, tools_identity
@@ -57,24 +57,21 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             return {"kind": "model", **identity}
         case PythonTarget() as block:
             where = spec.document.where
-            name, files = function_source(block.python, spec.folder, where(("target", "python")))
+            name, files = function_source(block.python, spec.folder, where(("target", "python")), spec.functions)
             identity = {"function": name, "source": files, "params": block.params, "version": block.version}
             if block.tools:
                 identity["tools"] = tools_identity(block.tools, spec)
             if block.state is not None:
                 for key, hook in (("save", block.state.save), ("restore", block.state.restore)):
-                    files |= function_source(hook, spec.folder, where(("target", "state", key)))[1]
+                    files |= function_source(hook, spec.folder, where(("target", "state", key)), spec.functions)[1]
             return {"kind": "python", **identity}
         case HttpTarget() as block:
             identity = block.model_dump(include={"http", "request", "response", "version"})
             return {"kind": "http", **identity, "http": shown_url(block.http)}
         case CommandTarget() as block:
-            behind: dict[str, str] = {}
-            for argument in block.command:
-                behind |= files_behind(spec.folder, argument)
             identity = block.model_dump(include={"command", "stdin", "version"})
             later = {"env", "working_directory", "path"}
             identity |= block.model_dump(include=later, exclude_defaults=True)
-            return {"kind": "command", **identity, "files": behind}
+            return {"kind": "command", **identity, "files": command_files(spec.folder, block.command)}
         case MockTarget() as block:
             return {"kind": "mock", **block.model_dump()}

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault, UsageError
-from holdfast.functions import Function, load_function, said_with_place
+from holdfast.functions import Function, load_function, user_error
 from holdfast.spec.fields import ModelTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
@@ -104,7 +104,7 @@ class PythonFunction:
         def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
             where = spec.document.where(("target", *key))
             found = spec.functions.get(reference) or load_function(reference, spec.folder, where)
-            return Function(found, offered, where)
+            return Function(found, offered, where, takes_fields=offered is OFFERED)
 
         self._block = block
         self._prices = spec.prices
@@ -117,6 +117,11 @@ class PythonFunction:
         self._opening = asyncio.Lock()
         self._proxy: Proxy | None = None
         self._opened = AsyncExitStack()
+
+    @property
+    def function(self) -> Function:
+        """The user's function."""
+        return self._function
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
@@ -149,7 +154,7 @@ class PythonFunction:
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
-            raise AttemptError("agent", said_with_place(error)) from error
+            raise user_error("agent", error) from error
         finally:
             if proxy is not None and calls is not None:
                 proxy.dismiss(calls)
@@ -163,6 +168,7 @@ class PythonFunction:
             "messages": [dict(message) for message in turn.messages],
             "sample": dict(turn.sample.fields),
             "context": context,
+            **self._function.of_row(turn.sample.fields, "agent"),
         }
         reply = _as_reply(await self._function(offered))
         return reply if self._save is None else replace(reply, state=await self._save({"context": context}))

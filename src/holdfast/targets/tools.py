@@ -19,7 +19,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, function_source, load_function, said_with_place
 from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import files_behind
+from holdfast.spec.source import command_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -222,14 +222,12 @@ def _tool_identity(block: ToolBlock, spec: Eval, number: int) -> dict[str, Any]:
     version = {} if block.version is None else {"version": block.version}
     if block.python is not None:
         where = spec.document.where(("target", "tools", number, "python"))
-        name, source = function_source(block.python, spec.folder, where)
+        name, source = function_source(block.python, spec.folder, where, spec.functions)
         return {"function": name, "source": source, **version}
     if block.scripted is not None:
         return {"scripted": block.scripted.model_dump(), **version}
     assert block.mcp is not None
-    behind: dict[str, str] = {}
-    for argument in block.mcp.command:
-        behind |= files_behind(spec.folder, argument)
+    behind = command_files(spec.folder, block.mcp.command)
     server: dict[str, Any] = {"command": block.mcp.command, "env": block.mcp.env, "files": behind}
     if block.mcp.url is not None:
         server = {"url": shown_url(block.mcp.url)}

@@ -1,0 +1,38 @@
+"""What keys do not cover of an eval's code, said before a run: a change there would not be noticed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.functions.loading import unseen_imports
+from holdfast.spec.fields import CommandTarget
+from holdfast.spec.file_fields import ProgramGrader
+from holdfast.spec.source import computed_imports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
+
+def unseen_code(spec: Eval) -> Iterator[str]:
+    """Each program, and each function's file that is loaded, of which something is not in the key, in words."""
+    for location, command in _commands(spec):
+        for place in dict.fromkeys(computed_imports(spec.folder, command)):
+            yield (
+                f"{spec.document.where(location)}: {place} changes sys.path, or imports modules by names that it "
+                "computes: modules found only that way are not part of the key. After a change of one, use --fresh."
+            )
+    yield from unseen_imports()
+
+
+def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:
+    if isinstance(spec.target, CommandTarget):
+        yield ("target", "command"), spec.target.command
+    for number, tool in enumerate(getattr(spec.target, "tools", ())):
+        if tool.mcp is not None:
+            yield ("target", "tools", number, "mcp", "command"), tool.mcp.command
+    for location, grader in spec.placed_graders():
+        if isinstance(grader, ProgramGrader):
+            yield (*location, "command"), (grader.command, *grader.args)

@@ -1,0 +1,171 @@
+"""Calling users' functions: with the values that their parameters name, and never trusted.
+
+A synchronous function runs in a daemon thread, so that a function that never returns can be given up on and
+does not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.spec.secrets import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from holdfast.errors import AttemptKind
+
+_OURS: Final = Path(__file__).parents[1]
+_LONGEST_TRACE: Final = 8000
+
+
+class Function:
+    """A user's function and the parameters it asks for."""
+
+    def __init__(
+        self, function: Callable[..., Any], offered: tuple[str, ...], where: str, *, takes_fields: bool = False
+    ) -> None:
+        """Refuse a function that cannot be called with what it is offered.
+
+        With `takes_fields`, further parameters without a default are fields of the row: they are listed in `fields`.
+        """
+        self._function = function
+        self.offered = offered
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self.names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        self.required = [
+            parameter.name
+            for parameter in parameters
+            if parameter.name in self.names and parameter.default is parameter.empty
+        ]
+        self.fields = [name for name in self.required if name not in offered]
+        if self.fields and not takes_fields:
+            said = f"the function asks for {', '.join(self.fields)}; it can have {', '.join(offered)}"
+            raise ConfigError([Problem(where, said)])
+        call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+    def __str__(self) -> str:
+        """`reply (agent.py:12)`, for messages."""
+        plain = inspect.unwrap(self._function)
+        code = getattr(plain, "__code__", None) or getattr(getattr(plain, "__call__", None), "__code__", None)  # noqa: B004
+        name = getattr(plain, "__name__", type(plain).__name__)
+        return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+    def takes(self, name: str) -> bool:
+        """Whether it asks for a value."""
+        return self.takes_all or name in self.names
+
+    def lacking(self, fields: Collection[str]) -> list[str]:
+        """The parameters for which a row with these fields has no value."""
+        return [name for name in self.fields if name not in fields]
+
+    def of_row(self, fields: Mapping[str, Any], kind: AttemptKind) -> dict[str, Any]:
+        """The values that it takes from a row; an AttemptError where the row has none."""
+        if lacking := self.lacking(fields):
+            raise AttemptError(kind, f"{self} asks for {', '.join(lacking)}, which this row does not have", retry=False)
+        return {name: fields[name] for name in self.fields}
+
+    async def __call__(self, offered: Mapping[str, Any]) -> Any:
+        """Call it with those of the offered values it names."""
+        arguments = dict(offered) if self.takes_all else {name: offered[name] for name in self.names if name in offered}
+        try:
+            if self._is_async:
+                return await self._function(**arguments)
+            result = await _in_thread(functools.partial(self._function, **arguments))
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:  # it may leave its own work, but not take the run with it
+            raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
+        except KeyboardInterrupt as error:  # a real one never comes out of a function: the run has its own handler
+            raise RuntimeError(f"the function raised KeyboardInterrupt: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled us: it leaked out of the function, and would end the worker without a word.
+            raise RuntimeError("the function was cancelled from inside") from error
+
+
+def said_with_place(error: BaseException) -> str:
+    """An exception of a user's code with the line of theirs that raised it: `agent.py:12: ValueError: odd`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if not _is_ours(frame)), None)
+    where = f"{Path(place.filename).name}:{place.lineno}: " if place is not None else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def user_error(
+    kind: AttemptKind, error: BaseException, message: str | None = None, *, retry: bool = True
+) -> AttemptError:
+    """An exception of a user's code as a failed attempt, with its traceback."""
+    failed = AttemptError(kind, redact(message or said_with_place(error)), retry=retry)
+    failed.traceback = redact(_trace(error))
+    return failed
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback without our own frames; of a long one the beginning and the end."""
+    whole = part = traceback.TracebackException.from_exception(error)
+    seen: list[traceback.TracebackException] = []
+    while part is not None and part not in seen:
+        seen.append(part)
+        part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame)])
+        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)  # type: ignore[assignment]
+    text = "".join(whole.format()).strip()
+    if len(text) <= _LONGEST_TRACE:
+        return text
+    return f"{text[: _LONGEST_TRACE // 4]}\n…\n{text[-_LONGEST_TRACE * 3 // 4 :]}"
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return Path(frame.filename).is_relative_to(_OURS)
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return  # given up on
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, StopIteration):
+            future.set_exception(_instead_of(error, "the function raised StopIteration"))
+        elif isinstance(error, SystemExit):
+            future.set_exception(_instead_of(error, f"the function called sys.exit({error.code!r})"))
+        elif not isinstance(error, Exception):
+            future.set_exception(_instead_of(error, f"the function raised {type(error).__name__}: {error}"))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="holdfast-function", daemon=True).start()
+    return await future
+
+
+def _instead_of(error: BaseException, message: str) -> RuntimeError:
+    """An exception that a future can hold, caused by one that it cannot."""
+    held = RuntimeError(message)
+    held.__cause__ = error
+    return held

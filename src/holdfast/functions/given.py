@@ -1,0 +1,301 @@
+"""Functions that are handed over from Python: which reference stands for them, and what identifies them.
+
+A function of a file is identified by the file's code, as in an eval file, and by the values that it carries along:
+closed-over ones, and the state of the object whose method it is. A function that was typed into a notebook or an
+interpreter has no file. Its own code identifies it, together with what it uses of the session: functions and classes
+that were typed in as well, modules that are files of the user's, and global variables with plain values (text, numbers,
+lists, mappings). What cannot be covered is listed in `Given.uncovered`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+import re
+import sys
+import textwrap
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.canonical import digest, digest_bytes
+from holdfast.errors import UsageError
+from holdfast.functions.loading import compiled, imported_files, is_what_the_file_says, module_is_current, users_file
+from holdfast.spec.fields import SESSION
+from holdfast.spec.source import scan, token_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_CHANGES: Final = frozenset(
+    {"append", "add", "update", "setdefault", "pop", "popitem", "extend", "insert", "clear", "remove", "discard"}
+)
+"""methods that change the list or mapping they belong to"""
+
+
+@dataclass
+class Given:
+    """Functions that stand in no eval file, by the references that stand for them."""
+
+    functions: dict[str, Any] = field(default_factory=dict)
+    uncovered: list[str] = field(default_factory=list)
+    """what functions use of the session that is not part of their identity, in words"""
+
+    def take(self, function: Callable[..., Any]) -> tuple[str, str | None]:
+        """Take a function: the reference that stands for it, and the version that marks what it carries along."""
+        if isinstance(function, functools.partial):
+            raise UsageError(
+                "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
+                remedy="Write a function that calls it.",
+            )
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        file = None if any(map(_is_typed, _layers(function))) else _file(function)
+        carried = _carried(function)
+        if file is None:
+            session = _Session()
+            carried["session"] = session.of(_plain(function), *_layers(function)[:-1])
+            if session.uncovered:
+                self.uncovered.append(
+                    f"{name} uses {', '.join(session.uncovered)}, which its key does not cover: a change there is not "
+                    "noticed. Pass `fresh=True`, or change the function, to run again."
+                )
+        elif not is_what_the_file_says(function, file):
+            raise _changed_since(file, name)
+        place = SESSION if file is None else f"{file}:"
+        reference = base = place + name.replace(".<locals>", "").replace("<lambda>", "lambda_")
+        number = 1
+        while self.functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
+            number += 1
+            reference = f"{base}_{number}"
+        return reference, digest(carried) if carried else None
+
+
+def _changed_since(file: str, name: str) -> UsageError:
+    return UsageError(
+        f"{file} has changed since {name} was imported from it",
+        remedy="Import it again (importlib.reload, or restart Python), so that what runs is what is read.",
+    )
+
+
+def _plain(function: Callable[..., Any]) -> Any:
+    """What holds the code: the function behind decorators and methods, or the class of a callable object."""
+    plain = inspect.unwrap(function)
+    if inspect.ismethod(plain):
+        owner = plain.__self__
+        return owner if inspect.isclass(owner) else type(owner)
+    return plain if inspect.isroutine(plain) else type(plain)
+
+
+def _layers(value: Any) -> list[Any]:
+    """A function and those that its decorators wrap, innermost last."""
+    layers = [value]
+    while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and inner not in layers:
+        layers.append(inner)
+    return layers
+
+
+def _file(function: Callable[..., Any]) -> str | None:
+    """The file that a function is defined in; None where it was typed in."""
+    plain = inspect.unwrap(function)
+    code = getattr(plain, "__code__", None)
+    try:
+        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
+    except (TypeError, OSError):
+        file = None
+    if file is not None and Path(file).is_file():
+        return file
+    if code is None and not _typed_in(type(plain)):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise UsageError(
+            f"{name} is not written in Python, so a change of it could not be noticed",
+            remedy="Write a function that calls it.",
+        )
+    return None
+
+
+def _typed_in(value: Any) -> bool:
+    """Whether a class or function was typed into a notebook or an interpreter, or made by `exec`."""
+    if isinstance(value, FunctionType):
+        return not Path(value.__code__.co_filename).is_file()
+    if getattr(value, "__module__", None) != "__main__":
+        return False
+    own = [inner for inner in vars(value).values() if isinstance(inner, FunctionType)]
+    return any(map(_typed_in, own)) if own else not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()
+
+
+def _carried(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function brings beside its source: closed-over values, or the object whose method it is."""
+    plain = inspect.unwrap(function)
+    values: dict[str, Any] = {}
+    owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
+    if owner is not None and not inspect.ismodule(owner) and not inspect.isclass(owner):
+        values |= {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
+    code = getattr(plain, "__code__", None)
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=True):
+        with suppress(ValueError):  # not filled yet
+            values[name] = cell.cell_contents
+    values = {name: value for name, value in values.items() if not (callable(value) or inspect.ismodule(value))}
+    if code is not None and "<" in code.co_qualname:
+        values["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
+    if not _is_json(values):
+        raise UsageError(
+            f"{getattr(function, '__qualname__', function)} carries {', '.join(values)}, and a change of these could "
+            "not be noticed",
+            remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
+        )
+    return values
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _code_digest(code: CodeType) -> str:
+    constants = [_code_digest(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
+    return digest([code.co_code.hex(), list(code.co_names), constants])
+
+
+def _constant(value: Any) -> str:
+    """A constant of compiled code as text; the order of a set of texts is another in each process."""
+    if isinstance(value, frozenset) and not all(isinstance(inner, int) for inner in value):
+        return f"frozenset({sorted(map(repr, value))})"
+    return repr(value)
+
+
+class _Session:
+    """What a typed-in function is made of, followed through what it uses of its session."""
+
+    def __init__(self) -> None:
+        self.uncovered: list[str] = []
+        self._parts: dict[str, Any] = {}
+        self._seen: list[Any] = []
+
+    def of(self, *values: Any) -> dict[str, Any]:
+        """Digests of all that functions or classes depend on, by name."""
+        for value in values:
+            self._add(getattr(value, "__qualname__", type(value).__qualname__), value)
+        return self._parts
+
+    def _add(self, name: str, value: Any) -> None:
+        if any(value is known for known in self._seen):
+            return
+        self._seen.append(value)
+        if isinstance(value, ModuleType) or not _is_typed(value):
+            self._add_imported(name, value)
+        elif isinstance(value, type):
+            self._add_class(name, value)
+        else:
+            self._add_function(name, value)
+
+    def _add_function(self, name: str, function: FunctionType) -> None:
+        text, tree = _source(function)
+        code = function.__code__
+        while name in self._parts:
+            name += "'"  # another one of this name: a wrapper of it, say
+        self._parts[name] = _code_digest(code) if text is None else digest_bytes(token_bytes(text))
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if callable(default):
+                self._add(f"{name}.{getattr(default, '__qualname__', '')}", default)
+        changed = set() if tree is None else set(_changed_names(tree))
+        for used in dict.fromkeys(_globals_used(code)):
+            if used in function.__globals__ and used not in changed:
+                self._add_global(used, function.__globals__[used])
+            elif used in changed:
+                self.uncovered.append(used)
+        for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not filled yet
+                if callable(cell.cell_contents):
+                    self._add_global(free, cell.cell_contents)
+
+    def _add_class(self, name: str, kind: type) -> None:
+        for base in kind.__mro__[1:]:
+            if _is_typed(base):
+                self._add(base.__qualname__, base)
+        for attribute, value in vars(kind).items():
+            inner = inspect.unwrap(getattr(value, "__func__", None) or getattr(value, "fget", None) or value)
+            if isinstance(inner, FunctionType):
+                self._add(f"{name}.{attribute}", inner)
+            elif not attribute.startswith("__") and _is_json(value):
+                self._parts[f"{name}.{attribute}"] = _value_digest(value)
+
+    def _add_global(self, name: str, value: Any) -> None:
+        *wrappers, plain = _layers(value) if callable(value) else [value]
+        for wrapper in wrappers:
+            self._add(name, wrapper)
+        if isinstance(plain, ModuleType | FunctionType | type):
+            self._add(name, plain)
+        elif isinstance(plain, re.Pattern):
+            self._parts[name] = digest([repr(plain.pattern), plain.flags])
+        elif _is_json(plain):
+            self._parts[name] = _value_digest(plain)
+        elif type(plain).__module__ == "typing":
+            self._parts[name] = digest(repr(plain))
+        elif not inspect.isroutine(plain):
+            self.uncovered.append(name)
+
+    def _add_imported(self, name: str, value: Any) -> None:
+        """A module, or what was imported from one: users' own files count as they do for functions of a file."""
+        module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
+        if module is None or (file := users_file(module)) is None:
+            return
+        if not module_is_current(module, file):
+            raise _changed_since(str(file), module.__name__)
+        self._parts[f"{name} of {module.__name__}"] = digest(scan(file, file.parent, imported_files).digests)
+
+
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, FunctionType | type) and _typed_in(value)
+
+
+def _value_digest(value: Any) -> str:
+    """The digest of a plain value; sets are sorted, since their order is another in each process."""
+    return digest_bytes(msgspec.json.encode(value, order="deterministic"))
+
+
+def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
+    """A function's source where Python still has it, and what it parses to. A lambda's line holds more than itself."""
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        tree = ast.parse(text)
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None, None
+    if function.__name__ == "<lambda>" or not any(compiled(text, function.__code__)):
+        return None, None  # what was typed in later under the same name, say
+    return text, tree
+
+
+def _globals_used(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_used(constant)
+
+
+def _changed_names(tree: ast.AST) -> Iterator[str]:
+    """Variables that a function visibly changes: a counter or a cache of its own is no part of what it is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            yield from _root_name(node.func.value)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield from _root_name(node.value)
+
+
+def _root_name(node: ast.AST) -> Iterator[str]:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id

@@ -1,0 +1,260 @@
+"""Users' functions by `file.py:name`: found, loaded once, and fingerprinted.
+
+A file is loaded once in a process, whatever it does to `sys.path` and however many of its functions are used, and so
+are the modules that it imports: all functions see the same global variables. It is loaded again only when its code, or
+that of a module it imports, has changed on disk.
+
+Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded and what
+was really imported is added.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.functions.calling import said_with_place
+from holdfast.spec.fields import SESSION
+from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
+    """`agent.py:reply` as a file and a name in it."""
+    file, _, name = reference.rpartition(":")
+    return folder / Path(file).expanduser(), name
+
+
+def function_source(
+    reference: str, folder: Path, where: str, functions: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, str]]:
+    """A function's name and the digests of its code; `where` is the place in the eval file, for messages.
+
+    `functions` are those that were handed over from Python, whose files are loaded already. The code of a function that
+    was typed in is in no file; `functions.given` has put its digest into `version`.
+    """
+    if reference.startswith(SESSION):
+        return reference.rpartition(":")[2], {}
+    path, name = _found(reference, folder, where)
+    read = scan(path, folder)
+    if not read.doubtful:
+        return name, read.digests
+    if functions and reference in functions:
+        return name, scan(path, folder, imported_files).digests
+    try:
+        return name, _loaded(path.resolve(), folder).scan.digests
+    except Exception:  # the file is the user's; whoever calls the function gets this error from `load_function`
+        return name, read.digests
+
+
+def _found(reference: str, folder: Path, where: str) -> tuple[Path, str]:
+    path, name = split_reference(reference, folder)
+    if reference.startswith(SESSION):
+        raise ConfigError(
+            [Problem(where, f"{name} was typed into a notebook or an interpreter, and is in no file")],
+            remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",
+        )
+    if not is_file(path):
+        raise ConfigError(
+            [Problem(where, f"{path}: no such file")],
+            remedy=f"Name the function as FILE.py:NAME, the file relative to {folder}.",
+        )
+    return path, name
+
+
+def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any]:
+    """Import the file and take the function; `where` is the place in the eval file, for messages."""
+    path, name = _found(reference, folder, where)
+    try:
+        module = found = _loaded(path.resolve(), folder).module
+    except ConfigError:
+        raise
+    except Exception as error:  # the file is the user's: whatever it raises is theirs to see
+        said = f"{path} cannot be imported: {said_with_place(error)}"
+        missing = isinstance(error, ModuleNotFoundError)
+        remedy = f"Install it for {sys.executable}, or put it beside the file." if missing else None
+        raise ConfigError([Problem(where, said)], remedy=remedy) from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ConfigError([Problem(where, f"{path} has no function {name!r}")], remedy=_instead(module, name)) from None
+    if not callable(found):
+        raise ConfigError([Problem(where, f"{name!r} in {path} is not a function")], remedy=_instead(module, name))
+    return found  # type: ignore[no-any-return]
+
+
+def _instead(module: Any, name: str) -> str:
+    """What a file has instead of the function that was named."""
+    import difflib
+
+    own = [
+        known
+        for known, value in vars(module).items()
+        if callable(value) and known[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    ]
+    close = difflib.get_close_matches(name, own, n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"It has: {', '.join(own)}." if own else "It has no functions at all."
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A user's file that is loaded, with the code that it was loaded with."""
+
+    module: Any
+    scan: Scan
+    """the file, and all that it was seen to import"""
+    unseen: tuple[Path, ...]
+    """of these, what is not part of fingerprints: reading showed neither the file nor that one may be missing"""
+
+    @property
+    def is_current(self) -> bool:
+        return all(source_digest(path) == digest for path, digest in self.scan.files.items())
+
+
+_modules: dict[Path, _Loaded] = {}
+_digests: dict[Path, str] = {}
+"""the code of users' modules as it was when they were imported"""
+
+
+def unseen_imports() -> list[str]:
+    """Say of each loaded file which modules it imports that are not part of its fingerprint."""
+    return [
+        f"{path.name} imports {', '.join(str(file) for file in loaded.unseen)} in a way that reading its code does not "
+        "show: a change there is not noticed. Import it in the file itself, or change `version` with it."
+        for path, loaded in _modules.items()
+        if loaded.unseen
+    ]
+
+
+def _loaded(path: Path, folder: Path) -> _Loaded:
+    """The file as it is now, loaded at most once."""
+    known = _modules.get(path)
+    if known is not None and known.is_current:
+        return known
+    read = scan(path, folder)
+    _forget_stale(path, read, known)
+    entries, names = set(sys.path), set(sys.modules)
+    sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
+    try:
+        module = _imported_already(path) if known is None else None
+        if module is None:
+            module = _execute(path)
+    finally:
+        ADDED_TO_PATH.update(set(sys.path) - entries)
+    more = [file for name in set(sys.modules) - names if (file := users_file(sys.modules[name])) is not None]
+    complete = scan(path, folder, imported_files, sorted(set(more) - read.files.keys()))
+    unseen = () if read.doubtful else tuple(file for file in complete.files if file not in read.files)
+    _digests.update(complete.files)
+    _modules[path] = _Loaded(module, complete, unseen)
+    return _modules[path]
+
+
+def _imported_already(path: Path) -> Any:
+    """The script that runs us, or something it has imported, must not run a second time, unless it has changed."""
+    for name in (path.stem, "__main__"):
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is None or not file or Path(file).resolve() != path:
+            continue
+        if module_is_current(module, path):
+            return module
+        if name == "__main__":
+            raise ImportError("it has changed since this process was started with it: start it again")
+    return None
+
+
+def _execute(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module  # so that dataclasses and pickles inside it work
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as error:
+        sys.modules.pop(path.stem, None)
+        raise ImportError(f"it calls sys.exit({error.code!r}) when it is imported") from error
+    except BaseException:
+        sys.modules.pop(path.stem, None)  # not half of it, the next time
+        raise
+    finally:
+        if before is not None and users_file(before) is None:
+            sys.modules[path.stem] = before
+    return module
+
+
+def _forget_stale(path: Path, read: Scan, known: _Loaded | None) -> None:
+    """Make the next import load what has changed since, or is another file of the same name.
+
+    Two files may each import a `util` of their own. What is current stays, so that files share it.
+    """
+    local = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in read.digests}
+    files = {**(known.scan.files if known is not None else {}), **read.files}
+    for name, module in list(sys.modules.items()):
+        if name in (path.stem, "__main__") or (file := users_file(module)) is None:
+            continue
+        loaded_with = _digests.get(file) if file in files else None
+        if (loaded_with is None and name in local) or (loaded_with and loaded_with != source_digest(file)):
+            del sys.modules[name]
+
+
+def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
+    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    try:
+        text = Path(file).read_bytes()
+    except OSError:
+        return False
+    return any(found.co_qualname == code.co_qualname for found in compiled(text, code))
+
+
+def compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
+    """The pieces of a source that compile to this code."""
+    try:
+        waiting = [compile(text, code.co_filename, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return
+    while waiting:
+        found = waiting.pop()
+        if (found.co_name, found.co_code, found.co_names) == (code.co_name, code.co_code, code.co_names):
+            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
+            if constants[0] == constants[1]:
+                yield found
+        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
+
+
+def module_is_current(module: ModuleType, file: Path) -> bool:
+    """Whether the functions of a loaded module are those that its file has now."""
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    return all(is_what_the_file_says(value, str(file)) for value in own if isinstance(value, FunctionType))
+
+
+def imported_files(parts: tuple[str, ...]) -> list[Path]:
+    """The users' files behind `a.b.c`, where it is imported."""
+    names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    files = (users_file(sys.modules[name]) for name in names if name in sys.modules)
+    return [file for file in files if file is not None]
+
+
+def users_file(module: Any) -> Path | None:
+    """The file of a user's module; None for those of Python, of installed packages and of ours."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py") or str(name).partition(".")[0] == "holdfast":
+        return None
+    path = Path(os.path.realpath(file))
+    return None if is_installed(Path(file)) or is_installed(path) or not is_file(path) else path
