@@ -28,20 +28,30 @@ class Workspace:
     def __init__(self, blobs: Blobs, start: Files, folder: Path) -> None:
         self._blobs = blobs
         self._start = start
-        self._now = start
+        self.now = start
+        """what the turn at hand starts from"""
+        self.last = start
+        """the last state of the folder that was kept or restored"""
+        self._untouched = False
+        """nothing has happened since the last turn ended, in this process"""
+        self._begun = False
+        """the turn at hand is had in this process"""
         self._one_at_a_time = threading.Lock()
         """calls that an agent makes side by side are kept, and answered from the record, in threads"""
         self.folder = folder
 
     def begin(self) -> None:
-        """Make the folder what it was when the last turn ended."""
-        self.go_back_to(self._now)
+        """Make the folder what it was when the last turn ended, unless nobody has had it since."""
+        if not self._untouched:
+            self.go_back_to(self.now)
+        self._untouched, self._begun = False, True
 
     def go_back_to(self, files: Files) -> None:
         """Make the folder what it was at another time."""
         try:
             with self._one_at_a_time:
                 restore(files, self._blobs, self.folder)
+                self.last = files
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
@@ -49,17 +59,21 @@ class Workspace:
         """Keep what the folder holds."""
         try:
             with self._one_at_a_time:
-                return snapshot(self.folder, self._blobs)
+                self.last = snapshot(self.folder, self._blobs)
+                return self.last
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
 
     def ended(self, files: Files | None) -> None:
         """A turn is over; the next one, or another try at it, starts from here."""
-        self._now = files or {}
+        self.now = files or {}
+        self._untouched = self._begun and self.last == self.now
+        self._begun = False
 
     def start_anew(self) -> None:
         """No turn has been had."""
-        self._now = self._start
+        self.now = self._start
+        self._untouched = self._begun = False
 
     def close(self) -> None:
         """Remove the folder; what counts is kept."""

@@ -94,6 +94,7 @@ class Model:
             return await self.complete(turn.messages)
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
+        await self._tools.restore(tools, turn)
         offered = [tool.offer() for tool in tools.values()]
         said: list[Message] = []
         for _ in range(self._block.max_steps):

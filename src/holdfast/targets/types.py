@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -22,6 +23,34 @@ Message = dict[str, Any]
 Replay = Literal["record", "never", "again"]
 """What happens to a tool call that is on record when a trial goes on after a crash: it is answered from the record; it
 is a side effect that must never happen twice; or it runs again, to bring a server's own state back."""
+
+
+PROCESS: Final = object()
+"""The home of state that lives in this process, such as the globals of a Python module."""
+
+
+class PastCall(NamedTuple):
+    """A finished tool call of a trial, to be run again where the state it built has been lost."""
+
+    turn: int
+    name: str
+    arguments: Any
+    """UNSET where they are not on record"""
+    function: str | UnsetType | None = UNSET
+    """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
+
+
+class Home(NamedTuple):
+    """What holds the state that a past call has built."""
+
+    home: object
+    """compared by identity"""
+    rerun: Callable[[], Awaitable[object]] | None
+    """runs the call there; None where it cannot be run any more"""
+
+
+FindHome = Callable[[PastCall], Awaitable[Home | None]]
+"""finds the home of a past call; None where it is no `replay: again` call"""
 
 
 class Calls(Protocol):
@@ -40,8 +69,20 @@ class Calls(Protocol):
         """A model's answer, as JSON. `usage` reads what it used from that; default: its field `usage`."""
         ...
 
-    async def tool(self, name: str, arguments: Any, live: Callable[[], Awaitable[Any]], replay: Replay) -> Any:
-        """A tool's result, as JSON."""
+    async def tool(
+        self,
+        name: str,
+        arguments: Any,
+        live: Callable[[], Awaitable[Any]],
+        replay: Replay,
+        home: object = PROCESS,
+        function: str | UnsetType | None = UNSET,
+    ) -> Any:
+        """A tool's result, as JSON. `home` holds the state that a `replay: again` call builds."""
+        ...
+
+    async def restore(self, find: FindHome) -> None:
+        """Run the earlier `replay: again` calls of the trial in homes that have not seen them."""
         ...
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
