@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault
@@ -213,6 +213,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         return case
     mark = output.marks[turn - 1]
     messages = output.messages[: mark.end]
+    calls = output.calls
     text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
     as_it_was = replace(
         output,
@@ -222,6 +223,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         digest=mark.digest,
         state=None,
         files=mark.files,
+        calls=UNSET if isinstance(calls, UnsetType) else [call for call in calls if call.turn <= turn],
         usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,
         timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
     )

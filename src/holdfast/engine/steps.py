@@ -17,23 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.conversation.talk import add_usage
 from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import NO_USAGE, Step, Usage
+from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
+from holdfast.targets.trace import Trace, as_listed
 from holdfast.targets.types import PROCESS, PastCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
     from pathlib import Path
 
     from holdfast.engine.again import Key
     from holdfast.engine.keeper import Keeper
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import Job
-    from holdfast.targets.types import Closing, FindHome, Message, Replay
+    from holdfast.targets.types import Closing, FindHome, Replay, Reply
 
 _INNER = ("model", "tool", "intent")
 
@@ -80,6 +82,10 @@ class Steps:
     def shown(self) -> str:
         """The trial, as messages name it."""
         return f"{self._job.sample.id} #{self._job.trial}"
+
+    def place(self, key: Hashable) -> int:
+        """The place of a call in the record of the turn at hand."""
+        return list(self._this_turn).index(key)  # type: ignore[arg-type]
 
     @property
     def reached(self) -> int:
@@ -232,8 +238,7 @@ class Attempt:
         self.first = first
         self.usage: Usage | None = None
         """of the model calls of this turn, those answered from the record included"""
-        self.heard: list[Message] = []
-        """the messages of the last model call, in which an agent's own tool calls are"""
+        self._trace = Trace()
 
     @property
     def id(self) -> str:
@@ -277,11 +282,11 @@ class Attempt:
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
     ) -> Any:
         """A model's answer."""
-        body = request.get("body") or request if isinstance(request, dict) else {}
-        if isinstance(body, dict) and isinstance(body.get("messages"), list):
-            self.heard = body["messages"]
+        key, proxied = self._key("model", request), "body" in request
+        self._trace.request(request["body"] if proxied else request)
         read = usage or _usage
-        response = await self._answer(self._key("model", request), live, read)
+        response = await self._answer(key, live, read)
+        self._trace.response(key, key[2], request["path"] if proxied else None, response)
         spent = read(response)
         self.usage = spent if self.usage is None else add_usage(self.usage, spent)
         self._steps.counted = True
@@ -322,6 +327,7 @@ class Attempt:
             self._made.add(key)
         if not ran and workspace is not None and "files" in kept:
             await asyncio.to_thread(workspace.go_back_to, kept["files"])
+        self._trace.ran(key, name, arguments, kept["result"])
         return kept["result"]
 
     async def _rerun(self, request: str, live: Callable[[], Awaitable[Any]]) -> None:
@@ -346,6 +352,27 @@ class Attempt:
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Something that lives as long as the trial."""
         return await self._steps.resource(name, open_)
+
+    @property
+    def observed(self) -> bool:
+        """Whether the target makes its tool calls through here."""
+        return self._trace.observed
+
+    @observed.setter
+    def observed(self, value: bool) -> None:
+        self._trace.observed = value
+
+    def with_calls(self, reply: Reply) -> Reply:
+        """A reply with all tool calls of the attempt: in its messages, or listed beside them."""
+        trace, messages = self._trace, reply.messages
+        if messages is not None:
+            complete = trace.covered_by(messages)
+        else:
+            messages, complete = trace.transcript(reply.text)
+            if trace.unread or not trace.observed:
+                return replace(reply, messages=messages, calls=[ToolCall(self._turn, None)])
+        calls = UNSET if complete else as_listed(trace.calls(self._steps.place), self._turn)
+        return replace(reply, messages=messages, calls=calls)
 
     def end(self) -> None:
         """The attempt is over: calls that come or end later, in a thread nobody waits for, are not recorded."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.conversation.talk import add_usage
 from holdfast.errors import AttemptError
-from holdfast.graders.calls import calls_of
+from holdfast.graders.calls import calls_in_messages
 from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
 from holdfast.targets.model import Model
@@ -121,7 +121,7 @@ class Judge:
                 raise
             usage = reply.usage if usage is None else add_usage(usage, reply.usage)
             said = (reply.messages or [{}])[-1]
-            for call in calls_of([said]):
+            for call in calls_in_messages([said]):
                 if call.name in verdicts:
                     verdicts[call.name].append(": ".join(filter(None, (call.text("description"), call.text("reason")))))
             if not (asked := said.get("tool_calls")):

@@ -143,6 +143,7 @@ class PythonFunction:
         if calls is not None:
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
+            calls.observed = self._function.takes("context")
         if proxy is not None and calls is not None:
             context.base_url = proxy.base_url(calls)
             proxy.admit(calls)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.store.records import Usage
+from holdfast.store.records import ToolCall, Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +62,8 @@ class Calls(Protocol):
     """the trial's folder, where the eval has one"""
     first: bool
     """nothing of this turn has been tried before, and the turn before it was had in this process"""
+    observed: bool
+    """the target makes its tool calls through here: where there are none, it has made none"""
 
     async def model(
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
@@ -138,6 +140,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """what the target wants kept with the output, and gets back with the next turn; JSON"""
     files: dict[str, str] | None = None
     """the workspace after this reply, filled in by the engine"""
+    calls: list[ToolCall] | UnsetType = UNSET
+    """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
 
 
 class Target(Protocol):
