@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.workspace import Blobs, Files, inside, mode_of, restore, snapshot
+from holdfast.store.workspace import Blobs, Files, inside, link_of, mode_of, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
@@ -90,7 +90,11 @@ class Workspaces:
         assert spec.workspace is not None
         self._blobs = blobs
         self._run = str(run.resolve())
-        self._common = {name: (path.read_bytes(), mode_of(path)) for name, path in common_files(spec).items()}
+        common = common_files(spec)
+        self._links = {name: path for name, path in common.items() if isinstance(path, str)}
+        self._common = {
+            name: (path.read_bytes(), mode_of(path)) for name, path in common.items() if isinstance(path, Path)
+        }
         self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
 
     def of(self, job: Job) -> Workspace:
@@ -102,7 +106,7 @@ class Workspaces:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
-        files = {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
+        files = self._links | {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
         return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, bytes]:
@@ -134,8 +138,8 @@ def _contents(value: Any) -> bytes:
     raise TypeError(f"a file's content is a text or {{base64: …}}, not {value!r:.80}")
 
 
-def common_files(spec: Eval) -> dict[str, Path]:
-    """What every workspace of an eval starts with: path in the workspace to file."""
+def common_files(spec: Eval) -> dict[str, Path | str]:
+    """What every workspace of an eval starts with: path in the workspace to file, or to what stands for a link."""
     block = spec.workspace
     if block is None or block.folder is None:
         return {}
@@ -144,13 +148,19 @@ def common_files(spec: Eval) -> dict[str, Path]:
         where = spec.document.where(("workspace", "folder"))
         said = "not a folder" if folder.exists() else "no such folder"
         raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are seen from the eval file's folder.")
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): path for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): link_of(path, folder) if path.is_symlink() else path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def workspace_identity(spec: Eval) -> dict[str, Any] | None:
     """What of the workspace can change an answer."""
     if spec.workspace is None:
         return None
-    contents = {name: digest_bytes(path.read_bytes()) + mode_of(path) for name, path in common_files(spec).items()}
+    contents = {
+        name: path if isinstance(path, str) else digest_bytes(path.read_bytes()) + mode_of(path)
+        for name, path in common_files(spec).items()
+    }
     return {"folder": contents, "files": spec.workspace.files}
