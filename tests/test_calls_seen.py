@@ -309,5 +309,5 @@ def test_results_of_calls_with_one_id_go_to_the_call_before_them() -> None:
     messages = [chat(("1", "f", "{}")), result("1", "a"), chat(("1", "g", "[4]")), result("1", "b")]
     assert [(call.name, call.arguments, call.result) for call in read_calls(messages)] == [
         ("f", {}, "a"),
-        ("g", [4], "b"),
+        ("g", "[4]", "b"),
     ]

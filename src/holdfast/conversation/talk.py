@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.spec.template import RENDER_ERRORS, Template, expression
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
 from holdfast.store.records import Mark, ToolCall, Usage
 from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Turn
@@ -93,8 +93,8 @@ class Script:
     """The templates of the user's side."""
 
     def __init__(self, spec: Eval) -> None:
-        self._system = None if spec.system is None else Template(spec.system)
-        self._prompts = [Template(spec.prompt), *map(Template, spec.follow_ups)]
+        self._system = None if spec.system is None else Template(spec.system, texts_only=True)
+        self._prompts = [Template(text, texts_only=True) for text in (spec.prompt, *spec.follow_ups)]
         self._from = None if spec.follow_ups_from is None else expression(spec.follow_ups_from)
 
     @staticmethod
@@ -117,6 +117,8 @@ class Script:
 def _render(template: Template, sample: Sample) -> str:
     try:
         return template.render(sample.fields)
+    except NotText as error:
+        raise _unfit(sample, f"cannot render the prompt: {error}", NotText.hint) from error
     except RENDER_ERRORS as error:
         raise _unfit(sample, f"cannot render the prompt: {error}") from error
 
@@ -132,8 +134,8 @@ def _own_prompts(find: Callable[[dict[str, Any]], Any], sample: Sample) -> list[
     return found
 
 
-def _unfit(sample: Sample, what: str) -> AttemptError:
-    remedy = "Mend the prompts, or the rows that do not fit them, then run the same command again."
+def _unfit(sample: Sample, what: str, hint: str | None = None) -> AttemptError:
+    remedy = hint or "Fix the prompts, or the rows that do not fit them, then run the same command again."
     return AttemptError("bad_request", f"{sample.where}: {what}", remedy=remedy, retry=False)
 
 

@@ -40,7 +40,7 @@ class _Files:
     def read(self, path: str) -> bytes | None:
         """What is in a file; None where there is none. Links are followed inside the workspace alone."""
         found = follow(self._files, path)
-        if found not in self._files:
+        if found is None or found not in self._files:
             return None
         try:
             return self._blobs.read(self._files[found])

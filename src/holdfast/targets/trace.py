@@ -31,6 +31,7 @@ class Seen:
 
     name: str
     arguments: Any
+    """an object; what is none is kept as the model wrote it"""
     id: str
     result: Any = UNSET
     step: Hashable = None
@@ -38,7 +39,7 @@ class Seen:
 
     def same(self, other: Seen) -> bool:
         """Whether both ask for the same."""
-        return (self.name, self.arguments) == (other.name, other.arguments)
+        return self.name == other.name and _decoded(self.arguments) == _decoded(other.arguments)
 
 
 def calls_in(message: Mapping[str, Any]) -> Iterator[Seen]:
@@ -54,16 +55,21 @@ def _call(call: Any) -> Seen:
     body: Any = call.get("function") or call.get("custom") or call if isinstance(call, dict) else {}
     body = body if isinstance(body, dict) else {}
     name, arguments = body.get("name"), body.get("arguments", body.get("input"))
-    if isinstance(arguments, str):
-        with suppress(msgspec.DecodeError, RecursionError):  # else they are as the model wrote them
-            arguments = msgspec.json.decode(arguments or "{}")
+    decoded = _decoded(arguments)
     whole = call if isinstance(call, dict) else {}
     return Seen(
         name if isinstance(name, str) else "",
-        {} if arguments is None else arguments,
+        decoded if isinstance(decoded, dict) else arguments,
         str(whole.get("id") or ""),
         whole.get("result", UNSET),
     )
+
+
+def _decoded(arguments: Any) -> Any:
+    if isinstance(arguments, str | None):
+        with suppress(msgspec.DecodeError, RecursionError):  # else they are no JSON
+            return msgspec.json.decode(arguments or "{}")
+    return arguments
 
 
 def read_calls(messages: Iterable[Mapping[str, Any]]) -> list[Seen]:
