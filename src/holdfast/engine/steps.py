@@ -28,7 +28,7 @@ from holdfast.targets.trace import Trace, as_listed
 from holdfast.targets.types import PROCESS, PastCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from holdfast.engine.again import Key
@@ -83,9 +83,9 @@ class Steps:
         """The trial, as messages name it."""
         return f"{self._job.sample.id} #{self._job.trial}"
 
-    def place(self, key: Hashable) -> int:
-        """The place of a call in the record of the turn at hand."""
-        return list(self._this_turn).index(key)  # type: ignore[arg-type]
+    def places(self) -> dict[Key, int]:
+        """The calls on record of the turn at hand, by their order there."""
+        return {key: number for number, key in enumerate(self._this_turn)}
 
     @property
     def reached(self) -> int:
@@ -319,7 +319,13 @@ class Attempt:
 
         if replay == "never":
             await self._steps.intend((turn, "intent", request, nth), name)
-        kept = await self._answer(key, run, None)
+        try:
+            kept = await self._answer(key, run, None)
+        except (AttemptError, Fault):
+            raise
+        except Exception:  # the function's own: it was called all the same
+            self._trace.ran(None, name, arguments, None)
+            raise
         if replay == "again":
             if not ran and not again.seen(key, home):
                 await self._rerun(request, live)  # the state is lost; what the call said the first time counts
@@ -371,7 +377,7 @@ class Attempt:
             messages, complete = trace.transcript(reply.text)
             if trace.unread or not trace.observed:
                 return replace(reply, messages=messages, calls=[ToolCall(self._turn, None)])
-        calls = UNSET if complete else as_listed(trace.calls(self._steps.place), self._turn)
+        calls = UNSET if complete else as_listed(trace.calls(self._steps.places()), self._turn)
         return replace(reply, messages=messages, calls=calls)
 
     def end(self) -> None:

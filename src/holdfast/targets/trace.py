@@ -17,7 +17,7 @@ from msgspec import UNSET
 from holdfast.store.records import ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from holdfast.targets.types import Message
 
@@ -172,12 +172,11 @@ class Trace:
                 messages.append(message)
         return [*messages, {"role": "assistant", "content": text}], len(found) == len(self._calls)
 
-    def calls(self, place: Callable[[Hashable], int]) -> list[Seen]:
-        """All calls by the place of their step in the record, which is the same in every process."""
+    def calls(self, steps: Mapping[Any, int]) -> list[Seen]:
+        """All calls by the place of their steps in the record, which is the same in every process."""
         places: list[int] = []
-        for call in self._calls:
-            last = places[-1] if places else -1
-            places.append(last if call.step is None else place(call.step))
+        for call in self._calls:  # one without a step of its own comes after the call before it
+            places.append(steps.get(call.step, places[-1] if places else -1))
         order = sorted(range(len(places)), key=lambda number: places[number])
         return [self._calls[number] for number in order]
 
