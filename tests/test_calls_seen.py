@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ TURNS = (
 )
 
 
-def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab) -> None:
+def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab, monkeypatch: Any, capsys: Any) -> None:
     agent(lab, TURNS)
     lab.spec |= {
         "follow_ups": ["more", "tea"],
@@ -187,6 +188,13 @@ def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab) 
     assert called == [(turn, text) for turn in (1, 3) for text in first]
     assert [call["result"] for call in output["calls"]] == ["= tea", "= tea 0", "= tea 1"] * 2
     assert scores(run)["two"] == 1
+
+    for kind in ("html", "waza"):
+        assert command(monkeypatch, capsys, run, "export", run, "--to", kind).code == 0
+    assert (run / "export" / "html" / "report.html").read_text().count("all tool calls") == 2
+    (results,) = (run / "export" / "waza").glob("*.json")
+    digest = json.loads(results.read_text())["tasks"][0]["runs"][0]["session_digest"]
+    assert digest["tool_call_count"] == 6 and digest["tool_calls"][1] == {"name": "calc", "arguments": {"sum": "tea 0"}}
 
 
 NOT_SEEN = {
