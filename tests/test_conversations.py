@@ -198,6 +198,23 @@ def test_a_model_plays_the_user(lab: Lab, user: Server) -> None:
     assert usage == [5, 5]  # the user's requests cost too
 
 
+def test_a_model_that_plays_the_user_sees_answers_and_not_the_steps_on_the_way(
+    lab: Lab, provider: Server, user: Server
+) -> None:
+    model_user(lab, user, {"action": "reply", "message": "go on"})
+    (lab.folder / "tools.py").write_text("def look(word: str):\n    return word.upper()\n")
+    lab.spec["target"] |= {"tools": [{"python": "tools.py:look"}]}
+    lab.rows = lab.rows[:1]
+    provider.control(tool_calls=2)
+    try:
+        lab.eval()
+    finally:
+        provider.control(tool_calls=0)
+    first = "[user]\nhello\n\n[assistant]\nhello: HELLO 0; HELLO 1"
+    second = f"{first}\n\n[user]\ngo on\n\n[assistant]\ngo on: GO ON 0; GO ON 1"
+    assert list(user.stats()["asked"]) == [first, second]
+
+
 def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
     model_user(lab, user, 'So be it. {"action": "stop", "reason": "done"}')
     assert said(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
@@ -251,6 +268,32 @@ def test_a_conversation_that_cannot_be_had_is_refused_when_the_file_is_read(
     assert ended.code == 2
     assert message in ended.err and "eval.yaml:" in ended.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ({"prompt": "{{ messages }}"}, "a list"),
+        ({"system": "Rules: {{ rules }}"}, "an object"),
+        ({"follow_ups": ["and {{ messages[1:] }}?"]}, "a list"),
+    ],
+)
+def test_a_list_or_an_object_is_not_sent_as_python_writes_it(
+    keys: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    rows = [
+        {"id": "a", "messages": "as a text", "rules": "be kind", "expected": "x"},
+        {"id": "b", "messages": [{"role": "user", "content": "hi"}], "rules": {"be": "kind"}, "expected": "x"},
+    ]
+    path = write_spec(tmp_path, samples=rows, **{"prompt": "hello", **keys})
+    for option in ("--dry-run", "--fresh"):
+        ended = command(monkeypatch, capsys, tmp_path, "eval", path.name, option)
+        assert ended.code == 2 and f"{kind} cannot be sent as a text" in ended.err and "| tojson" in ended.err
+        assert "eval.yaml:" in ended.err and not (tmp_path / "runs").exists()
+    meant = {"prompt": "{{ rules | tojson }} {% for m in messages %}{{ m }}{% endfor %} {{ messages[0] }}"}
+    lists = [{"id": "c", "messages": ["one", "two"], "rules": {"be": "kind"}, "expected": "x"}]
+    path = write_spec(tmp_path, samples=lists, **meant)
+    assert command(monkeypatch, capsys, tmp_path, "eval", path.name, "--dry-run").code == 0
 
 
 # Going on in the middle

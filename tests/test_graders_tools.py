@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders
-from holdfast.graders.calls import calls_of, skills_of
+from holdfast.graders.calls import calls_in_messages, skills_of
 from holdfast.graders.tools import f1, matches
 from holdfast.store.records import Timing, Usage
 from tests.support.running import holdfast as running
@@ -44,7 +44,7 @@ def verdict(folder, block, *calls, **said):
 class TestReadingCalls:
     def test_calls_of_all_turns_come_in_their_order_with_what_came_of_them(self):
         messages = [*talk(call("read", path="a")), *talk(call("edit", path="b"), call("run"))]
-        found = calls_of(messages)
+        found = calls_in_messages(messages)
         assert [(one.name, one.arguments, one.result) for one in found] == [
             ("read", {"path": "a"}, "done"),
             ("edit", {"path": "b"}, "done"),
@@ -53,7 +53,9 @@ class TestReadingCalls:
 
     @pytest.mark.parametrize("written", ["{not json", "[1]", '"text"'])
     def test_arguments_that_are_no_json_object_stay_what_was_written(self, written):
-        (found,) = calls_of([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}])
+        (found,) = calls_in_messages(
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}]
+        )
         assert (found.arguments, found.raw) == ({}, written)
 
     def test_a_call_without_a_name_cannot_be_judged(self, tmp_path):
@@ -65,7 +67,7 @@ class TestReadingCalls:
         "use", [call("skill", skill="pdf"), call("Skill", name="pdf"), call("use_skill", command="pdf")]
     )
     def test_a_skill_is_used_by_calling_the_tool_of_that_name(self, use):
-        assert skills_of(calls_of(talk(use, call("read", name="not a skill")))) == ["pdf"]
+        assert skills_of(calls_in_messages(talk(use, call("read", name="not a skill")))) == ["pdf"]
 
 
 class TestBehavior:

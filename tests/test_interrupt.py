@@ -207,8 +207,12 @@ def test_a_server_that_never_answers_the_last_sample_does_not_hang_the_run(tmp_p
 
 
 def test_a_command_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    target = {"command": ["sh", "-c", "sleep 1000 & sleep 1000"]}
-    eval_file = write_eval(tmp_path, "", rows=2, target=target, limits={"turn_timeout": 0.3, "retries": 0})
+    script = 'echo "out $1"; test "$1" = "question 0" || echo "stuck at $1" >&2; sleep 1000 & sleep 1000'
+    target = {"command": ["sh", "-c", script, "sh", "{{ prompt }}"]}
+    eval_file = write_eval(tmp_path, "", rows=2, target=target, limits={"turn_timeout": 5, "retries": 0})
     holdfast("eval", eval_file, cwd=tmp_path, check=3)
-    assert {error["kind"] for error in kept(run_dir(tmp_path), "errors")} == {"timeout"}
+    errors = {error["sample"]: error for error in kept(run_dir(tmp_path), "errors")}
+    assert {error["kind"] for error in errors.values()} == {"timeout"}
+    assert errors["s0"]["message"].endswith("(turn_timeout); sh had said: out question 0")
+    assert errors["s1"]["message"].endswith("(turn_timeout); sh had said: stuck at question 1")
     wait_for(lambda: not leftovers(tmp_path), "all processes to be gone")

@@ -474,6 +474,11 @@ class TestCommand:
         assert run.exit_code == 3 and outputs(run) == {}
         assert set(errors(run)) == {("agent", "./agent ended with 7: no memory")}
 
+    def test_a_program_that_writes_nothing_there_fails_with_the_end_of_its_output(self, tmp_path, program):
+        program("print('x' * 1000, 'not logged in'); sys.exit(1)")
+        (failed,) = set(errors(self.run(tmp_path, {"command": ["./agent"]})))
+        assert failed[1].startswith("./agent ended with 1: xx") and failed[1].endswith("x not logged in")
+
     @pytest.mark.parametrize("name", ["./missing", "no-such-program-anywhere", "./data.txt"])
     def test_a_program_that_cannot_be_run_is_refused_before_anything_runs(self, tmp_path, name):
         (tmp_path / "data.txt").write_text("not a program")

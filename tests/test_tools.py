@@ -213,6 +213,7 @@ def test_a_streaming_model_calls_tools_too(lab: Lab) -> None:
     done = lab.eval()
     (output,) = kept(done.run)
     assert results(done.run) == ["TEA 0", "TEA 1"] and output["output"].strip() == "tea: TEA 0; TEA 1"
+    assert output["messages"][1]["content"] is None
     assert output["usage"]["requests"] == 3 and output["timing"]["first_token"] is not None
 
 
@@ -246,10 +247,12 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
         {"id": "6", "function": {"name": "double", "arguments": {"number": 5}}},
     ]
     offered: list[Any] = []
+    sent: list[Any] = []
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         offered.append(body["tools"])
+        sent.append(body["messages"])
         said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": wanted}
         if body["messages"][-1]["role"] == "tool":
             said = {"role": "assistant", "content": "done"}
@@ -276,10 +279,12 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
         finally:
             await runner.cleanup()
         (output,) = kept(done.path)
+        assert "calls" not in output, "the messages hold them all"
         return output["messages"]  # type: ignore[no-any-return]
 
     messages = asyncio.run(run())
     assert messages[-1]["content"] == "done" and len(offered) == 2
+    assert messages[1]["content"] is None and sent[1][1]["content"] is None, "given back as the model said it"
     assert [message.get("tool_call_id") for message in messages[2:-1]] == list("123456")
     said = [message["content"] for message in messages[2:-1]]
     assert said[0] == "8" and said[5] == "10"

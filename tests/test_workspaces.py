@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.store import workspace as store
-from holdfast.store.workspace import Blobs, TooLarge, restore, snapshot
+from holdfast.store.workspace import Blobs, TooLarge, follow, restore, snapshot
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, run_dir
@@ -271,14 +271,62 @@ def test_what_many_trials_share_is_stored_once(lab: Lab) -> None:
     assert all(set(output["files"]) == {"a", "b"} for output in kept(run))
 
 
-def test_links_are_left_out_and_lead_nowhere(lab: Lab) -> None:
-    secret = lab.folder / "secret.txt"
-    secret.write_text("secret")
-    script = f"ln -s {secret} link; ln -s {lab.folder} folder; ln -s nowhere dangling; echo real > real; mkfifo pipe"
-    lab.spec |= {"target": {"command": ["sh", "-c", script]}, "follow_ups": ["again"]}
+LINKS = """
+if [ "$HOLDFAST_TURN" = 2 ]; then
+    find . -type l | sort | while read -r link; do echo "$link $(readlink "$link")"; done
+    exit
+fi
+mkdir -p lib .bin; echo real > lib/real
+printf '#!/bin/sh\necho "ran $(cat lib64/real)"\n' > lib/tool; chmod +x lib/tool
+ln -s ../lib/tool .bin/tool; ln -s lib lib64; ln -s nowhere dangling; ln -s "$PWD/lib/real" own
+ln -s {secret} secret; ln -s {folder} folder; mkfifo pipe
+"""
+
+
+def test_links_live_through_turns_and_grading_and_are_never_followed_outside(lab: Lab) -> None:
+    (lab.folder / "secret.txt").write_text("secret")
+    script = LINKS.format(secret=lab.folder / "secret.txt", folder=lab.folder)
+    there = [".bin/tool", "lib64", "dangling", "own", "secret", "folder", "lib64/real"]
+    content = [{"path": path, "must_match": ["real"]} for path in ("lib64/real", "own")]
+    lab.spec |= {
+        "target": {"command": ["sh", "-c", script]},
+        "follow_ups": ["again"],
+        "graders": [
+            {"type": "program", "name": "ran", "command": "sh", "args": ["-c", ".bin/tool && grep -q real own"]},
+            {"type": "file", "name": "seen", "must_exist": there, "content_patterns": content},
+            {"type": "file", "name": "forbidden", "must_not_exist": ["folder"]},
+            {"type": "file", "name": "outside", "content_patterns": [{"path": "secret", "must_match": ["secret"]}]},
+            {"type": "file", "name": "beyond", "must_exist": ["folder/secret.txt"]},
+        ],
+    }
     run = lab.eval().run
-    assert set(kept(run)[0]["files"]) == {"real"}
-    assert secret.read_text() == "secret"
+    (output,) = kept(run)
+    assert output["files"] == {
+        ".bin/tool": "link:../lib/tool",
+        "dangling": "link:nowhere",
+        "folder": f"link:{lab.folder}",
+        "lib/real": output["files"]["lib/real"],
+        "lib/tool": output["files"]["lib/tool"],
+        "lib64": "link:lib",
+        "own": "link:lib/real",
+        "secret": f"link:{lab.folder / 'secret.txt'}",
+    }
+    listed = dict(line.split(" ") for line in output["output"].splitlines())
+    assert listed["./lib64"] == "lib" and listed["./own"].startswith("/") and len(listed) == 6, "as the agent left them"
+    scores = {grade["grader"]: grade["score"] for grade in kept(run, "grades")}
+    assert scores == {"ran": 1, "seen": 1, "forbidden": 0, "outside": 0, "beyond": 0}
+    assert b"secret" not in b"".join(path.read_bytes() for path in (run / "files").rglob("*") if path.is_file())
+
+
+def test_links_of_the_folder_that_a_workspace_starts_with_are_there_and_in_the_key(lab: Lab) -> None:
+    (lab.folder / "start").mkdir()
+    (lab.folder / "start" / "tool").write_text("x")
+    (lab.folder / "start" / "link").symlink_to("tool")
+    lab.spec |= {"workspace": {"folder": "start"}, "target": {"command": ["readlink", "link"]}}
+    assert kept(lab.eval().run)[0]["output"] == "tool"
+    (lab.folder / "start" / "link").unlink()
+    (lab.folder / "start" / "link").symlink_to("other")
+    assert lab.plan()["to_run"] == 1
 
 
 def test_a_workspace_made_a_link_by_its_agent_is_not_followed(lab: Lab) -> None:
@@ -337,6 +385,30 @@ def test_a_folder_is_kept_and_restored_with_executables_and_empty_folders(tmp_pa
     assert snapshot(folder, blobs) == files
     assert os.access(folder / "run", os.X_OK) and (folder / ".git" / "refs").is_dir()
     assert not (folder / "more").exists()
+
+
+def test_links_are_restored_as_links_and_nothing_is_written_through_them(tmp_path: Path) -> None:
+    folder, blobs, outside = tmp_path / "work", Blobs(tmp_path / "files"), tmp_path / "outside"
+    outside.mkdir()
+    text = blobs.keep(b"text")
+    restore({"a": f"link:{outside}", "b/c": "link:../d", "d": text}, blobs, folder)
+    assert (folder / "a").readlink() == outside and (folder / "b" / "c").read_text() == "text"
+    before = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    restore(snapshot(folder, blobs), blobs, folder)
+    assert {path: path.lstat().st_ino for path in folder.rglob("*")} == before
+    with pytest.raises(ValueError, match="leads out of the workspace"):
+        restore({"a": f"link:{outside}", "a/file": text}, blobs, folder)
+    restore({"d": "link:b", "b": text}, blobs, folder)
+    assert snapshot(folder, blobs) == {"d": "link:b", "b": text} and list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("a/x", "b/x"), ("up/x", "x"), ("out", None), ("root/x", None), ("round/x", None), ("plain/./y", "plain/y")],
+)
+def test_links_are_followed_inside_a_snapshot_alone(path: str, found: str | None) -> None:
+    files = {"a": "link:b", "up": "link:b/..", "out": "link:../x", "root": "link:/etc", "round": "link:./round"}
+    assert follow(files, path) == found
 
 
 @pytest.mark.parametrize("kept_as", ["sha256:" + 64 * "0", "..{}", "sha256:..{}+x"])

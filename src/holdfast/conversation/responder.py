@@ -6,6 +6,7 @@ Abstaining means that it cannot play its part. That is nobody's wrong answer, so
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -17,7 +18,7 @@ from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.fields import ResponderBlock
@@ -184,10 +185,16 @@ class _ModelPlayer:
             part = _PART.format(instructions=self._instructions.render(sample.fields))
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render responder.instructions: {error}", retry=False) from error
-        spoken = [message for message in messages if message.get("role") in ("user", "assistant")]
-        said = "\n\n".join(f"[{message['role']}]\n{message.get('content') or ''}" for message in spoken)
+        said = "\n\n".join(f"[{message['role']}]\n{message.get('content') or ''}" for message in _spoken(messages))
         reply = await self._model.complete([{"role": "system", "content": part}, {"role": "user", "content": said}])
         return Decision(_parse(reply.text), reply.usage)
+
+
+def _spoken(messages: list[Message]) -> Iterator[Message]:
+    """What was said aloud: the user's messages and the answers; steps on the way to an answer are not."""
+    for message, after in pairwise([*messages, {"role": "user"}]):
+        if message.get("role") == "user" or (message.get("role") == "assistant" and after.get("role") == "user"):
+            yield message
 
 
 def _parse(text: str) -> str | None:

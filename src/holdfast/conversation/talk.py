@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.spec.template import RENDER_ERRORS, Template, expression
-from holdfast.store.records import Mark, Usage
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
+from holdfast.store.records import Mark, ToolCall, Usage
+from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Turn
 
 if TYPE_CHECKING:
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def messages_digest(messages: list[Message], files: dict[str, str] | None = None) -> str:
-    """The digest that ties grades to what was said, and to the workspace where there is one."""
+def messages_digest(
+    messages: list[Message], files: dict[str, str] | None = None, calls: list[ToolCall] | UnsetType = UNSET
+) -> str:
+    """The digest that ties grades to what was said and, where there are any, to the workspace and the listed calls."""
+    if not isinstance(calls, UnsetType):
+        return digest_bytes(_encode([messages, files, calls]))
     return digest_bytes(_encode(messages if files is None else [messages, files]))
 
 
@@ -49,6 +54,8 @@ class Said(NamedTuple):
     """the ends of the turns"""
     stopped: bool
     """a checkpoint ended it"""
+    calls: list[ToolCall] | UnsetType
+    """every tool call, where the messages do not hold them all"""
 
 
 class Lines(NamedTuple):
@@ -75,7 +82,9 @@ class Partner(Protocol):
         """What the simulated user says after a turn; None when it has nothing more to say."""
         ...
 
-    async def after_turn(self, turn: int, messages: list[Message], mark: Mark, reply: Reply) -> bool:
+    async def after_turn(
+        self, turn: int, messages: list[Message], mark: Mark, reply: Reply, calls: list[ToolCall] | UnsetType
+    ) -> bool:
         """A turn is over; True when the conversation has to end here."""
         ...
 
@@ -84,8 +93,8 @@ class Script:
     """The templates of the user's side."""
 
     def __init__(self, spec: Eval) -> None:
-        self._system = None if spec.system is None else Template(spec.system)
-        self._prompts = [Template(spec.prompt), *map(Template, spec.follow_ups)]
+        self._system = None if spec.system is None else Template(spec.system, texts_only=True)
+        self._prompts = [Template(text, texts_only=True) for text in (spec.prompt, *spec.follow_ups)]
         self._from = None if spec.follow_ups_from is None else expression(spec.follow_ups_from)
 
     @staticmethod
@@ -108,6 +117,8 @@ class Script:
 def _render(template: Template, sample: Sample) -> str:
     try:
         return template.render(sample.fields)
+    except NotText as error:
+        raise _unfit(sample, f"cannot render the prompt: {error}", NotText.hint) from error
     except RENDER_ERRORS as error:
         raise _unfit(sample, f"cannot render the prompt: {error}") from error
 
@@ -123,8 +134,8 @@ def _own_prompts(find: Callable[[dict[str, Any]], Any], sample: Sample) -> list[
     return found
 
 
-def _unfit(sample: Sample, what: str) -> AttemptError:
-    remedy = "Mend the prompts, or the rows that do not fit them, then run the same command again."
+def _unfit(sample: Sample, what: str, hint: str | None = None) -> AttemptError:
+    remedy = hint or "Fix the prompts, or the rows that do not fit them, then run the same command again."
     return AttemptError("bad_request", f"{sample.where}: {what}", remedy=remedy, retry=False)
 
 
@@ -135,19 +146,23 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
     usage: Usage | None = None
     state: Any = None
     marks: list[Mark] = []
+    listed: list[list[ToolCall] | UnsetType] = []
     prompt: str | None = lines.prompts[0]
     while True:
         number = len(marks) + 1
         messages.append({"role": "user", "content": prompt})
         reply = await partner.ask(Turn(str(prompt), messages, sample, trial, number, seed, state))
         state = reply.state
+        unknown = reply.messages is None and isinstance(reply.calls, UnsetType)
+        listed.append([ToolCall(number, None)] if unknown else reply.calls)
         messages.extend(reply.messages or [{"role": "assistant", "content": reply.text}])
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
         text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
         files = UNSET if reply.files is None else reply.files
-        digest = messages_digest(messages, reply.files)
+        calls = _all_calls(messages, [*(mark.end for mark in marks), len(messages)], listed)
+        digest = messages_digest(messages, reply.files, calls)
         marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files))
-        stopped = await partner.after_turn(number, messages, marks[-1], reply)
+        stopped = await partner.after_turn(number, messages, marks[-1], reply, calls)
         if stopped:
             break
         if number < len(lines.prompts):
@@ -160,7 +175,19 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
             break
     stop = f"checkpoint@{len(marks)}" if stopped else reply.stop
     first_token, files_now = reply.first_token, reply.files
-    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped)
+    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped, calls)
+
+
+def _all_calls(
+    messages: list[Message], ends: list[int], listed: list[list[ToolCall] | UnsetType]
+) -> list[ToolCall] | UnsetType:
+    """The calls of all turns, once those of one turn are listed beside its messages."""
+    if all(isinstance(calls, UnsetType) for calls in listed):
+        return UNSET
+    every: list[ToolCall] = []
+    for turn, (start, end, calls) in enumerate(zip([0, *ends], ends, listed, strict=False), 1):
+        every += as_listed(read_calls(messages[start:end]), turn) if isinstance(calls, UnsetType) else calls
+    return every
 
 
 NOTHING = Usage()

@@ -19,10 +19,10 @@ from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.selection import Selection
-from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from holdfast.data.panels import Panel
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_SENT = ("system", "prompt", "follow_ups")
+"""templates whose text is sent to the target as it comes out"""
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
 _MOST_SHAPES = 100_000
@@ -56,6 +58,8 @@ class Survey:
     """16 bytes per sample, to notice a row that changes under a running eval"""
     panels: Panels
     """which graders look at which sample"""
+    unsendable: ConfigError | None = None
+    """why a new run cannot be made of it: a list or an object would be sent as a text"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
     """the sets of fields that rows have, each with the graders that look at them and the place of the first such row"""
 
@@ -145,7 +149,14 @@ class Dataset:
         checks.conclude()
         if len(set(ids)) < count:
             self._name_duplicate()
-        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels, shapes)
+        return Survey(
+            count=count,
+            digest="sha256:" + whole.hexdigest()[:32],
+            digests=bytes(digests),
+            panels=panels,
+            unsendable=checks.unsendable(),
+            shapes=shapes,
+        )
 
     def _why_empty(self) -> str:
         rows = sum(1 for _ in self._rows())
@@ -241,10 +252,11 @@ class _TemplateChecks:
         self._fields: set[str] = set()
         self._missing: dict[Location, tuple[str, str, frozenset[str]]] = {}
         self._templates: list[tuple[Location, Callable[[Row], Any], frozenset[str], int | None]] = []
+        self._not_texts: dict[Location, str] = {}
         self._graders = list(spec.placed_graders())
         numbers = {location: number for number, (location, _) in enumerate(self._graders)}
         for location, source, given in spec.templates():
-            compiled = Template(source)
+            compiled = Template(source, texts_only=location[0] in _SENT)
             if needed := compiled.names - given:
                 given_too = dict.fromkeys(compiled.names - needed, "")
                 grader = numbers.get(location[:-1])
@@ -254,7 +266,8 @@ class _TemplateChecks:
         fields = sample.fields.keys()
         self._fields |= fields
         for location, fill_in, needed, grader in self._templates:
-            if not needed <= fields and (grader is None or grader in panel.graders):
+            unfit = not needed <= fields or (location[0] in _SENT and _any_nested(sample.fields, needed))
+            if unfit and (grader is None or grader in panel.graders):
                 self._try(sample, location, fill_in, needed)
         for number in panel.unsure:
             location, block = self._graders[number]
@@ -263,10 +276,14 @@ class _TemplateChecks:
                 self._try(sample, (*location, "where"), condition, condition.names)
 
     def _try(self, sample: Sample, location: Location, fill_in: Callable[[Row], Any], needed: frozenset[str]) -> None:
+        missing = needed - sample.fields.keys()
         try:
             fill_in(sample.fields)
+        except NotText as error:
+            self._not_texts.setdefault(location, f"{sample.where}: {error}")
         except TemplateError as error:
-            self._missing.setdefault(location, (sample.where, str(error), needed - sample.fields.keys()))
+            if missing:
+                self._missing.setdefault(location, (sample.where, str(error), missing))
         except RENDER_ERRORS:
             return  # no matter of a missing field: an error of that trial, when it comes to it
 
@@ -282,6 +299,15 @@ class _TemplateChecks:
             problems.append(Problem(self._document.where(location), said))
         if problems:
             raise ConfigError(problems)
+
+    def unsendable(self) -> ConfigError | None:
+        """What is wrong with templates that would send a list or an object as a text."""
+        problems = [Problem(self._document.where(location), said) for location, said in self._not_texts.items()]
+        return ConfigError(problems, remedy=NotText.hint) if problems else None
+
+
+def _any_nested(fields: Row, names: Iterable[str]) -> bool:
+    return any(isinstance(fields.get(name), list | tuple | dict) for name in names)
 
 
 def changed_under_us(where: str) -> Fault:

@@ -15,6 +15,7 @@
 `partner`    one trial's conversation: asked with retries, recorded, graded on the way
 `hooks`      the user's programs around the run and its trials
 `steps`      the calls of a conversation, answered from the record after a crash
+`again`      calls that are run again where the state they built has been lost
 `workspace`  a trial's folder, kept after each turn
 `grading`    graders, as each output lands
 `keeper`     records: on disk first, then everywhere else

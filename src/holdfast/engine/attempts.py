@@ -123,8 +123,8 @@ class Attempts:
             try:
                 async with asyncio.timeout_at(min(begun + seconds, deadline)):
                     result = await call()
-            except TimeoutError:
-                error: AttemptError | Fault = _too_late(seconds, begun, deadline)
+            except TimeoutError as late:
+                error: AttemptError | Fault = _too_late(seconds, begun, deadline, late)
             except AttemptError as raised:
                 error = raised
             except Fault as raised:
@@ -211,6 +211,7 @@ class Attempts:
             self._progress.backing_off -= 1
 
 
-def _too_late(seconds: float, begun: float, deadline: float) -> AttemptError:
+def _too_late(seconds: float, begun: float, deadline: float, late: TimeoutError) -> AttemptError:
     which = "turn_timeout" if begun + seconds <= deadline else "trial_timeout"
-    return AttemptError("timeout", f"no answer within {time.monotonic() - begun:.0f} s ({which})")
+    notes = getattr(late.__cause__, "__notes__", [])  # what the target has added to its cancellation
+    return AttemptError("timeout", "; ".join([f"no answer within {time.monotonic() - begun:.0f} s ({which})", *notes]))

@@ -226,6 +226,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         return case
     mark = output.marks[turn - 1]
     messages = output.messages[: mark.end]
+    calls = output.calls
     text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
     as_it_was = replace(
         output,
@@ -235,6 +236,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         digest=mark.digest,
         state=None,
         files=mark.files,
+        calls=UNSET if isinstance(calls, UnsetType) else [call for call in calls if call.turn <= turn],
         usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,
         timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
     )

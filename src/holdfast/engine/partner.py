@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.engine.grading import Grading
     from holdfast.engine.steps import Steps
     from holdfast.plan.plan import Job
-    from holdfast.store.records import Mark
+    from holdfast.store.records import Mark, ToolCall
     from holdfast.store.workspace import Blobs
     from holdfast.targets.types import Message, Target, Turn
 
@@ -112,8 +112,7 @@ class TrialPartner:
         finally:
             calls.end()
         self._uncounted = reply.usage if calls.usage is None else NO_USAGE
-        messages = reply.messages or _with_tool_calls(reply.text, calls.heard, turn.messages)
-        return replace(reply, messages=messages, usage=calls.usage or reply.usage, files=files)
+        return replace(calls.with_calls(reply), usage=calls.usage or reply.usage, files=files)
 
     @property
     def seconds(self) -> float:
@@ -139,7 +138,9 @@ class TrialPartner:
         decision = msgspec.convert(said, Decision)
         return decision.message, decision.usage if decision.usage.requests else NOTHING
 
-    async def after_turn(self, turn: int, messages: list[Message], mark: Mark, reply: Reply) -> bool:
+    async def after_turn(
+        self, turn: int, messages: list[Message], mark: Mark, reply: Reply, calls: list[ToolCall] | UnsetType
+    ) -> bool:
         """Grade where a checkpoint stands."""
         if turn not in self._checkpoints:
             return False
@@ -156,20 +157,9 @@ class TrialPartner:
             timing=Timing(self._started, self.seconds),
             digest=mark.digest,
             files=mark.files,
+            calls=calls,
         )
         return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
-
-
-def _with_tool_calls(text: str, heard: list[Message], before: list[Message]) -> list[Message] | None:
-    """An answer with the tool calls that led to it, as an agent reported them to its model; None where it had none."""
-    known = {call.get("id") for message in before for call in message.get("tool_calls") or ()}
-    new = [
-        {**message, "content": message.get("content") or ""}
-        for message in heard
-        if (message.get("role") == "tool" and message.get("tool_call_id") not in known)
-        or any(call.get("id") not in known for call in message.get("tool_calls") or ())
-    ]
-    return [*new, {"role": "assistant", "content": text}] if new else None
 
 
 def _usage(said: object) -> Usage:

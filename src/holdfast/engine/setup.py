@@ -194,7 +194,11 @@ def located(spec: Eval, options: Options) -> tuple[Identified, RunDir]:
         found = with_outputs_of(options.outputs_of, found)
     if options.accept_drift:
         found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
-    return found, found.directory(options.runs_dir)
+    rundir = found.directory(options.runs_dir)
+    wrong = found.survey.unsendable
+    if wrong is not None and not options.grade_only and (options.fresh or rundir.read_manifest() is None):
+        raise wrong  # a run that an earlier version has begun can still be shown, graded and exported
+    return found, rundir
 
 
 def planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:

@@ -16,24 +16,28 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.conversation.talk import add_usage
+from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import NO_USAGE, Step, Usage
+from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
+from holdfast.targets.trace import Trace, as_listed
+from holdfast.targets.types import PROCESS, PastCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
+    from holdfast.engine.again import Key
     from holdfast.engine.keeper import Keeper
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import Job
-    from holdfast.targets.types import Closing, Message, Replay
+    from holdfast.targets.types import Closing, FindHome, Replay, Reply
 
 _INNER = ("model", "tool", "intent")
-_Key = tuple[int, str, str, int]
-"""turn, kind, digest of the request, which of the equal ones"""
 
 
 class StartAnew(AttemptError):
@@ -61,11 +65,12 @@ class Steps:
         """what an earlier process has recorded, and has not been counted into `replayed` yet"""
         self.replayed = 0.0
         """seconds that calls answered from an earlier process's record took there"""
-        self._this_turn: dict[_Key, Step] = {}
+        self._this_turn: dict[Key, Step] = {}
         """all that is on record of the turn at hand, made now or before"""
         self._turn = 0
         self._tried = 0
         """the last turn that was asked live"""
+        self.again = AgainCalls(workspace)
         self._resources: dict[str, Closing] = {}
         self._opening = asyncio.Lock()
         self.counted = False
@@ -74,9 +79,18 @@ class Steps:
         """how long the turns took so far, also those that an earlier process has seen"""
 
     @property
+    def shown(self) -> str:
+        """The trial, as messages name it."""
+        return f"{self._job.sample.id} #{self._job.trial}"
+
+    def places(self) -> dict[Key, int]:
+        """The calls on record of the turn at hand, by their order there."""
+        return {key: number for number, key in enumerate(self._this_turn)}
+
+    @property
     def reached(self) -> int:
         """How far the turn at hand has come: calls that are of no use any more do not count."""
-        return len(self._this_turn)
+        return len(self._this_turn) + self.again.restored
 
     def begin(self, turn: int) -> Attempt:
         """A turn is asked, or asked once more: what is on record of it comes first."""
@@ -95,7 +109,7 @@ class Steps:
                 name = self._earlier[turn, kind, request, nth].response
                 raise StartAnew(
                     "agent",
-                    f"{self._job.sample.id} #{self._job.trial}: a call of {name} (replay: never) was cut off, and may "
+                    f"{self.shown}: a call of {name} (replay: never) was cut off, and may "
                     "or may not have happened; the trial starts anew",
                     retry=False,
                 )
@@ -107,6 +121,7 @@ class Steps:
         self._this_turn.clear()
         self._turn = self._tried = 0
         self._from_before.clear()
+        self.again.clear()
         self.seconds = self.replayed = 0.0
         if self.workspace is not None:
             self.workspace.start_anew()
@@ -117,11 +132,16 @@ class Steps:
     ) -> Any:
         """The result of a call of the conversation itself: a whole turn, or the simulated user's decision."""
         response = await self.answer((turn, kind, digest(request), 1), live, usage)
-        for key in [key for key in self._earlier if kind == "turn" and key[0] == turn and key[1] in _INNER]:
-            del self._earlier[key]  # the reply is on record: the calls it was made of are of no interest any more
+        if kind == "turn":
+            inner = [key for key in self._earlier if key[0] == turn and key[1] in _INNER]
+            if turn != self._tried:  # answered by an earlier process: the state that its tools built is not here
+                before = None if self.workspace is None else self.workspace.now
+                self.again.remember((self._earlier[key] for key in inner), response, before)
+            for key in inner:
+                del self._earlier[key]  # the reply is on record: the calls it was made of are not asked for again
         return response
 
-    async def answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
+    async def answer(self, key: Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
         """The result of a call, as JSON: from the record, or from `live` and then recorded."""
         if (known := self._earlier.pop(key, None)) is not None:
             self._took(known)
@@ -137,7 +157,7 @@ class Steps:
         await self._write(*key, response, NO_USAGE if usage is None else usage(response), begun)
         return response
 
-    async def intend(self, key: _Key, name: str) -> None:
+    async def intend(self, key: Key, name: str) -> None:
         """Say that a call is about to be made that must never be made twice."""
         if key not in self._earlier:
             await self._write(*key, name, NO_USAGE, time.monotonic())
@@ -167,19 +187,20 @@ class Steps:
         if step.kind not in _INNER:
             self.seconds += step.seconds
 
-    def _drop(self, unasked: set[_Key], turn: int) -> None:
+    def _drop(self, unasked: set[Key], turn: int) -> None:
         """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""
         calls = [key for key in unasked if key[1] != "intent"]
         if calls:
             lost = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
-                f"{self._job.sample.id} #{self._job.trial}: the target is not deterministic: turn {turn} does not go "
+                f"{self.shown}: the target is not deterministic: turn {turn} does not go "
                 f"as it went before it was interrupted; {lost} of no use, and it goes on from here"
             )
         for at, kind, request, nth in calls:
             for gone in ((at, kind, request, nth), (at, "intent", request, nth)):
                 self._earlier.pop(gone, None)
                 self._this_turn.pop(gone, None)
+        self.again.forget(calls)
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Something that lives as long as the trial; one that died is opened anew."""
@@ -211,12 +232,13 @@ class Attempt:
         """the numbers of calls that failed: asked again they are the same calls"""
         self._failed: dict[str, AttemptError | Fault] = {}
         """requests that met an outage, and have not worked since"""
+        self._made: set[Key] = set()
+        """the `replay: again` calls of this attempt"""
         self._over = False
         self.first = first
         self.usage: Usage | None = None
         """of the model calls of this turn, those answered from the record included"""
-        self.heard: list[Message] = []
-        """the messages of the last model call, in which an agent's own tool calls are"""
+        self._trace = Trace()
 
     @property
     def id(self) -> str:
@@ -232,7 +254,7 @@ class Attempt:
         if self._over:
             raise AttemptError("agent", "this attempt was over before its call was", retry=False)
 
-    def _key(self, kind: str, request: Any) -> _Key:
+    def _key(self, kind: str, request: Any) -> Key:
         self._check_time()
         asked = digest(request)
         if self._free[kind, asked]:
@@ -240,7 +262,7 @@ class Attempt:
         self._asked[kind, asked] += 1
         return self._turn, kind, asked, self._asked[kind, asked]
 
-    async def _answer(self, key: _Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
+    async def _answer(self, key: Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
         async def in_time() -> Any:
             response = await live()
             self._check_time()  # the next attempt may have an answer of its own to the same call
@@ -260,41 +282,103 @@ class Attempt:
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
     ) -> Any:
         """A model's answer."""
-        body = request.get("body") or request if isinstance(request, dict) else {}
-        if isinstance(body, dict) and isinstance(body.get("messages"), list):
-            self.heard = body["messages"]
+        key, proxied = self._key("model", request), "body" in request
+        self._trace.request(request["body"] if proxied else request)
         read = usage or _usage
-        response = await self._answer(self._key("model", request), live, read)
+        response = await self._answer(key, live, read)
+        self._trace.response(key, key[2], request["path"] if proxied else None, response)
         spent = read(response)
         self.usage = spent if self.usage is None else add_usage(self.usage, spent)
         self._steps.counted = True
         return response
 
-    async def tool(self, name: str, arguments: Any, live: Callable[[], Awaitable[Any]], replay: Replay) -> Any:
+    async def tool(
+        self,
+        name: str,
+        arguments: Any,
+        live: Callable[[], Awaitable[Any]],
+        replay: Replay,
+        home: object = PROCESS,
+        function: str | UnsetType | None = UNSET,
+    ) -> Any:
         """A tool's result."""
         turn, _, request, nth = key = self._key("tool", [name, arguments])
+        workspace, again = self._steps.workspace, self._steps.again
+        before = None if workspace is None else workspace.last
         ran = False
 
         async def run() -> Any:
             nonlocal ran
             ran = True
-            result = await live()
-            if self._steps.workspace is None:
-                return {"tool": name, "result": result}
-            return {"tool": name, "result": result, "files": await asyncio.to_thread(self._steps.workspace.keep)}
+            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": await live()}
+            if replay == "again" and not isinstance(function, UnsetType):
+                kept["function"] = function
+            if workspace is not None:
+                kept["files"] = await asyncio.to_thread(workspace.keep)
+            return kept
 
         if replay == "never":
             await self._steps.intend((turn, "intent", request, nth), name)
-        kept = await self._answer(key, run, None)
-        if not ran and replay == "again":
-            await live()
-        elif not ran and self._steps.workspace is not None and "files" in kept:
-            await asyncio.to_thread(self._steps.workspace.go_back_to, kept["files"])
+        try:
+            kept = await self._answer(key, run, None)
+        except (AttemptError, Fault):
+            raise
+        except Exception:  # the function's own: it was called all the same
+            self._trace.ran(None, name, arguments, None)
+            raise
+        if replay == "again":
+            if not ran and not again.seen(key, home):
+                await self._rerun(request, live)  # the state is lost; what the call said the first time counts
+            again.note(key, PastCall(turn, name, arguments, function), home, before)
+            self._made.add(key)
+        if not ran and workspace is not None and "files" in kept:
+            await asyncio.to_thread(workspace.go_back_to, kept["files"])
+        self._trace.ran(key, name, arguments, kept["result"])
         return kept["result"]
+
+    async def _rerun(self, request: str, live: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await live()
+        except (AttemptError, Fault) as error:
+            self._failed.setdefault(request, error)
+            raise
+
+    async def restore(self, find: FindHome) -> None:
+        """Run the `replay: again` calls of earlier turns, and of this attempt, in homes that have not seen them."""
+        try:
+            await self._steps.again.restore(find, lambda key: key[0] < self._turn or key in self._made)
+        except Unrepeatable as error:
+            raise StartAnew(
+                "agent",
+                f"{self._steps.shown}: the state that a call of {error} (replay: again) has built is lost, and the "
+                "call cannot be run again from the record; the trial starts from its beginning",
+                retry=False,
+            ) from error
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
         """Something that lives as long as the trial."""
         return await self._steps.resource(name, open_)
+
+    @property
+    def observed(self) -> bool:
+        """Whether the target makes its tool calls through here."""
+        return self._trace.observed
+
+    @observed.setter
+    def observed(self, value: bool) -> None:
+        self._trace.observed = value
+
+    def with_calls(self, reply: Reply) -> Reply:
+        """A reply with all tool calls of the attempt: in its messages, or listed beside them."""
+        trace, messages = self._trace, reply.messages
+        if messages is not None:
+            complete = trace.covered_by(messages)
+        else:
+            messages, complete = trace.transcript(reply.text)
+            if trace.unread or not trace.observed:
+                return replace(reply, messages=messages, calls=[ToolCall(self._turn, None)])
+        calls = UNSET if complete else as_listed(trace.calls(self._steps.places()), self._turn)
+        return replace(reply, messages=messages, calls=calls)
 
     def end(self) -> None:
         """The attempt is over: calls that come or end later, in a thread nobody waits for, are not recorded."""

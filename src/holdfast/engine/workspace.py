@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.workspace import Blobs, Files, inside, mode_of, restore, snapshot
+from holdfast.store.workspace import Blobs, Files, inside, link_of, mode_of, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
@@ -28,20 +28,30 @@ class Workspace:
     def __init__(self, blobs: Blobs, start: Files, folder: Path) -> None:
         self._blobs = blobs
         self._start = start
-        self._now = start
+        self.now = start
+        """what the turn at hand starts from"""
+        self.last = start
+        """the last state of the folder that was kept or restored"""
+        self._untouched = False
+        """nothing has happened since the last turn ended, in this process"""
+        self._begun = False
+        """the turn at hand is had in this process"""
         self._one_at_a_time = threading.Lock()
         """calls that an agent makes side by side are kept, and answered from the record, in threads"""
         self.folder = folder
 
     def begin(self) -> None:
-        """Make the folder what it was when the last turn ended."""
-        self.go_back_to(self._now)
+        """Make the folder what it was when the last turn ended, unless nobody has had it since."""
+        if not self._untouched:
+            self.go_back_to(self.now)
+        self._untouched, self._begun = False, True
 
     def go_back_to(self, files: Files) -> None:
         """Make the folder what it was at another time."""
         try:
             with self._one_at_a_time:
                 restore(files, self._blobs, self.folder)
+                self.last = files
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
@@ -49,17 +59,21 @@ class Workspace:
         """Keep what the folder holds."""
         try:
             with self._one_at_a_time:
-                return snapshot(self.folder, self._blobs)
+                self.last = snapshot(self.folder, self._blobs)
+                return self.last
         except (ValueError, OSError) as error:
             raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
 
     def ended(self, files: Files | None) -> None:
         """A turn is over; the next one, or another try at it, starts from here."""
-        self._now = files or {}
+        self.now = files or {}
+        self._untouched = self._begun and self.last == self.now
+        self._begun = False
 
     def start_anew(self) -> None:
         """No turn has been had."""
-        self._now = self._start
+        self.now = self._start
+        self._untouched = self._begun = False
 
     def close(self) -> None:
         """Remove the folder; what counts is kept."""
@@ -76,7 +90,11 @@ class Workspaces:
         assert spec.workspace is not None
         self._blobs = blobs
         self._run = str(run.resolve())
-        self._common = {name: (path.read_bytes(), mode_of(path)) for name, path in common_files(spec).items()}
+        common = common_files(spec)
+        self._links = {name: path for name, path in common.items() if isinstance(path, str)}
+        self._common = {
+            name: (path.read_bytes(), mode_of(path)) for name, path in common.items() if isinstance(path, Path)
+        }
         self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
 
     def of(self, job: Job) -> Workspace:
@@ -88,7 +106,7 @@ class Workspaces:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
-        files = {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
+        files = self._links | {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
         return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, tuple[bytes, str]]:
@@ -125,8 +143,8 @@ def _contents(value: Any) -> tuple[bytes, str]:
     raise TypeError(f"a file's content is a text, {{text: …}} or {{base64: …}}, not {value!r:.80}")
 
 
-def common_files(spec: Eval) -> dict[str, Path]:
-    """What every workspace of an eval starts with: path in the workspace to file."""
+def common_files(spec: Eval) -> dict[str, Path | str]:
+    """What every workspace of an eval starts with: path in the workspace to file, or to what stands for a link."""
     block = spec.workspace
     if block is None or block.folder is None:
         return {}
@@ -135,13 +153,19 @@ def common_files(spec: Eval) -> dict[str, Path]:
         where = spec.document.where(("workspace", "folder"))
         said = "not a folder" if folder.exists() else "no such folder"
         raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are seen from the eval file's folder.")
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): path for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): link_of(path, folder) if path.is_symlink() else path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def workspace_identity(spec: Eval) -> dict[str, Any] | None:
     """What of the workspace can change an answer."""
     if spec.workspace is None:
         return None
-    contents = {name: digest_bytes(path.read_bytes()) + mode_of(path) for name, path in common_files(spec).items()}
+    contents = {
+        name: path if isinstance(path, str) else digest_bytes(path.read_bytes()) + mode_of(path)
+        for name, path in common_files(spec).items()
+    }
     return {"folder": contents, "files": spec.workspace.files}

@@ -135,12 +135,20 @@ def _blocks(output: Output, grades: list[Grade]) -> Iterator[dict[str, Any]]:
         checks = [grade for grade in grades if grade.turn == turn]
         yield {
             "turn": turn if len(ends) > 1 else None,
-            "messages": [_message(message) for message in output.messages[start:end]],
+            "messages": [*map(_message, output.messages[start:end]), *_listed(output, turn)],
             "checks": checks,
         }
         start = end
     if start < len(output.messages):
         yield {"turn": None, "messages": [_message(message) for message in output.messages[start:]], "checks": []}
+
+
+def _listed(output: Output, turn: int) -> Iterator[dict[str, Any]]:
+    """The tool calls of a turn, where its messages do not hold them all."""
+    calls = [call for call in output.calls or () if call.turn == turn and call.name]
+    if calls:
+        shown = [_call({"function": {"name": call.name, "arguments": call.arguments}}) for call in calls]
+        yield {"role": "all tool calls", "name": None, "content": "", "calls": shown}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

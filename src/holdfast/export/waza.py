@@ -327,6 +327,18 @@ def _failed(validations: dict[str, Any]) -> list[str]:
 
 def _calls(output: Output) -> Iterator[dict[str, Any]]:
     """The tool calls of a conversation, with their turns and results."""
+    if not isinstance(output.calls, UnsetType):
+        for number, call in enumerate((call for call in output.calls if call.name), 1):
+            yield {
+                "turn": call.turn,
+                "sequence": number,
+                "tool_call_id": "",
+                "tool_name": call.name,
+                "args": call.arguments,
+                "result": call.result,
+                "success": call.result is not None,
+            }
+        return
     results = {message.get("tool_call_id"): message.get("content") for message in output.messages if _is_tool(message)}
     turn = sequence = 0
     for message in output.messages:

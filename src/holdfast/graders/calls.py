@@ -1,4 +1,4 @@
-"""The tool calls of a conversation, read out of its messages.
+"""The tool calls of an output: those it lists, else those in its messages.
 
 Messages are as OpenAI's chat API has them: an assistant message has `tool_calls`, each with an `id` and a `function` of
 `name` and `arguments` (JSON as a text), and a message of the role `tool` answers one by its `tool_call_id`. A skill is
@@ -10,11 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import UnsetType
 
 from holdfast.errors import AttemptError
+from holdfast.graders.types import Verdict
+from holdfast.targets.trace import as_listed, read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from holdfast.store.records import Output
 
 _SKILL_TOOLS: Final = frozenset({"skill", "use_skill"})
 _SKILL: Final = ("skill", "name", "command")
@@ -43,16 +48,22 @@ class Call(NamedTuple):
         return self.text(*_SKILL).strip() if self.name.casefold() in _SKILL_TOOLS else None
 
 
-def calls_of(messages: Iterable[Mapping[str, Any]]) -> list[Call]:
-    """All calls in their order."""
-    results: dict[str, Any] = {}
-    asked: list[Any] = []
-    for message in messages:
-        if message.get("role") == "tool":
-            results.setdefault(str(message.get("tool_call_id")), message.get("content"))
-        elif message.get("role") == "assistant":
-            asked += message.get("tool_calls") or ()
-    return [_call(call, results) for call in asked]
+NOT_SEEN: Final = Verdict(None, "nothing was checked: the target does not report its tool calls")
+"""What a grader says of an output whose tool calls nobody knows."""
+
+
+def calls_of(output: Output) -> list[Call] | None:
+    """All tool calls of an output in their order; None where it is not known what was called."""
+    if isinstance(output.calls, UnsetType):
+        return calls_in_messages(output.messages)
+    if any(call.name is None for call in output.calls):
+        return None
+    return [_call(call.name or "", call.arguments, call.result) for call in output.calls]
+
+
+def calls_in_messages(messages: Iterable[Mapping[str, Any]]) -> list[Call]:
+    """The tool calls of messages in their order."""
+    return [_call(call.name or "", call.arguments, call.result) for call in as_listed(read_calls(messages), 1)]
 
 
 def skills_of(calls: Iterable[Call]) -> list[str]:
@@ -67,19 +78,9 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _call(call: Any, results: dict[str, Any]) -> Call:
-    body: Any = call.get("function") or call.get("custom") or call if isinstance(call, dict) else None
-    name = body.get("name") if isinstance(body, dict) else None
-    if not isinstance(name, str) or not name:
-        raise AttemptError("grader", f"a tool call has no name: {str(call)[:200]}", retry=False)
-    written = body.get("arguments", body.get("input"))
-    given: Any = written
-    if isinstance(written, str):
-        try:
-            given = msgspec.json.decode(written or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            given = written
-    result = results.get(str(call.get("id")), call.get("result"))
-    if given is None or isinstance(given, dict):
-        return Call(name, given or {}, None, result)
-    return Call(name, {}, as_text(written), result)
+def _call(name: str, arguments: Any, result: Any) -> Call:
+    if not name:
+        raise AttemptError("grader", f"a tool call has no name: {str(arguments)[:200]}", retry=False)
+    if isinstance(arguments, dict):
+        return Call(name, arguments, None, result)
+    return Call(name, {}, as_text(arguments), result)

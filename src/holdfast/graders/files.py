@@ -10,6 +10,7 @@ from msgspec import UnsetType
 from holdfast.errors import AttemptError
 from holdfast.graders.checks import Check, share
 from holdfast.spec.regex import compile_regex
+from holdfast.store.workspace import follow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,15 +31,19 @@ class _Files:
         self._blobs: Blobs = blobs
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file, or a folder with files in it."""
+        """Whether there is such a file or link, or a folder with files in it."""
+        return self._lists(path) or ((found := follow(self._files, path)) is not None and self._lists(found))
+
+    def _lists(self, path: str) -> bool:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None where there is none."""
-        if path not in self._files:
+        """What is in a file; None where there is none. Links are followed inside the workspace alone."""
+        found = follow(self._files, path)
+        if found is None or found not in self._files:
             return None
         try:
-            return self._blobs.read(self._files[path])
+            return self._blobs.read(self._files[found])
         except (OSError, ValueError) as error:
             raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
 

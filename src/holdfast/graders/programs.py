@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.graders.calls import calls_of
+from holdfast.graders.calls import NOT_SEEN, calls_of
 from holdfast.graders.checks import rendered, share
 from holdfast.graders.sandbox import Confined, room, run_in
 from holdfast.graders.types import Verdict
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.file_fields import CodeGrader, ProgramGrader
 
+_TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
 _JAVASCRIPT: Final = """
 const asked = JSON.parse(require('fs').readFileSync(0, 'utf8'));
 const write = process.stdout.write.bind(process.stdout);
@@ -86,6 +88,8 @@ class Code(Confined):
 
     async def judge(self, case: Case) -> Verdict:
         """Evaluate each of them."""
+        if calls_of(case.output) is None and any(_TOOL_CALLS.search(text) for text in self.block.assertions):
+            return NOT_SEEN
         names = _names(case, case.said(self.block), timed="seconds" in self.block.measures)
         asked = {"assertions": self.block.assertions, "names": names}
         async with room(case) as place:
@@ -109,7 +113,7 @@ class Code(Confined):
 def _names(case: Case, said: str, *, timed: bool) -> dict[str, Any]:
     """What assertions can speak of; how long it took only where that is in the key."""
     output = case.output
-    calls = calls_of(output.messages)
+    calls = calls_of(output)
     return {
         "output": said,
         "sample": dict(case.sample.fields),
@@ -117,7 +121,7 @@ def _names(case: Case, said: str, *, timed: bool) -> dict[str, Any]:
         "transcript": output.messages,
         "tool_calls": [
             {"name": call.name, "arguments": call.arguments if call.raw is None else call.raw, "result": call.result}
-            for call in calls
+            for call in calls or ()
         ],
         "errors": [],
         "outcome": {},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.graders.asking import JudgeModel, Session
-from holdfast.graders.calls import calls_of
+from holdfast.graders.calls import calls_in_messages
 from holdfast.graders.checks import rendered
 from holdfast.graders.replies import Unreadable, boundary, read_score
 from holdfast.graders.types import Verdict, message_text
@@ -122,7 +122,7 @@ class Judge:
         for _ in range(_MOST_ROUNDS):
             reply = await session.ask()
             message = (reply.messages or [{}])[-1]
-            for call in calls_of([message]):
+            for call in calls_in_messages([message]):
                 if call.name in verdicts:
                     verdicts[call.name].append(": ".join(filter(None, (call.text("description"), call.text("reason")))))
             if not (calls := message.get("tool_calls")):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 
 from holdfast.errors import AttemptError
-from holdfast.graders.calls import as_text, calls_of, skills_of
+from holdfast.graders.calls import NOT_SEEN, as_text, calls_of, skills_of
 from holdfast.graders.checks import Check, share
 from holdfast.graders.schema import stay_here
 from holdfast.graders.types import Verdict
@@ -45,7 +45,11 @@ class Behavior(Check):
     def check(self, case: Case) -> Verdict:
         """One check per limit and per tool."""
         block = self.block
-        calls = calls_of(case.output.messages)
+        calls = calls_of(case.output)
+        if calls is None:
+            if block.max_tool_calls is not None or block.required_tools or block.forbidden_tools:
+                return NOT_SEEN
+            calls = []
         spent: dict[str, float] = {"tool_calls": len(calls)}  # and what has a limit: the rest is not in the key
         if block.max_duration_ms is not None:
             spent["duration_ms"] = case.output.timing.seconds * 1000
@@ -91,7 +95,10 @@ class ActionSequence(Check):
     def check(self, case: Case) -> Verdict:
         """Compare the calls' names."""
         wanted = self.block.expected_actions
-        got = [call.name for call in calls_of(case.output.messages)]
+        calls = calls_of(case.output)
+        if calls is None:
+            return NOT_SEEN
+        got = [call.name for call in calls]
         fits = matches(wanted, got, self.block.matching_mode.removesuffix("_match"))
         said = "" if fits else f"called {', '.join(got) or 'nothing'}, not {', '.join(wanted)}"
         return Verdict(f1(wanted, got), said, {"called": got}, passed=fits)
@@ -107,7 +114,10 @@ class SkillInvocation(Check):
     def check(self, case: Case) -> Verdict:
         """F1 of the required ones, less where more was used than allowed; 0 with a forbidden one."""
         block, wanted = self.block, self.block.required_skills
-        got = skills_of(calls_of(case.output.messages))
+        calls = calls_of(case.output)
+        if calls is None:
+            return NOT_SEEN
+        got = skills_of(calls)
         failures, score = [], 1.0
         if wanted:
             score = f1(wanted, got)
@@ -150,7 +160,9 @@ class ToolCalls(Check):
     def check(self, case: Case) -> Verdict:
         """One check per tool, per bound and per expected call."""
         block = self.block
-        calls = calls_of(case.output.messages)
+        calls = calls_of(case.output)
+        if calls is None:
+            return NOT_SEEN
         failures = _names(calls, block.required_tools, block.forbidden_tools)
         if len(calls) < block.min_calls:
             failures.append(f"{len(calls)} calls, fewer than {block.min_calls}")
@@ -174,7 +186,9 @@ class ToolConstraint(Check):
 
     def check(self, case: Case) -> Verdict:
         """One check per entry; what alone is allowed is one."""
-        calls = calls_of(case.output.messages)
+        calls = calls_of(case.output)
+        if calls is None:
+            return NOT_SEEN
         failures = [f"no call of {found.shown}" for found in self._expected if not any(map(found, calls))]
         failures += [f"a call of {found.shown}" for found in self._rejected if any(map(found, calls))]
         names = dict.fromkeys(call.name for call in calls)

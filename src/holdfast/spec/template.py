@@ -16,12 +16,38 @@ if TYPE_CHECKING:
 
     import jinja2
 
-__all__ = ["RENDER_ERRORS", "Template", "TemplateError", "TemplateSyntaxError", "expression", "render_tree", "texts"]
+__all__ = [
+    "RENDER_ERRORS",
+    "NotText",
+    "Template",
+    "TemplateError",
+    "TemplateSyntaxError",
+    "expression",
+    "render_tree",
+    "texts",
+]
 
 RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """What rendering over a user's row may raise."""
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+class NotText(TemplateError):
+    """A list or an object where a text is needed: Python's way to write it is nobody's prompt."""
+
+    hint = (
+        "Write {{ x | tojson }} to send it as JSON, {{ x | join(', ') }} for its parts, or {{ x[0].content }} for one."
+    )
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, list | tuple | dict):
+        raise NotText(f"{'an object' if isinstance(value, dict) else 'a list'} cannot be sent as a text: {value!r:.80}")
+    return value
+
+
+_texts_alone = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_text)
 _globals = dict(_environment.globals)
 _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 _SINGLE = re.compile(r"\s*\{\{-?(.*?)-?\}\}\s*", re.DOTALL)
@@ -39,16 +65,16 @@ _strict_environment = _environment.overlay(finalize=_scalar)
 
 
 class Template:
-    """A compiled template and the variables it names."""
+    """A compiled template and the variables it names. With `texts_only`, lists and objects are not written into it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, texts_only: bool = False) -> None:
         self.source = source
         self.names: frozenset[str] = frozenset()
         self._compiled: jinja2.Template | None = None
         self._field: str | None = None
         if "{{" in source or "{%" in source or "{#" in source:
             self.names = frozenset(meta.find_undeclared_variables(_environment.parse(source)))
-            self._compiled = _environment.from_string(source)
+            self._compiled = (_texts_alone if texts_only else _environment).from_string(source)
         if (match := _ONE_FIELD.fullmatch(source)) and match[1] in self.names:  # `{{ none }}` names nothing
             self._field = match[1]
         self._expression: Expression | None = None

@@ -65,6 +65,18 @@ class Mark(Struct, frozen=True):
     """the workspace after the turn: paths to digests of contents"""
 
 
+class ToolCall(Struct, frozen=True, omit_defaults=True):
+    """A tool call of a trial."""
+
+    turn: int
+    name: str | None
+    """None: nobody knows what was called in this turn"""
+    arguments: Any = None
+    """as JSON; as the model wrote them where they are not JSON"""
+    result: Any = None
+    """None where it is not known"""
+
+
 class Output(Struct, frozen=True, omit_defaults=False):
     """A finished trial: a line of `outputs.jsonl`."""
 
@@ -79,7 +91,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     usage: Usage
     timing: Timing
     digest: str
-    """of `messages`, so that a grade is tied to what it graded"""
+    """of `messages`, `files` and `calls`, so that a grade is tied to what it graded"""
     state: Any = None
     marks: list[Mark] | UnsetType = UNSET
     """where each turn ended, in conversations of more than one"""
@@ -87,6 +99,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """digest of the checkpoint that ended the conversation, where one did"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace at the end: paths to digests of contents, which are in the run directory's `files/`"""
+    calls: list[ToolCall] | UnsetType = UNSET
+    """every tool call in order, where `messages` do not hold them all"""
     source: str | UnsetType = UNSET
     """the run it was copied from, where it was"""
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.canonical import digest_bytes
 from holdfast.store.files import make_directory, replacing, sync_directory
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 Files = dict[str, str]
-"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. An empty folder
-is a path that ends in `/`, with no digest: some programs miss it, git for one"""
+"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. A symbolic
+link has `link:` and its target in place of a digest. An empty folder is a path that ends in `/`, with no digest: some
+programs miss it, git for one"""
 
 MOST_BYTES: Final = 256 * 1024 * 1024
 """more than this is not a workspace but a data set"""
+
+
+LINK: Final = "link:"
+_MOST_LINKS: Final = 40
 
 
 class TooLarge(ValueError):
@@ -72,7 +80,7 @@ class Blobs:
 
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:
-    """Keep every regular file below a folder. Links are left out: they may lead anywhere."""
+    """Keep every regular file and every symbolic link below a folder. Links are kept as links and never followed."""
     if folder.is_symlink():
         raise ValueError("it has been replaced by a link")
     files: Files = {}
@@ -81,15 +89,31 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
         folders.sort()
         if not folders and not names and Path(place) != folder:
             files[_name(Path(place), folder) + "/"] = ""
-        for name in sorted(names):
+        for name in sorted([*names, *(name for name in folders if Path(place, name).is_symlink())]):
             path = Path(place, name)
-            if path.is_symlink() or not path.is_file():
-                continue
-            total += path.stat().st_size
-            if total > MOST_BYTES:
-                raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
-            files[_name(path, folder)] = blobs.keep(path.read_bytes()) + mode_of(path)
+            if path.is_symlink():
+                files[_name(path, folder)] = link_of(path, folder)
+            elif path.is_file():
+                total += path.stat().st_size
+                if total > MOST_BYTES:
+                    raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
+                files[_name(path, folder)] = blobs.keep(path.read_bytes()) + mode_of(path)
     return files
+
+
+def link_of(path: Path, folder: Path) -> str:
+    """What stands for a link. One that names the folder itself is made relative, for the folder is not always there."""
+    target = os.readlink(path)  # noqa: PTH115 - the very text: a Path drops `./` and `/` at the end
+    if Path(target).is_relative_to(folder):
+        target = os.path.relpath(target, path.parent)
+    return LINK + _utf8(target)
+
+
+def _entry(path: Path, folder: Path) -> str | None:
+    """What stands for a path that is no folder; None for what is not kept."""
+    if path.is_symlink():
+        return link_of(path, folder)
+    return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
 
 
 def restore(files: Files, blobs: Blobs, folder: Path) -> None:
@@ -104,25 +128,50 @@ def restore(files: Files, blobs: Blobs, folder: Path) -> None:
                 if known + "/" not in files:
                     with suppress(OSError):  # something in it stays
                         path.rmdir()
-            elif (
-                path.is_symlink()
-                or not path.is_file()
-                or files.get(known) != digest_bytes(path.read_bytes()) + mode_of(path)
-            ):
+            elif files.get(known) != _entry(path, folder):
                 path.unlink()
-    for name, digest in files.items():
+    # Links come last: no file is written through one.
+    for name, digest in sorted(files.items(), key=lambda item: item[1].startswith(LINK)):
         path = inside(folder, name)
         if name.endswith("/"):
             path.mkdir(parents=True, exist_ok=True)
-        elif not path.exists():
+        elif not os.path.lexists(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if digest.startswith(LINK):
+                path.symlink_to(digest.removeprefix(LINK))
+                continue
             path.write_bytes(blobs.read(digest))
             if digest.endswith("+x"):
                 path.chmod(0o755)
 
 
+def follow(files: Mapping[str, str], path: str) -> str | None:
+    """A path with the links of a snapshot followed; None where they lead out of the workspace, or in a circle."""
+    ahead, behind = path.split("/")[::-1], list[str]()
+    links = 0
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            if not behind:
+                return None
+            behind.pop()
+        elif part not in ("", "."):
+            behind.append(part)
+            target = files.get("/".join(behind), "")
+            if target.startswith(LINK):
+                links += 1
+                if links > _MOST_LINKS or target.startswith(f"{LINK}/"):
+                    return None
+                behind.pop()
+                ahead += target.removeprefix(LINK).split("/")[::-1]
+    return "/".join(behind)
+
+
 def _name(path: Path, folder: Path) -> str:
-    name = path.relative_to(folder).as_posix()
+    return _utf8(path.relative_to(folder).as_posix())
+
+
+def _utf8(name: str) -> str:
     if not name.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in name):
         raise ValueError(f"the name of {name!r} is not UTF-8")
     return name
@@ -134,8 +183,9 @@ def mode_of(path: Path) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A path below a folder; ValueError for one that would leave it."""
-    path = (folder / name).resolve()
-    if folder.resolve() not in path.parents:
+    """A path below a folder, its last part not followed; ValueError for one that would leave the folder."""
+    path, root = folder / name, folder.resolve()
+    parent = path.parent.resolve()
+    if (root != parent and root not in parent.parents) or path.name in ("", ".."):
         raise ValueError(f"{name!r} leads out of the workspace, or is no file in it")
     return path

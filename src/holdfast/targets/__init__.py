@@ -12,6 +12,7 @@
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
 `tools`     Python functions a model may call, and `mcp`, the tools of MCP servers
 `scripted`  tools that answer by a script
+`trace`     the tool calls of a turn, gathered from all that passes by
 `prices`    dollars per token
 `build`     from what the eval file says to the target
 """

@@ -152,17 +152,33 @@ class Command:
             ) from error
         except OSError as error:
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
+        out, err = bytearray(), bytearray()
         try:
             if given is not None and process.stdin is not None:
                 # A program may end, or close its input, without having read it. uvloop says that with a RuntimeError.
                 with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
                     process.stdin.write(given.encode())
                     process.stdin.close()
-            out, err = await process.communicate()
+            assert process.stdout is not None and process.stderr is not None
+            await asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), process.wait())
+        except asyncio.CancelledError as cancelled:
+            if end := _end(out, err):
+                cancelled.add_note(f"{arguments[0]} had said: {end}")  # a time-out says it
+            raise
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
         if process.returncode != 0:
-            said = err[-_SHOWN:].decode("utf-8", "replace").strip()
-            raise AttemptError("agent", f"{arguments[0]} ended with {process.returncode}: {said}")
+            raise AttemptError("agent", f"{arguments[0]} ended with {process.returncode}: {_end(out, err)}")
         return Reply(text=out.decode("utf-8", "replace").strip("\n"))
+
+
+async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
+    while part := await stream.read(1 << 16):
+        into += part
+
+
+def _end(out: bytearray, err: bytearray) -> str:
+    """The end of what a program has said on its standard error, else on its standard output."""
+    shown = err if err.strip() else out
+    return shown[-_SHOWN:].decode("utf-8", "replace").strip()

@@ -111,7 +111,7 @@ class McpServer:
             return _as_text(await connection.call(offered.name, arguments))
 
         schema = dict(offered.input_schema)
-        return Tool(offered.name, offered.description or "", schema, self._block.replay, run)
+        return Tool(offered.name, offered.description or "", schema, self._block.replay, run, home=connection)
 
     async def _connect(self, workspace: Path | None) -> Connection:
         connection = Connection(self.shown)

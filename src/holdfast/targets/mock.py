@@ -30,7 +30,9 @@ class Mock:
     async def reply(self, turn: Turn) -> Reply:
         """The prompt, and what is known of the row."""
         said = [f"Mock response for: {turn.prompt}", *_about(turn.sample.fields)]
-        return Reply(text="\n".join(said), usage=Usage(0, 0, 0, 0.0))
+        text = "\n".join(said)
+        messages = [{"role": "assistant", "content": text}]  # a reply with messages has no other calls than theirs
+        return Reply(text=text, messages=messages, usage=Usage(0, 0, 0, 0.0))
 
 
 def _about(row: Row) -> list[str]:

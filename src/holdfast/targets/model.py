@@ -94,6 +94,7 @@ class Model:
             return await self.complete(turn.messages)
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
+        await self._tools.restore(tools, turn)
         offered = [tool.offer() for tool in tools.values()]
         said: list[Message] = []
         for _ in range(self._block.max_steps):
@@ -140,14 +141,14 @@ class Model:
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
         if not isinstance(message.get("tool_calls") or [], list):
             raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
-        if content is None:
-            content = ""  # all its tokens went into thinking, or it only calls tools: that is its answer
-        if not isinstance(content, str):
+        text = "" if content is None else content  # all its tokens went into thinking, or it only calls tools
+        if not isinstance(text, str):
             raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
-        said: Message = {"role": "assistant", "content": content}
+        # Beside tool calls null goes back to the model as null: some servers refuse an empty text there.
+        said: Message = {"role": "assistant", "content": content if message.get("tool_calls") else text}
         if self._block.api == "chat":
             said |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
-        return Reply(text=content, messages=[said], usage=usage, stop=str(stop))
+        return Reply(text=text, messages=[said], usage=usage, stop=str(stop))
 
     async def _streamed(self, events: AsyncIterator[Any]) -> Reply:
         started, first = time.monotonic(), None
@@ -170,7 +171,7 @@ class Model:
         if stop is None:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
         text = "".join(parts)
-        said: Message = {"role": "assistant", "content": text}
+        said: Message = {"role": "assistant", "content": text if parts or not wanted else None}
         if wanted:
             said["tool_calls"] = [wanted[number] for number in sorted(wanted)]
         return Reply(

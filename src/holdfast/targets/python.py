@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from contextlib import AsyncExitStack
+import sys
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault, UsageError
@@ -17,8 +19,8 @@ from holdfast.spec.fields import ModelTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, use
-from holdfast.targets.types import Reply
+from holdfast.targets.tools import Toolbox, as_text, home_of, use
+from holdfast.targets.types import PROCESS, Home, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
-    from holdfast.targets.types import Message, Replay, Turn
+    from holdfast.targets.types import Message, PastCall, Replay, Turn
 
 OFFERED = ("prompt", "messages", "sample", "context")
 
@@ -146,6 +148,7 @@ class PythonFunction:
         if calls is not None:
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
+            calls.observed = self._function.takes("context")
         if proxy is not None and calls is not None:
             context.base_url = proxy.base_url(calls)
             proxy.admit(calls)
@@ -160,6 +163,8 @@ class PythonFunction:
                 proxy.dismiss(calls)
 
     async def _call(self, turn: Turn, context: Context) -> Reply:
+        if turn.calls is not None:
+            await self._restore_calls(turn)
         resumed = turn.calls is not None and not turn.calls.first
         if self._restore is not None and turn.state is not None and resumed:
             await self._restore({"state": turn.state, "context": context})
@@ -186,17 +191,57 @@ class PythonFunction:
         """A tool's result, for `context.tool`."""
         assert turn.calls is not None
         if isinstance(tool, str):
-            tools: dict[str, Tool] = {} if self._tools is None else await self._tools.of(turn.calls)
+            tools = await self._tools_of(turn)
             if tool not in tools:
                 raise UsageError(f"there is no tool called {tool!r} in target.tools")
+            await self._restore_calls(turn)  # its server may have crashed since the turn began
             return await use(tools, tool, arguments, turn)
         name = getattr(tool, "__name__", type(tool).__name__)
-        called = Function(functools.partial(tool, **arguments), (), f"context.tool({name})")
+        reference = _reference(tool)
+        home = PROCESS if reference is not None else getattr(tool, "__self__", tool)
+        live = functools.partial(_called, tool, arguments)
+        return await turn.calls.tool(name, arguments, live, replay, home, reference)
 
-        async def live() -> Any:
-            return _as_json(await called({}))
+    async def _tools_of(self, turn: Turn) -> dict[str, Tool]:
+        assert turn.calls is not None
+        return {} if self._tools is None else await self._tools.of(turn.calls)
 
-        return await turn.calls.tool(name, arguments, live, replay)
+    async def _restore_calls(self, turn: Turn) -> None:
+        """Bring the state back that earlier calls of `context.tool` have built, where it has been lost."""
+        assert turn.calls is not None
+
+        async def find(past: PastCall) -> Home | None:
+            if isinstance(past.function, UnsetType):
+                return home_of(await self._tools_of(turn), past, turn)
+            function = None if past.function is None else _referenced(past.function)
+            return Home(PROCESS, None if function is None else functools.partial(_again, function, past.arguments))
+
+        await turn.calls.restore(find)
+
+
+def _reference(function: Callable[..., Any]) -> str | None:
+    """A function as `module:name`; None for one that cannot be found so, such as a closure or a method."""
+    reference = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
+    return reference if _referenced(reference) is function else None
+
+
+def _referenced(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+async def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    name = getattr(function, "__name__", type(function).__name__)
+    return _as_json(await Function(functools.partial(function, **arguments), (), f"context.tool({name})")({}))
+
+
+async def _again(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call a function for the state it builds; whatever it raised the first time, the agent has dealt with it."""
+    with suppress(Exception):
+        await _called(function, arguments)
 
 
 def _as_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ gone, a server that crashed, is an error of the attempt, which is tried again.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -20,6 +21,7 @@ from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, function_source, load_function, said_with_place
 from holdfast.spec.secrets import shown_url
 from holdfast.spec.source import command_files
+from holdfast.targets.types import PROCESS, Home
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.spec.fields import ToolBlock
     from holdfast.spec.load import Eval
     from holdfast.targets.mcp import McpServer
-    from holdfast.targets.types import Calls, Message, Replay, Turn
+    from holdfast.targets.types import Calls, Message, PastCall, Replay, Turn
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
@@ -56,6 +58,8 @@ class Tool:
     """a JSON Schema"""
     replay: Replay
     run: Callable[[dict[str, Any], ToolContext], Awaitable[str]]
+    home: object = PROCESS
+    """what holds the state that calls build"""
 
     def offer(self) -> dict[str, Any]:
         """As a model is told of it."""
@@ -110,27 +114,48 @@ class Toolbox:
                 tools[tool.name] = tool
         return tools
 
+    async def restore(self, tools: dict[str, Tool], turn: Turn) -> None:
+        """Bring the state back that earlier calls of the trial have built, where it has been lost."""
+        assert turn.calls is not None
+
+        async def find(past: PastCall) -> Home | None:
+            return home_of(tools, past, turn)
+
+        await turn.calls.restore(find)
+
 
 async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
     """Call a tool, recorded; what it raises comes back as its result."""
     assert turn.calls is not None
     tool = tools.get(name)
-    context = ToolContext(dict(turn.sample.fields), turn.trial, turn.number, turn.calls.workspace)
+    live = functools.partial(_run, tools, name, arguments, turn, turn.number)
+    if tool is None:
+        return str(await turn.calls.tool(name, arguments, live, "record"))
+    return str(await turn.calls.tool(name, arguments, live, tool.replay, tool.home))
 
-    async def live() -> str:
-        if tool is None:
-            return f"Error: there is no tool called {name!r}; there are: {', '.join(tools)}"
-        if not isinstance(arguments, dict):
-            return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
-        try:
-            return await tool.run(arguments, context)
-        except (AttemptError, Fault):
-            raise
-        except Exception as error:  # the tool's own: the model is told, and may do better
-            return as_text(f"Error: {said_with_place(error)}")
 
-    result = await turn.calls.tool(name, arguments, live, "record" if tool is None else tool.replay)
-    return str(result)
+async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int) -> str:
+    assert turn.calls is not None
+    tool = tools.get(name)
+    if tool is None:
+        return f"Error: there is no tool called {name!r}; there are: {', '.join(tools)}"
+    if not isinstance(arguments, dict):
+        return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
+    context = ToolContext(dict(turn.sample.fields), turn.trial, number, turn.calls.workspace)
+    try:
+        return await tool.run(arguments, context)
+    except (AttemptError, Fault):
+        raise
+    except Exception as error:  # the tool's own: the model sees the error, and may do better
+        return as_text(f"Error: {said_with_place(error)}")
+
+
+def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
+    """The home of a past call of one of these tools; None where it is no `replay: again` call."""
+    tool = tools.get(past.name)
+    if tool is None or tool.replay != "again":
+        return None
+    return Home(tool.home, functools.partial(_run, tools, past.name, past.arguments, turn, past.turn))
 
 
 async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from holdfast.store.records import Usage
+from holdfast.store.records import ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -24,6 +25,34 @@ Replay = Literal["record", "never", "again"]
 is a side effect that must never happen twice; or it runs again, to bring a server's own state back."""
 
 
+PROCESS: Final = object()
+"""The home of state that lives in this process, such as the globals of a Python module."""
+
+
+class PastCall(NamedTuple):
+    """A finished tool call of a trial, to be run again where the state it built has been lost."""
+
+    turn: int
+    name: str
+    arguments: Any
+    """UNSET where they are not on record"""
+    function: str | UnsetType | None = UNSET
+    """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
+
+
+class Home(NamedTuple):
+    """What holds the state that a past call has built."""
+
+    home: object
+    """compared by identity"""
+    rerun: Callable[[], Awaitable[object]] | None
+    """runs the call there; None where it cannot be run any more"""
+
+
+FindHome = Callable[[PastCall], Awaitable[Home | None]]
+"""finds the home of a past call; None where it is no `replay: again` call"""
+
+
 class Calls(Protocol):
     """One attempt's model and tool calls: recorded before their results are used, answered from the record later."""
 
@@ -33,6 +62,8 @@ class Calls(Protocol):
     """the trial's folder, where the eval has one"""
     first: bool
     """nothing of this turn has been tried before, and the turn before it was had in this process"""
+    observed: bool
+    """the target makes its tool calls through here: where there are none, it has made none"""
 
     async def model(
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
@@ -40,8 +71,20 @@ class Calls(Protocol):
         """A model's answer, as JSON. `usage` reads what it used from that; default: its field `usage`."""
         ...
 
-    async def tool(self, name: str, arguments: Any, live: Callable[[], Awaitable[Any]], replay: Replay) -> Any:
-        """A tool's result, as JSON."""
+    async def tool(
+        self,
+        name: str,
+        arguments: Any,
+        live: Callable[[], Awaitable[Any]],
+        replay: Replay,
+        home: object = PROCESS,
+        function: str | UnsetType | None = UNSET,
+    ) -> Any:
+        """A tool's result, as JSON. `home` holds the state that a `replay: again` call builds."""
+        ...
+
+    async def restore(self, find: FindHome) -> None:
+        """Run the earlier `replay: again` calls of the trial in homes that have not seen them."""
         ...
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
@@ -97,6 +140,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """what the target wants kept with the output, and gets back with the next turn; JSON"""
     files: dict[str, str] | None = None
     """the workspace after this reply, filled in by the engine"""
+    calls: list[ToolCall] | UnsetType = UNSET
+    """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
 
 
 class Target(Protocol):

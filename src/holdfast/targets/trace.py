@@ -1,0 +1,248 @@
+"""The tool calls of one turn, gathered from everything that passes by: each once, in order, with its result.
+
+A call is asked for in a model's answer, run through `context.tool`, or both. Agents repeat it in the messages of later
+requests, where its result is too. A call that only stands in a request is one that the agent wrote itself: it counts
+behind the last user message; what stands before it is history, or an example.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.store.records import ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from holdfast.targets.types import Message
+
+_UNREAD: Final = ("responses", "messages")
+"""where models are asked in formats that are not read here, by the last part of the path"""
+
+
+@dataclass(eq=False)
+class Seen:
+    """A tool call."""
+
+    name: str
+    arguments: Any
+    """an object; what is none is kept as the model wrote it"""
+    id: str
+    result: Any = UNSET
+    step: Hashable = None
+    """the recorded call in which it was first seen"""
+
+    def same(self, other: Seen) -> bool:
+        """Whether both ask for the same."""
+        return self.name == other.name and _decoded(self.arguments) == _decoded(other.arguments)
+
+
+def calls_in(message: Mapping[str, Any]) -> Iterator[Seen]:
+    """The tool calls of an assistant message, whether or not they have a name."""
+    asked = message.get("tool_calls") if message.get("role", "assistant") == "assistant" else None
+    for call in asked if isinstance(asked, list | tuple) else ():
+        yield _call(call)
+    if not asked and isinstance(message.get("function_call"), dict):  # as the API had it before there were tools
+        yield _call(message["function_call"])
+
+
+def _call(call: Any) -> Seen:
+    body: Any = call.get("function") or call.get("custom") or call if isinstance(call, dict) else {}
+    body = body if isinstance(body, dict) else {}
+    name, arguments = body.get("name"), body.get("arguments", body.get("input"))
+    decoded = _decoded(arguments)
+    whole = call if isinstance(call, dict) else {}
+    return Seen(
+        name if isinstance(name, str) else "",
+        decoded if isinstance(decoded, dict) else arguments,
+        str(whole.get("id") or ""),
+        whole.get("result", UNSET),
+    )
+
+
+def _decoded(arguments: Any) -> Any:
+    if isinstance(arguments, str | None):
+        with suppress(msgspec.DecodeError, RecursionError):  # else they are no JSON
+            return msgspec.json.decode(arguments or "{}")
+    return arguments
+
+
+def read_calls(messages: Iterable[Mapping[str, Any]]) -> list[Seen]:
+    """All tool calls of a conversation in their order; a tool's message answers the last call with its id."""
+    calls: list[Seen] = []
+    last: dict[str, Seen] = {}
+    for message in messages:
+        if (about := _answers(message)) is not None:
+            _give(last.get(about), message)
+        for call in calls_in(message):
+            calls.append(call)
+            last[call.id or call.name] = call
+    return calls
+
+
+def _answers(message: Mapping[str, Any]) -> str | None:
+    """The id of the call that a tool's message answers, or in old messages the function's name."""
+    role = message.get("role")
+    return str(message.get("tool_call_id" if role == "tool" else "name")) if role in ("tool", "function") else None
+
+
+def _give(call: Seen | None, message: Mapping[str, Any]) -> None:
+    if call is not None and call.result is UNSET:
+        call.result = message.get("content")
+
+
+def as_listed(calls: Iterable[Seen], turn: int) -> list[ToolCall]:
+    """The calls as an output keeps them."""
+    return [ToolCall(turn, call.name, call.arguments, None if call.result is UNSET else call.result) for call in calls]
+
+
+class Trace:
+    """The calls of one attempt at a turn."""
+
+    def __init__(self) -> None:
+        self._calls: list[Seen] = []
+        self._asked: dict[str, list[Seen]] = {}
+        """what was asked for in answers to equal requests: a client that asks twice does not mean two calls"""
+        self._heard: Sequence[Message] = ()
+        """the messages of the last request"""
+        self.observed = False
+        """the target's calls pass by here"""
+        self.unread = False
+        """some of them in a format that nobody can read here"""
+
+    def request(self, body: Any) -> None:
+        """Read what a model is asked."""
+        messages = body.get("messages") if isinstance(body, dict) else None
+        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+            self._heard = messages
+            self._matched(messages)
+
+    def response(self, step: Hashable, request: str, path: str | None, response: Any) -> None:
+        """Read what a model answered; `request` is the digest of the request, `path` where it went."""
+        if path is not None and (path.rpartition("/")[2] in _UNREAD or "generateContent" in path):
+            self.unread = self.observed = True
+            return
+        try:
+            answers = _messages(response)
+        except (AttributeError, TypeError, KeyError):
+            self.unread = True
+            return
+        self.observed |= bool(answers)
+        before = self._asked.setdefault(request, [])
+        new: list[Seen] = []
+        for answer in answers:
+            for call in calls_in(answer):
+                if any(call.same(known) and call.id == known.id for known in before):
+                    continue
+                call.step = step
+                new.append(call)
+        before += new
+        self._calls += new
+
+    def ran(self, step: Hashable, name: str, arguments: Any, result: Any) -> None:
+        """Note a call that was run through `context.tool`, whether or not a model had asked for it."""
+        self.observed = True
+        call = Seen(name, arguments, "", step=step)
+        asked = next((known for known in self._calls if known.result is UNSET and known.same(call)), None)
+        if asked is None:
+            asked = call
+            self._calls.append(call)
+        asked.result = result
+
+    def covered_by(self, messages: Sequence[Message]) -> bool:
+        """Whether messages that the target gives as its reply hold all calls; further calls in them are added."""
+        matched = self._matched(messages, all_new=True)
+        return len(matched) == len(self._calls)
+
+    def transcript(self, text: str) -> tuple[list[Message], bool]:
+        """A reply with the calls that the last request tells of, and whether those are all."""
+        found = self._matched(self._heard)
+        places = set(found.values())
+        messages: list[Message] = []
+        answered: set[str | None] = set()
+        for number, message in enumerate(self._heard):
+            if number in places:
+                answered |= {call.id or call.name for call in calls_in(message)}
+            if number in places or _answers(message) in answered:
+                messages.append(message)
+        return [*messages, {"role": "assistant", "content": text}], len(found) == len(self._calls)
+
+    def calls(self, steps: Mapping[Any, int]) -> list[Seen]:
+        """All calls by the place of their steps in the record, which is the same in every process."""
+        places: list[int] = []
+        for call in self._calls:  # one without a step of its own comes after the call before it
+            places.append(steps.get(call.step, places[-1] if places else -1))
+        order = sorted(range(len(places)), key=lambda number: places[number])
+        return [self._calls[number] for number in order]
+
+    def _matched(self, messages: Sequence[Message], *, all_new: bool = False) -> dict[Seen, int]:
+        """The calls that messages tell of, each with the place of its message; results are taken from there.
+
+        Matched from the end, so that equal calls of earlier turns, which stand before, are left over.
+        """
+        users = [number for number, message in enumerate(messages) if message.get("role") == "user"]
+        start = -1 if all_new or not users else users[-1]
+        matched: dict[Seen, int] = {}
+        occurrences: list[tuple[int, Seen, Seen | None]] = []
+        for number in reversed(range(len(messages))):
+            for call in reversed(list(calls_in(messages[number]))):
+                known = self._known(call, matched)
+                if known is not None:
+                    matched[known] = number
+                occurrences.append((number, call, known))
+        occurrences.reverse()
+        for at, (number, call, known) in enumerate(occurrences):
+            if known is None and number > start:
+                self._calls.append(call)
+                matched[call] = number
+                occurrences[at] = number, call, call
+        self._take_results(messages, occurrences)
+        return matched
+
+    def _known(self, call: Seen, taken: Mapping[Seen, int]) -> Seen | None:
+        free = [known for known in reversed(self._calls) if known not in taken]
+        by_id = (known for known in free if call.id and (known.id, known.name) == (call.id, call.name))
+        return next(by_id, None) or next((known for known in free if known.same(call)), None)
+
+    @staticmethod
+    def _take_results(messages: Sequence[Message], occurrences: list[tuple[int, Seen, Seen | None]]) -> None:
+        last: dict[str, Seen | None] = {}
+        rest = iter(occurrences)
+        coming = next(rest, None)
+        for number, message in enumerate(messages):
+            if (about := _answers(message)) is not None:
+                _give(last.get(about), message)
+            while coming is not None and coming[0] == number:
+                last[coming[1].id or coming[1].name] = coming[2]
+                coming = next(rest, None)
+
+
+def _messages(response: Any) -> list[Message]:
+    """The assistant messages of a model's answer, from the record of it."""
+    if not isinstance(response, dict):
+        return []
+    if "messages" in response:
+        return response["messages"] or []
+    if "events" in response:
+        return _joined(response["events"])
+    whole = response.get("whole")
+    choices = whole.get("choices") if isinstance(whole, dict) else None
+    return [choice.get("message") or {} for choice in choices or ()]
+
+
+def _joined(events: Iterable[Any]) -> list[Message]:
+    """The messages of a stream."""
+    from holdfast.targets.model import join_tool_call
+
+    answers: dict[int, dict[int, dict[str, Any]]] = {}
+    for event in events:
+        for choice in event.get("choices") or ():
+            calls = answers.setdefault(choice.get("index") or 0, {})
+            for piece in (choice.get("delta") or choice.get("message") or {}).get("tool_calls") or ():
+                join_tool_call(calls, piece)
+    return [{"tool_calls": [calls[number] for number in sorted(calls)]} for calls in answers.values()]

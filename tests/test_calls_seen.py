@@ -1,0 +1,333 @@
+"""What tool graders see: every call of a turn once, in order; and what they say where nobody knows the calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.store.records import ToolCall
+from holdfast.targets.trace import Trace, as_listed, read_calls
+from tests.support.breaking import kept
+from tests.support.lab import Lab
+from tests.support.running import Server, module_server, run_dir
+from tests.support.specs import command, grade
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+provider = module_server(tool_calls=2)
+"""A model that calls two tools before its answer, where it is offered any."""
+
+GRADERS = [
+    {"type": "tool_calls", "name": "used", "min_calls": 1},
+    {"type": "behavior", "name": "none", "max_tool_calls": 0},
+    {"type": "tool_constraint", "name": "forbidden", "reject_tools": [{"tool": "^calc$"}]},
+    {"type": "action_sequence", "name": "order", "expected_actions": ["calc"], "matching_mode": "in_order_match"},
+    {"type": "skill_invocation", "name": "skill", "forbidden_skills": ["calc"]},
+    {"type": "code", "name": "code", "assertions": ["len(tool_calls) < 9"]},
+]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
+    provider.reset()
+    provider.control(tool_calls=2, calls=[])
+    made = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
+    made.spec["graders"] = GRADERS
+    yield made
+    provider.control(tool_calls=2, calls=[])
+
+
+def agent(lab: Lab, source: str, **keys: Any) -> None:
+    (lab.folder / "agent.py").write_text(CLIENT + source)
+    lab.spec["target"] = {"python": "agent.py:reply", "base_url": lab.provider.base_url, **keys}
+
+
+def scores(run: Path) -> dict[str, float | None]:
+    return {grade["grader"]: grade["score"] for grade in kept(run, "grades")}
+
+
+CLIENT = '''
+import json, urllib.request
+
+OFFERED = [{"type": "function", "function": {"name": "calc", "parameters": {
+    "type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]}}}]
+
+def calc(sum):
+    return "= " + sum
+
+def ask(base, messages, tools=True, path="/chat/completions", **more):
+    body = {"model": "m", "messages": messages, **({"tools": OFFERED} if tools else {}), **more}
+    request = urllib.request.Request(base + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        text = response.read().decode()
+    return text if more.get("stream") else json.loads(text)["choices"][0]["message"]
+
+def loop(base, prompt):
+    """An agent of its own: asks and calls until there is an answer; the whole history."""
+    messages = [{"role": "user", "content": prompt}]
+    while True:
+        messages.append(ask(base, messages))
+        if not messages[-1].get("tool_calls"):
+            return messages
+        for call in messages[-1]["tool_calls"]:
+            said = calc(**json.loads(call["function"]["arguments"]))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+'''
+
+AGENTS = {
+    "a title at the end": (
+        "def reply(prompt, context):\n"
+        "    said = loop(context.base_url, prompt)[-1]['content']\n"
+        "    ask(context.base_url, [{'role': 'user', 'content': 'a title'}], tools=False)\n"
+        "    return said\n"
+    ),
+    "a sub-agent": (
+        "def reply(prompt, context):\n"
+        "    found = loop(context.base_url, prompt)[-1]['content']\n"
+        "    answer = ask(context.base_url, [{'role': 'user', 'content': found}], tools=False)\n"
+        "    return answer['content']\n"
+    ),
+    "a compacted history": (
+        "def reply(prompt, context):\n"
+        "    history = loop(context.base_url, prompt)\n"
+        "    short = [{'role': 'user', 'content': f'{prompt}, so far: {history[-1][\"content\"]}'}]\n"
+        "    return ask(context.base_url, short, tools=False)['content']\n"
+    ),
+    "asked by context.model, run by context.tool": (
+        "def reply(prompt, context):\n"
+        "    messages = [{'role': 'user', 'content': prompt}]\n"
+        "    while True:\n"
+        "        said = context.model(messages, model='m', tools=OFFERED).messages[-1]\n"
+        "        messages.append(said)\n"
+        "        if not said.get('tool_calls'):\n"
+        "            return said['content']\n"
+        "        for call in said['tool_calls']:\n"
+        "            found = context.tool(calc, json.loads(call['function']['arguments']))\n"
+        "            messages.append({'role': 'tool', 'tool_call_id': call['id'], 'content': found})\n"
+    ),
+    "context.tool alone": (
+        "def reply(prompt, context):\n"
+        "    return context.tool(calc, {'sum': 'tea 0'}) + context.tool(calc, {'sum': 'tea 1'})\n"
+    ),
+    "a tool that fails": (
+        "def reply(prompt, context):\n"
+        "    def calc(sum):\n        raise ValueError(sum)\n"
+        "    for number in range(2):\n"
+        "        try:\n            context.tool(calc, {'sum': f'tea {number}'})\n"
+        "        except ValueError:\n            pass\n"
+        "    return 'no use'\n"
+    ),
+    "messages of its own": (
+        "from holdfast import Reply\n"
+        "def reply(prompt, context):\n"
+        "    return Reply(text='done', messages=loop(context.base_url, prompt)[1:])\n"
+    ),
+}
+CALLED = [{"turn": 1, "name": "calc", "arguments": {"sum": f"tea {n}"}, "result": f"= tea {n}"} for n in (0, 1)]
+
+
+def test_each_call_is_seen_once_and_in_order_whatever_the_agent_does_after_it(lab: Lab) -> None:
+    names = [f"agent{number}" for number in range(len(AGENTS))]
+    sources = [text.replace("def reply(", f"def {name}(") for name, text in zip(names, AGENTS.values(), strict=True)]
+    choose = "def reply(prompt, context):\n    return globals()[context.sample_id](prompt, context)\n"
+    agent(lab, "".join([*sources, choose]))
+    lab.rows = [{"id": name, "question": "tea", "expected": "x"} for name in names]
+    run = lab.eval().run
+    outputs = {output["sample"]: output for output in kept(run)}
+    for name, kind in zip(names, AGENTS, strict=True):
+        in_messages = as_listed(read_calls(outputs[name]["messages"]), 1)
+        calls = outputs[name].get("calls") or msgspec.to_builtins(in_messages)
+        assert [{**call, "result": call.get("result", f"= tea {at}")} for at, call in enumerate(calls)] == CALLED, kind
+        assert kind == "a tool that fails" or all("result" in call for call in calls)
+        graded = {grade["grader"]: grade["score"] for grade in kept(run, "grades") if grade["sample"] == name}
+        assert graded == {"used": 1, "none": 0, "forbidden": 0, "order": 2 / 3, "skill": 1, "code": 1}, kind
+    assert [name for name in names if "calls" not in outputs[name]] == [names[3], names[6]], "they are in the messages"
+
+
+def test_a_call_that_ends_the_agent_is_seen_streamed_or_not(lab: Lab, provider: Server) -> None:
+    submit = [{"id": "s", "type": "function", "function": {"name": "calc", "arguments": '{"sum": "last"}'}}]
+    provider.control(tool_calls=0, calls=submit)
+    for stream in (False, True):
+        agent(
+            lab,
+            "def reply(prompt, context):\n"
+            f"    ask(context.base_url, [{{'role': 'user', 'content': prompt}}], stream={stream})\n"
+            "    return 'submitted'\n",
+        )
+        done = lab.eval()
+        assert kept(done.run)[0]["calls"] == [{"turn": 1, "name": "calc", "arguments": {"sum": "last"}}]
+        assert scores(done.run)["used"] == 1 and scores(done.run)["forbidden"] == 0
+
+
+TURNS = (
+    "def reply(prompt, context):\n"
+    "    if context.turn == 2:\n"
+    "        return 'nothing to do'\n"
+    "    context.tool(calc, {'sum': prompt})\n"
+    "    return loop(context.base_url, prompt)[-1]['content']\n"
+)
+
+
+def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab, monkeypatch: Any, capsys: Any) -> None:
+    agent(lab, TURNS)
+    lab.spec |= {
+        "follow_ups": ["more", "tea"],
+        "checkpoints": [{"after_turn": 2, "graders": [{"type": "tool_calls", "name": "two", "max_calls": 3}]}],
+    }
+    assert lab.many_lives() >= 5
+    run = run_dir(lab.folder)
+    (output,) = kept(run)
+    first = ["tea", "tea 0", "tea 1"]
+    called = [(call["turn"], call["arguments"]["sum"]) for call in output["calls"]]
+    assert called == [(turn, text) for turn in (1, 3) for text in first]
+    assert [call["result"] for call in output["calls"]] == ["= tea", "= tea 0", "= tea 1"] * 2
+    assert scores(run)["two"] == 1
+
+    for kind in ("html", "waza"):
+        assert command(monkeypatch, capsys, run, "export", run, "--to", kind).code == 0
+    assert (run / "export" / "html" / "report.html").read_text().count("all tool calls") == 2
+    (results,) = (run / "export" / "waza").glob("*.json")
+    digest = json.loads(results.read_text())["tasks"][0]["runs"][0]["session_digest"]
+    assert digest["tool_call_count"] == 6 and digest["tool_calls"][1] == {"name": "calc", "arguments": {"sum": "tea 0"}}
+
+
+NOT_SEEN = {
+    "a function that only returns a text": {"python": "agent.py:plain"},
+    "a program without the proxy": {"command": [sys.executable, "-c", "print('done')"], "proxy": False},
+    "a program that never comes to the proxy": {"command": [sys.executable, "-c", "print('done')"]},
+    "an agent whose wire format is not read": {"python": "agent.py:reply"},
+    "a workflow behind HTTP": {"http": "", "request": {"input_message": "{{ prompt }}"}, "response": "value"},
+}
+
+
+@pytest.mark.parametrize("kind", NOT_SEEN)
+def test_graders_of_calls_that_nobody_knows_check_nothing_and_say_so(
+    lab: Lab, kind: str, monkeypatch: Any, capsys: Any
+) -> None:
+    agent(
+        lab,
+        "def plain(prompt):\n    return 'done'\n"
+        "def reply(prompt, context):\n"
+        # The server only knows chat, by the end of what it is asked for.
+        "    ask(context.base_url, [{'role': 'user', 'content': prompt}], path='/responses?/chat/completions')\n"
+        "    return 'done'\n",
+    )
+    target = dict(NOT_SEEN[kind])
+    if "http" in target:
+        target["http"] = f"{lab.provider.base_url.removesuffix('/v1')}/generate"
+    lab.spec["target"] = {**({} if "http" in target else {"base_url": lab.provider.base_url}), **target}
+    lab.spec["graders"] = [*GRADERS, {"type": "behavior", "name": "quick", "max_duration_ms": 1e9}]
+    lab.write()
+    done = command(monkeypatch, capsys, lab.folder, "eval", "e.yaml")
+    run = run_dir(lab.folder)
+    assert kept(run)[0]["calls"] == [{"turn": 1, "name": None}]
+    grades = {grade["grader"]: grade for grade in kept(run, "grades")}
+    assert grades.pop("quick")["status"] == "passed"
+    assert {grade["status"] for grade in grades.values()} == {"skipped"}
+    assert "does not report its tool calls" in grades["none"]["feedback"]
+    assert "`used`, `none`" in done.out + done.err and "checked nothing" in done.out + done.err
+
+
+def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab: Lab) -> None:
+    agent(lab, "def reply(prompt, context):\n    return 'without a tool'\n")
+    for target in (lab.spec["target"], {"model": "m", "base_url": lab.provider.base_url}):
+        lab.spec["target"] = target
+        done = lab.eval()
+        assert scores(done.run) == {"used": 0, "none": 1, "forbidden": 1, "order": 0, "skill": 1, "code": 1}
+        assert "calls" not in kept(done.run)[0]
+
+
+def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) -> None:
+    calls = [ToolCall(1, "calc", {"sum": 1}), ToolCall(1, "calc", "no JSON")]
+    block = {"type": "tool_calls", "min_calls": 2, "forbidden_tools": ["other"]}
+    assert grade(tmp_path, block, "done", said={"calls": calls}).score == 1  # type: ignore[union-attr]
+    assert grade(tmp_path, block, "done").score == 0.5  # type: ignore[union-attr]
+
+
+# What passes by
+
+
+def chat(*calls: tuple[str, str, str], content: Any = None) -> dict[str, Any]:
+    asked = [{"id": i, "function": {"name": name, "arguments": given}} for i, name, given in calls]
+    return {"role": "assistant", "content": content, "tool_calls": asked}
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def seen(trace: Trace) -> list[tuple[str | None, Any, Any]]:
+    return [
+        (call.name, call.arguments, call.result)
+        for call in as_listed(trace.calls({step: step for step in range(9)}), 1)
+    ]  # type: ignore[arg-type]
+
+
+USER = {"role": "user", "content": "go"}
+
+
+def test_examples_and_earlier_turns_in_a_request_are_no_calls_of_this_turn() -> None:
+    trace = Trace()
+    history = [chat(("1", "f", "{}")), result("1", "old"), USER]
+    trace.request({"messages": history})
+    trace.response(0, "a", None, {"messages": [chat(("1", "f", "{}"))]})  # some servers number each answer's calls anew
+    trace.request({"messages": [*history, chat(("1", "f", "{}")), result("1", "new")]})
+    assert seen(trace) == [("f", {}, "new")]
+    messages, complete = trace.transcript("done")
+    assert complete and [message.get("content") for message in messages] == [None, "new", "done"]
+
+
+def test_calls_that_come_back_with_other_ids_and_spaces_are_the_same_calls() -> None:
+    trace = Trace()
+    trace.response(0, "a", None, {"messages": [chat(("1", "f", '{"a": 1}'), ("2", "f", '{"a": 1}'))]})
+    again = [USER, chat(("x", "f", '{"a":1}'), ("y", "f", '{"a":1}')), result("x", "one"), result("y", "two")]
+    for _ in range(2):
+        trace.request({"messages": again})
+    assert seen(trace) == [("f", {"a": 1}, "one"), ("f", {"a": 1}, "two")]
+
+
+def test_a_client_that_asks_the_same_twice_does_not_call_twice_but_a_poll_does() -> None:
+    trace = Trace()
+    for step in (0, 1):
+        trace.response(step, "a", None, {"messages": [chat(("1", "poll", "{}"))]})
+    assert len(seen(trace)) == 1
+    trace.request({"messages": [USER, chat(("1", "poll", "{}")), result("1", "wait")]})
+    trace.response(2, "b", None, {"messages": [chat(("1", "poll", "{}"))]})
+    trace.request(
+        {
+            "messages": [
+                USER,
+                *[chat(("1", "poll", "{}")), result("1", "wait")],
+                chat(("1", "poll", "{}")),
+                result("1", "ok"),
+            ]
+        }
+    )
+    assert seen(trace) == [("poll", {}, "wait"), ("poll", {}, "ok")]
+
+
+def test_a_call_that_the_agent_wrote_itself_counts_behind_the_last_user_message() -> None:
+    trace = Trace()
+    trace.request({"messages": [USER, chat(("own", "look", "{}")), result("own", "seen")]})
+    assert seen(trace) == [("look", {}, "seen")]
+
+
+def test_the_order_is_that_of_the_record_whoever_comes_back_first() -> None:
+    trace = Trace()
+    trace.response(1, "b", None, {"messages": [chat(("2", "second", "{}"))]})
+    trace.response(0, "a", None, {"messages": [chat(("1", "first", "{}"))]})
+    assert [name for name, _, _ in seen(trace)] == ["first", "second"]
+
+
+def test_results_of_calls_with_one_id_go_to_the_call_before_them() -> None:
+    messages = [chat(("1", "f", "{}")), result("1", "a"), chat(("1", "g", "[4]")), result("1", "b")]
+    assert [(call.name, call.arguments, call.result) for call in read_calls(messages)] == [
+        ("f", {}, "a"),
+        ("g", "[4]", "b"),
+    ]
