@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
@@ -18,8 +19,9 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
+from holdfast.spec.fields import HttpTarget
 from holdfast.spec.selection import Selection
-from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression
+from holdfast.spec.template import RENDER_ERRORS, Template, TemplateError, expression, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +56,8 @@ class Survey:
     """16 bytes per sample, to notice a row that changes under a running eval"""
     panels: Panels
     """which graders look at which sample"""
+    typed: bool = False
+    """the requests of an HTTP target hold values that are no texts: a number of a row, the list of messages"""
 
     def of(self, position: int) -> bytes:
         """The digest of the sample at a position, as bytes."""
@@ -115,6 +119,7 @@ class Dataset:
         whole, digests, ids = sha256(), bytearray(), array("Q")
         checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval)
         panels = Panels(conditions.everyone)
+        request = _Request(self._eval)
         count = 0
         for sample in self:
             raw = bytes.fromhex(sample.digest[7:])
@@ -124,13 +129,14 @@ class Dataset:
             panel = conditions.of(sample.fields)
             panels.add(panel)
             checks.look(sample, panel)
+            request.look(sample.fields)
             count += 1
         if count == 0:
             raise DataError(", ".join(self.source), "no samples: the dataset is empty, or nothing is selected")
         checks.conclude()
         if len(set(ids)) < count:
             self._name_duplicate()
-        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels)
+        return Survey(count, "sha256:" + whole.hexdigest()[:32], bytes(digests), panels, request.typed)
 
     def _name_duplicate(self) -> None:
         seen: dict[str, str] = {}
@@ -257,6 +263,25 @@ class _TemplateChecks:
             problems.append(Problem(self._document.where(location), said))
         if problems:
             raise ConfigError(problems)
+
+
+class _Request:
+    """The values in the body that an HTTP target is sent: all texts, or not."""
+
+    def __init__(self, spec: Eval) -> None:
+        block = spec.target
+        sources = texts(block.request) if isinstance(block, HttpTarget) else ()
+        self._templates = [Template(source) for source in sources if "{{" in source]
+        self.typed = False
+
+    def look(self, fields: Row) -> None:
+        """Fill in what of the request depends on a row, until something is no text."""
+        if self.typed or not self._templates:
+            return
+        known = {**fields, "prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
+        for compiled in self._templates:
+            with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
+                self.typed |= not isinstance(compiled.value(known), str)
 
 
 def changed_under_us(where: str) -> Fault:

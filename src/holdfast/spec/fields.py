@@ -236,9 +236,13 @@ class HttpTarget(Block):
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
     """may name environment variables as ${NAME}"""
     request: dict[str, Any]
-    """the body; texts in it are templates with `prompt`, `messages` and the row's fields"""
+    """the body; texts in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text that is one
+    `{{ expression }}` and nothing else becomes the expression's value: a list, a number, an object"""
     response: str = "@"
     """a JMESPath to the answer in the reply, or in each event of a stream"""
+    stream_end: str | None = Field(default=None, min_length=1)
+    """the data or the name of the event that ends a stream: without it, a stream was cut off. `close`: the end of the
+    connection is enough. Default: `[DONE]`, or the end of the transport's last chunk"""
     headers: dict[str, str] = {}
     """values may name environment variables as ${NAME}"""
     version: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import jinja2
 
-__all__ = ["RENDER_ERRORS", "Template", "TemplateError", "TemplateSyntaxError", "expression", "render_tree", "texts"]
+__all__ = ["RENDER_ERRORS", "Template", "TemplateError", "TemplateSyntaxError", "expression", "fill_in", "texts"]
 
 RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """What rendering over a user's row may raise."""
@@ -49,6 +49,35 @@ class Template:
         context = self._compiled.new_context({**_globals, **fields}, shared=True)
         return "".join(self._compiled.root_render_func(context))
 
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """Return the text for one row, or the value of a template that is one `{{ expression }}` and nothing else.
+
+        Only JSON keeps its type. Anything else, such as a date, becomes text.
+        """
+        if self._field is not None and type(text := fields.get(self._field)) is str:
+            return text
+        if (lone := self._lone) is not None:
+            value = lone.value(fields)
+            if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+                return value
+        return self.render(fields)
+
+    @cached_property
+    def _lone(self) -> Expression | None:
+        """The expression, where there is nothing else in the template."""
+        if self._compiled is None:
+            return None
+        match _environment.parse(self.source).body:
+            case [nodes.Output(nodes=[inner])] if not isinstance(inner, nodes.TemplateData):
+                pass
+            case _:
+                return None
+        inside = self.source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
+        try:
+            return Expression(inside.strip())
+        except TemplateSyntaxError:
+            return None  # `{{ a, b }}`
+
 
 @lru_cache(maxsize=1024)
 def template(source: str) -> Template:
@@ -56,19 +85,19 @@ def template(source: str) -> Template:
     return Template(source)
 
 
-def render_tree(value: Any, fields: Mapping[str, Any]) -> Any:
-    """Render every text inside a JSON-like value."""
+def fill_in(value: Any, fields: Mapping[str, Any]) -> Any:
+    """Fill in every template inside a JSON-like value; see `Template.value`."""
     if isinstance(value, str):
-        return template(value).render(fields)
+        return template(value).value(fields)
     if isinstance(value, dict):
-        return {key: render_tree(inner, fields) for key, inner in value.items()}
+        return {key: fill_in(inner, fields) for key, inner in value.items()}
     if isinstance(value, list):
-        return [render_tree(inner, fields) for inner in value]
+        return [fill_in(inner, fields) for inner in value]
     return value
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text inside a JSON-like value, as `render_tree` renders them."""
+    """Every text inside a JSON-like value, as `fill_in` finds them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -97,6 +126,11 @@ class Expression:
 
     def __call__(self, fields: Mapping[str, Any]) -> Any:
         """The value for one row; an undefined one is None."""
+        value = self.value(fields)
+        return None if isinstance(value, Undefined) else value
+
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """The value for one row, which may be jinja2's Undefined."""
         if self.equality is not None and type(text := fields.get(self.equality[0])) is str:
             return text == self.equality[1]
         if self._compiled is None:
@@ -105,8 +139,7 @@ class Expression:
         context = self._compiled.new_context({**_globals, **fields}, shared=True)
         for _ in self._compiled.root_render_func(context):
             pass
-        value = context.vars["result"]
-        return None if isinstance(value, Undefined) else value
+        return context.vars["result"]
 
 
 def _equality(parsed: nodes.Expr) -> tuple[str, str] | None:
