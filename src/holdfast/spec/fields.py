@@ -399,13 +399,21 @@ class HooksBlock(Block):
     """after it, also when it failed"""
 
 
+NatStep = Literal[
+    *("LLM_START", "LLM_NEW_TOKEN", "LLM_END", "TOOL_START", "TOOL_END", "FUNCTION_START", "FUNCTION_END"),
+    *("WORKFLOW_START", "WORKFLOW_END", "TASK_START", "TASK_END", "TTC_START", "TTC_END"),
+    *("CUSTOM_START", "CUSTOM_END", "SPAN_START", "SPAN_CHUNK", "SPAN_END"),
+]
+"""the types of steps that NeMo Agent Toolkit knows"""
+
+
 class NatOutput(Block):
     """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
 
     dir: str
     """the folder, relative to the eval file"""
-    step_filter: list[str] = ["LLM_END", "TOOL_END"]
-    """which steps of the conversation to write"""
+    step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
+    """which types of steps to write; an empty list stands for all, as in NAT"""
 
 
 class OutputBlock(Block):

@@ -65,18 +65,20 @@ class HttpWorkflow:
         started, first = time.monotonic(), None
         parts: list[str] = []
         trace: list[TraceStep] = []
-        unfinished = False
+        chat = finished = False
         async with aclosing(self._client.events(body, end=self._block.stream_end)) as events:
             async for event in events:
                 trace += filter(None, map(read_step, event.other))
                 if event.value is UNSET:
                     continue
-                unfinished = not event.whole and _unfinished(event.value, unfinished)
+                choices = [] if event.whole else _choices(event.value)
+                chat |= bool(choices)
+                finished |= any(choice.get("finish_reason") for choice in choices)
                 found = self._find(event.value, whole=event.whole)
                 if found is not None:
                     first = time.monotonic() - started if first is None else first
                     parts.append(found if isinstance(found, str) else _compact(found))
-        if unfinished:
+        if chat and not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
             raise AttemptError("bad_reply", f"nothing at {self._block.response!r} in the reply")
@@ -92,12 +94,10 @@ class HttpWorkflow:
             raise AttemptError("bad_reply", f"{self._block.response!r} does not fit the reply: {error}") from error
 
 
-def _unfinished(event: Any, before: bool) -> bool:
-    """Whether a stream of chat completions lacks its end after an event; other streams have no such mark."""
+def _choices(event: Any) -> list[dict[str, Any]]:
+    """Return the choices of an event of chat completions; other events have none."""
     choices = event.get("choices") if isinstance(event, dict) else None
-    if not isinstance(choices, list) or not choices:
-        return before
-    return not any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def _compact(value: Any) -> str:
