@@ -123,7 +123,8 @@ def test_steps_that_a_workflow_reports_are_on_disk_and_in_the_files_as_they_came
         },
         {"event_type": "TOOL_END", "name": "power", "data": {"input": {"number": 7}, "output": "49"}, "UUID": "2"},
     ]
-    stream = b"".join(line(**payload) for payload in payloads) + b'data: {"value": "49"}\n\n'
+    token = line(event_type="LLM_NEW_TOKEN", name="m", data={"chunk": "4"})
+    stream = token.join(line(**payload) for payload in payloads) + b'data: {"value": "49"}\n\n'
     with workflow(lambda _: Answer(stream=stream)) as service:
         run = holdfast.evaluate(
             name="e",

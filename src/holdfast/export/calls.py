@@ -122,7 +122,7 @@ class _Records:
     def _is_only_call(self, turn: int) -> bool:
         start = self._ends[turn - 2] if turn > 1 else 0
         messages = self._output.messages[start : self._ends[turn - 1]]
-        return sum(message.get("role") == "assistant" for message in messages) == 1
+        return [message.get("role") for message in messages].count("assistant") == 1
 
 
 def _answer(step: Step) -> Any:

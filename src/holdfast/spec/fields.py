@@ -400,9 +400,24 @@ class HooksBlock(Block):
 
 
 NatStep = Literal[
-    *("LLM_START", "LLM_NEW_TOKEN", "LLM_END", "TOOL_START", "TOOL_END", "FUNCTION_START", "FUNCTION_END"),
-    *("WORKFLOW_START", "WORKFLOW_END", "TASK_START", "TASK_END", "TTC_START", "TTC_END"),
-    *("CUSTOM_START", "CUSTOM_END", "SPAN_START", "SPAN_CHUNK", "SPAN_END"),
+    "LLM_START",
+    "LLM_NEW_TOKEN",
+    "LLM_END",
+    "TOOL_START",
+    "TOOL_END",
+    "FUNCTION_START",
+    "FUNCTION_END",
+    "WORKFLOW_START",
+    "WORKFLOW_END",
+    "TASK_START",
+    "TASK_END",
+    "TTC_START",
+    "TTC_END",
+    "CUSTOM_START",
+    "CUSTOM_END",
+    "SPAN_START",
+    "SPAN_CHUNK",
+    "SPAN_END",
 ]
 """the types of steps that NeMo Agent Toolkit knows"""
 

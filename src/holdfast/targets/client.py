@@ -28,7 +28,7 @@ from holdfast.spec.secrets import bare_url
 from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
 _decode = msgspec.json.Decoder().decode
 _MAX_RETRY_AFTER = 600.0
@@ -118,7 +118,7 @@ class Client:
             if event.value is not UNSET:
                 yield event.value
 
-    async def events(self, body: Any, *, end: str | None = None) -> AsyncIterator[Reported]:
+    async def events(self, body: Any, *, end: str | None = None) -> AsyncGenerator[Reported]:
         """Yield what a reply reports: the events of a stream, or one event where the reply is a JSON document.
 
         An error that the server reports inside a stream is raised. So is a stream that ended early: one without the

@@ -33,8 +33,8 @@ def read_step(line: bytes) -> TraceStep | None:
         payload = msgspec.json.decode(sent.payload, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(payload.get("event_type"), str):
-        return None
+    if not isinstance(payload.get("event_type"), str) or payload["event_type"] == "LLM_NEW_TOKEN":
+        return None  # one per token, and all of them again at the end of the call
     ancestry = {
         "function_id": payload.get("UUID") or "remote_function_id",
         "function_name": payload.get("name") or "remote_function",
