@@ -125,7 +125,7 @@ class NatMirror:
         size = os.fstat(self._fd).st_size
         if (written := os.write(self._fd, line)) < len(line):
             os.ftruncate(self._fd, size)
-            raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes written")
+            raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes could be written")
 
     def _line(self, ref: OutputRef, key: str) -> bytes:
         recorded = read_steps(self._journals.steps.get(key, ()))

@@ -14,6 +14,7 @@ import ssl
 import time
 import urllib.request
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -43,6 +44,10 @@ class Reported(NamedTuple):
     """lines of an event whose field is none of the standard's, such as `intermediate_data: …`"""
     whole: bool = False
     """the reply was one JSON document and not a stream"""
+
+
+_END = Reported()
+"""the end of a stream, as the server marks it"""
 
 
 class Client:
@@ -133,29 +138,37 @@ class Client:
                 if "event-stream" not in response.headers.get("Content-Type", ""):
                     yield Reported(self.parse(await response.read()), whole=True)
                     return
-                async for event in _events(response):
-                    if _ends(event, end):
+                parser = EventParser()
+                async for chunk in response.content.iter_any():
+                    for report in self._read(parser.feed(chunk), end):
+                        if report is _END:
+                            return
+                        yield report
+                for report in self._read(parser.close(), end):
+                    if report is _END:
                         return
-                    for reported in self._reported(event):
-                        yield reported
+                    yield report
                 self._check_end(response.headers, end)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise self._broken(error) from error
 
-    def _reported(self, event: Event) -> Iterator[Reported]:
-        """Parse an event of a stream; raise the error that it reports."""
-        bare = [line for line in event.other if line.startswith(b"{")]
-        if bare or event.name == "error":
-            raise self._failure(bare[0] if bare else b"\n".join(event.data))
-        if event.other:
-            yield Reported(other=event.other)
-        data = b"\n".join(event.data)
-        if not data.strip():
-            return  # servers send empty events to keep a connection open
-        value = self.parse(data)
-        if _is_error(value):
-            raise self._failure(data)
-        yield Reported(value)
+    def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
+        """Parse events, yield `_END` for the one that ends the stream, and raise the error that one reports."""
+        for event in chain.from_iterable(map(_apart, events)):
+            data = b"\n".join(event.data).strip()
+            if data == b"[DONE]" or (end not in (None, "close") and end in (event.name, data.decode(errors="replace"))):
+                yield _END
+                return
+            bare = [line for line in event.other if line.startswith(b"{")]
+            if bare or event.name == "error":
+                raise self._failure(bare[0] if bare else data)
+            if event.other:
+                yield Reported(other=event.other)
+            if data:  # servers send empty events to keep a connection open
+                value = self.parse(data)
+                if _is_error(value):
+                    raise self._failure(data)
+                yield Reported(value)
 
     def _failure(self, data: bytes) -> AttemptError | Fault:
         """Make the error that a server reports inside a stream, after it has answered 200."""
@@ -257,40 +270,14 @@ class Client:
         return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
-    """Yield the events of a stream.
-
-    Lines of `data:` that are no JSON document together are events of their own: some servers leave out the blank line.
-    """
-    parser = EventParser()
-
-    async def parsed() -> AsyncIterator[Event]:
-        async for chunk in response.content.iter_any():
-            for event in parser.feed(chunk):
-                yield event
-        for event in parser.close():
-            yield event
-
-    async for event in parsed():
-        if len(event.data) > 1 and not _is_json(b"\n".join(event.data)):
-            for line in event.data:
-                yield Event(event.name, (line,), ())
-            event = event._replace(data=())
-        yield event
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-def _ends(event: Event, end: str | None) -> bool:
-    """Whether an event is the marker at the end of a stream."""
-    data = b"\n".join(event.data).strip()
-    return data == b"[DONE]" or (end is not None and end.encode() in (event.name.encode(), data))
+def _apart(event: Event) -> list[Event]:
+    """Split an event whose data is no JSON as a whole by its lines: some servers leave out the blank lines."""
+    if len(event.data) > 1:
+        try:
+            _decode(b"\n".join(event.data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [*(Event(event.name, (line,), ()) for line in event.data), event._replace(name="", data=())]
+    return [event]
 
 
 def _is_error(value: Any) -> bool:
