@@ -52,6 +52,7 @@ class NatMirror:
         self._trials = spec.trials
         self._work = work
         self._journals = _Journals(rundir)
+        self._dataset = dataset
         self._rows = _Rows(dataset, work)
         self._notice = notice
         self._waiting: deque[tuple[OutputRef, str]] = deque()
@@ -94,30 +95,30 @@ class NatMirror:
                 self._begin()
             while self._waiting:
                 self._append(self._line(*self._waiting[0]))
-                ref, key = self._waiting.popleft()
+                _, key = self._waiting.popleft()
                 self._rows.forget(key)
                 self._journals.steps.pop(key, None)
             self._failed = False
-        except OSError as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             if not self._failed:
                 self._failed = True
+                reason = getattr(error, "strerror", None) or error
                 self._notice(
-                    f"output.nat: {self._folder.lines} is not up to date: {error.strerror or error}; "
+                    f"output.nat: {self._folder.lines} is not up to date: {reason}; "
                     "it is written again when that works, and when the run finishes"
                 )
 
     def _begin(self) -> None:
         """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
         self._folder.claim(self._run, self._graders)
-        finished = list(self._waiting)
+        rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
-            for ref, key in finished:
+            for ref, key in self._waiting:
                 file.write(self._line(ref, key))
+                rows.forget(key)
         self._fd = os.open(self._folder.lines, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        for _, key in finished:
-            self._waiting.popleft()
-            self._rows.forget(key)
-            self._journals.steps.pop(key, None)
+        while self._waiting:
+            self._journals.steps.pop(self._waiting.popleft()[1], None)
 
     def _append(self, line: bytes) -> None:
         """Write a line, or nothing of it."""
