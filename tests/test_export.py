@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import signal
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as parquet
 import pytest
 
+from holdfast.engine.setup import identify
+from holdfast.export.mirror import NatMirror
+from holdfast.spec.load import load_eval
+from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, holdfast, lines, metrics, module_server, server, start, wait_for
@@ -144,6 +149,7 @@ class TestNat:
     def test_the_files_hold_the_run(self, finished: Lab) -> None:
         folder = export(finished, "nat")
         assert sorted(path.name for path in folder.iterdir()) == [
+            ".holdfast.json",
             "correct_output.json",
             "mentions_output.json",
             "workflow_output.json",
@@ -182,7 +188,39 @@ class TestNat:
     def test_a_graders_name_cannot_lead_out_of_the_folder(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider, spec={"graders": [{"type": "exact", "name": "../../up / there"}]})
         folder = export(lab, "nat", lab.eval().run)
-        assert {path.name for path in folder.iterdir()} == {"workflow_output.json", "up-there_output.json"}
+        names = {path.name for path in folder.iterdir()}
+        assert names == {".holdfast.json", "workflow_output.json", "up-there_output.json"}
+
+    def test_no_graders_file_overwrites_another(self, tmp_path: Path, provider: Server) -> None:
+        names = ["workflow", "a b", "a/b", "a-b", "A-B"]
+        graders = [{"type": "exact", "name": name, "expected": name} for name in names]
+        lab = Lab(tmp_path, provider, spec={"graders": graders})
+        folder = export(lab, "nat", lab.eval().run)
+        assert len(json.loads((folder / "workflow_output.json").read_text())) == len(lab.rows)
+        found = {path.name for path in folder.glob("*_output.json")}
+        assert len({name.casefold() for name in found}) == len(found) == 1 + len(names)
+        assert "a-b_output.json" in found and "workflow-2_output.json" in found
+        for name in found - {"workflow_output.json"}:
+            assert len(json.loads((folder / name).read_text())["eval_output_items"]) == len(lab.rows)
+
+    def test_what_an_earlier_export_left_is_removed_and_other_files_stay(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        lab = Lab(tmp_path, provider)
+        folder = tmp_path / "out"
+        for name in ("correct", "renamed"):
+            lab.spec["graders"][0]["name"] = name
+            holdfast("export", lab.eval().run, "--to", "nat", "-o", folder, cwd=tmp_path)
+            (folder / "other_output.json").write_text("{}")
+        names = {path.name for path in folder.iterdir()}
+        assert names == {".holdfast.json", "workflow_output.json", "renamed_output.json", "other_output.json"}
+
+    def test_an_unfinished_run_has_no_mean(self, finished: Lab, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(finished.run, run, ignore=shutil.ignore_patterns("export", "metrics.json", "results.json"))
+        holdfast("export", run, "--to", "nat", cwd=tmp_path)
+        body = json.loads((run / "export" / "nat" / "correct_output.json").read_text())
+        assert body["average_score"] is None and body["eval_output_items"][0]["score"] is not None
 
 
 class TestFlexeval:
@@ -200,6 +238,15 @@ class TestFlexeval:
         assert flat["coverage"] == 1.0
         assert all(flat[name] == known[name]["score"] for name in known)
         assert flat["correct-pass@2"] == known["correct"]["pass@2"]
+
+    def test_no_grader_overwrites_a_field(self, tmp_path: Path, provider: Server) -> None:
+        names = ["lm_output", "references", "finish_reason", "extra_info"]
+        lab = Lab(tmp_path, provider, spec={"graders": [{"type": "exact", "name": name} for name in names]})
+        folder = export(lab, "flexeval", lab.eval().run)
+        row = lines(folder / "outputs.jsonl")[0]
+        assert row["lm_output"] == lab.rows[0]["question"] and row["finish_reason"] == "stop"
+        assert all(row[f"{name}-2"] in (0.0, 1.0) for name in names)
+        assert "lm_output-2" in json.loads((folder / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -333,6 +380,89 @@ class TestNatWhileItRuns:
     def test_a_folder_that_cannot_be_made_stops_no_eval(self, tmp_path: Path, provider: Server) -> None:
         lab = self.lab(tmp_path, provider)
         (tmp_path / "nat").write_text("a file")
-        done = lab.eval(check=2)
-        assert "output.nat" in done.err and "cannot write the copies" in done.err and "Traceback" not in done.err
+        done = lab.eval()
+        assert "output.nat" in done.err and "warning: output.nat: cannot write" in done.err
+        assert "Traceback" not in done.err and "--to nat -o DIR" in done.err
         assert done.asked == 30 and metrics(done.run)["coverage"] == 1.0
+
+    def test_all_steps_are_written_where_the_filter_is_empty_as_in_nat(self, tmp_path: Path, provider: Server) -> None:
+        lab = self.lab(tmp_path, provider, step_filter=[])
+        lab.eval()
+        for row in lines(tmp_path / "nat" / "workflow_output.jsonl"):
+            assert [step["payload"]["event_type"] for step in row["intermediate_steps"]] == ["LLM_START", "LLM_END"]
+
+    def test_a_type_of_step_that_nat_does_not_know_is_refused(self, tmp_path: Path, provider: Server) -> None:
+        done = self.lab(tmp_path, provider, step_filter=["BOGUS"]).eval(check=2)
+        assert "step_filter" in done.err and "LLM_END" in done.err
+
+    def test_a_folder_never_holds_two_runs(self, tmp_path: Path) -> None:
+        with server() as model:
+            lab = self.lab(tmp_path, model)
+            lab.spec["limits"] = {"concurrency": 2}
+            (tmp_path / "nat").mkdir()
+            (tmp_path / "nat" / "workflow_output.json").write_text("[1]")
+            lab.eval()
+            first = json.loads((tmp_path / "nat" / "workflow_output.json").read_text())
+            assert (tmp_path / "nat" / "workflow_output.json.bak").read_text() == "[1]", "which was not ours"
+            model.control(latency=0.05)
+            process = start("eval", "e.yaml", "--model", "another", cwd=tmp_path)
+            path = tmp_path / "nat" / "workflow_output.jsonl"
+            wait_for(lambda: path.exists() and 0 < path.read_bytes().count(b"\n") < 30, "lines of the second run")
+            process.kill()
+            process.communicate()
+        assert first and {path.name for path in (tmp_path / "nat").iterdir() if ".tmp" not in path.name} == {
+            ".holdfast.json",
+            "workflow_output.json.bak",
+            "workflow_output.jsonl",
+        }
+        assert {step["payload"]["name"] for row in lines(path) for step in row["intermediate_steps"]} == {"another"}
+
+    def test_lines_come_with_workers_too(self, tmp_path: Path) -> None:
+        with server(latency=0.05) as slow:
+            lab = self.lab(tmp_path, slow)
+            lab.spec["limits"] = {"concurrency": 1}
+            lab.spec["trials"] = 2
+            lab.write()
+            path = tmp_path / "nat" / "workflow_output.jsonl"
+            process = start("eval", "e.yaml", "--workers", "2", cwd=tmp_path)
+            wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= 2, "lines")
+            seen = [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+            assert not (tmp_path / "nat" / "workflow_output.json").exists()
+            slow.control(latency=0)
+            process.communicate()
+        whole = {row["id"]: row for row in json.loads((tmp_path / "nat" / "workflow_output.json").read_text())}
+        assert len(whole) == 60 and all(whole[row["id"]] == row for row in seen)
+
+
+class TestNatMirror:
+    """The thread itself, where what goes wrong has to go wrong at a given moment."""
+
+    def mirror(self, lab: Lab, run: Path, notices: list[str]) -> NatMirror:
+        found = identify(load_eval(lab.eval_file))
+        return NatMirror(RunDir(run), found.id, found.spec, found.dataset, found.work, notices.append)
+
+    def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_made_up_for(
+        self, tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lab = Lab(tmp_path, provider, rows=rows(4), spec={"output": {"nat": {"dir": "nat"}}})
+        run = lab.eval().run
+        journal, path = run / "outputs.jsonl", tmp_path / "nat" / "workflow_output.jsonl"
+        all_lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(all_lines[0])
+        notices: list[str] = []
+        mirror = self.mirror(lab, run, notices)
+        mirror._look()
+        assert len(lines(path)) == 1 and not (tmp_path / "nat" / "workflow_output.json").exists()
+        journal.write_bytes(b"".join(all_lines[:3]))
+        write = os.write
+        with monkeypatch.context() as full:
+            full.setattr("holdfast.export.mirror.os.write", lambda fd, data: write(fd, data[:20]))
+            mirror._look()
+            mirror._look()
+        assert len(lines(path)) == 1, "no half of a line"
+        (notice,) = notices
+        assert "output.nat" in notice and "not up to date" in notice
+        journal.write_bytes(b"".join(all_lines))
+        mirror._look()
+        assert sorted(row["id"] for row in lines(path)) == [row["id"] for row in lab.rows]
+        assert all(row["question"] for row in lines(path))

@@ -320,6 +320,57 @@ def test_a_stream_that_breaks_off_is_cut_off_for_the_agent_too_and_not_recorded(
     through_proxy(answer, test)
 
 
+RESPONSES = {"model": "gpt-4o-mini", "input": "?", "prompt": {"id": "p"}, "stream": True}
+
+
+@pytest.mark.parametrize("last", ["response.completed", "response.incomplete", "response.failed", None])
+def test_a_stream_of_responses_is_recorded_only_with_its_last_event(last: str | None) -> None:
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        types = ["response.created", "response.output_text.delta", *([last] if last else [])]
+        data = b"".join(b'event: %b\ndata: {"type": "%b"}\n\n' % (name.encode(), name.encode()) for name in types)
+        return web.Response(body=data, content_type="text/event-stream")
+
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        if last is None:
+            with pytest.raises(aiohttp.ClientError):
+                async with client.post(url + "/responses", json=RESPONSES) as response:
+                    await response.read()
+        else:
+            async with client.post(url + "/responses", json=RESPONSES) as response:
+                assert last.encode() in await response.read()
+        assert len(notes.kept) == (last is not None)
+        assert asked == [RESPONSES], "options of chat completions are unknown there"
+
+    through_proxy(answer, test)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        b'data: {"error": {"message": "down"}}\n\n',
+        b'event: error\ndata: {"message": "down"}\n\n',
+        chunk("", finish_reason="error", error={"message": "down"}),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_an_outage_and_not_recorded(failure: bytes) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        body = chunk("half") + failure + chunk("", finish_reason="stop") + b"data: [DONE]\n\n"
+        return web.Response(body=body, content_type="text/event-stream")
+
+    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            async with client.post(url + "/chat/completions", json=BODY) as response:
+                await response.read()
+        assert notes.kept == []
+        with pytest.raises(Exception, match="down"):
+            calls.check()
+
+    through_proxy(answer, test)
+
+
 @pytest.mark.parametrize("event", [b"data: 7\n\n", b'data: {"choices": 7}\n\n', b"data: {{\n\n"])
 def test_a_stream_of_something_else_is_an_outage_and_no_crash(event: bytes, caplog: Any) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:

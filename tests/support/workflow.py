@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +30,10 @@ class Answer:
     status: int = 200
     events: list[str] | None = None
     raw: bytes | None = None
+    stream: bytes | None = None
+    """the bytes of an event stream, sent as `framing` says"""
+    framing: Literal["chunked", "close", "cut"] = "chunked"
+    """in chunks; up to the end of the connection; in chunks of which the last is missing"""
 
 
 @dataclass
@@ -53,6 +57,9 @@ def workflow(answer: Callable[[Asked], Any]) -> Iterator[Workflow]:
             running.asked.append(asked)
             found = answer(asked)
             sent = found if isinstance(found, Answer) else Answer(found)
+            if sent.stream is not None:
+                self.send_stream(sent.stream, sent.framing)
+                return
             if sent.events is not None:
                 kind, data = "text/event-stream", "".join(f"{line}\n" for line in sent.events).encode()
             else:
@@ -62,6 +69,20 @@ def workflow(answer: Callable[[Asked], Any]) -> Iterator[Workflow]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def send_stream(self, data: bytes, framing: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+            if framing == "close":
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.write(data)
+                return
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.wfile.write(b"" if framing == "cut" else b"0\r\n\r\n")
+            self.close_connection = framing == "cut"
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -270,11 +270,16 @@ def hand_on(
     exports: tuple[str, ...] = (),
 ) -> None:
     """Transcripts and results for other tools, where they were asked for."""
-    if log_samples or output_path or (spec.output.nat and outcome.metrics is not None):
+    if spec.output.nat and outcome.metrics is not None:
+        from holdfast.export.copies import write_nat_copy
+
+        for path in write_nat_copy(outcome.rundir, spec, lambda text: click.echo(f"warning: {text}", err=True)):
+            click.echo(f"wrote {path}")
+    if log_samples or output_path:
         from holdfast.export.copies import write_copies
 
         try:
-            for path in write_copies(outcome.rundir, spec, log_samples=log_samples, output_path=output_path):
+            for path in write_copies(outcome.rundir, log_samples=log_samples, output_path=output_path):
                 click.echo(f"wrote {path}")
         except OSError as error:
             remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."

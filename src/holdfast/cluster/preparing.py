@@ -134,7 +134,7 @@ def _report(outcome: Outcome) -> str:
 
 def copy_task(folder: Path, run_dir: Path) -> int:
     """The copies that the eval file and the command ask for; 3 when one of them failed."""
-    from holdfast.export.copies import write_copies
+    from holdfast.export.copies import write_copies, write_nat_copy
     from holdfast.export.exporting import export_finished
 
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
@@ -142,7 +142,8 @@ def copy_task(folder: Path, run_dir: Path) -> int:
     spec = load_sent(Path(task.eval_file), task.overrides)
     place = Path(task.options.output_path) if task.options.output_path else None
     try:
-        for path in write_copies(rundir, spec, log_samples=task.options.log_samples, output_path=place):
+        written = write_nat_copy(rundir, spec, failures.append)
+        for path in written + write_copies(rundir, log_samples=task.options.log_samples, output_path=place):
             say(f"wrote {path}")
     except OSError as error:
         failures.append(f"cannot write the copies for other tools: {error}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_bytes
@@ -25,17 +26,24 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
+    from holdfast.store.records import TraceStep
     from holdfast.targets.types import Message, Reply
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def messages_digest(
-    messages: list[Message], files: dict[str, str] | None = None, calls: list[ToolCall] | UnsetType = UNSET
+    messages: list[Message],
+    files: dict[str, str] | None = None,
+    calls: list[ToolCall] | UnsetType = UNSET,
+    trace: list[TraceStep] | None = None,
 ) -> str:
-    """The digest that ties grades to what was said and, where there are any, to the workspace and the listed calls."""
-    if not isinstance(calls, UnsetType):
-        return digest_bytes(_encode([messages, files, calls]))
+    """Return the digest that ties grades to what graders may look at: messages, workspace, listed calls, trace."""
+    listed = None if isinstance(calls, UnsetType) else calls
+    if trace:
+        return digest_bytes(_encode([messages, files, trace] if listed is None else [messages, files, listed, trace]))
+    if listed is not None:
+        return digest_bytes(_encode([messages, files, listed]))
     return digest_bytes(_encode(messages if files is None else [messages, files]))
 
 
@@ -56,6 +64,8 @@ class Said(NamedTuple):
     """a checkpoint ended it"""
     calls: list[ToolCall] | UnsetType
     """every tool call, where the messages do not hold them all"""
+    trace: list[TraceStep]
+    """the target's inner steps, where it reported them"""
 
 
 class Lines(NamedTuple):
@@ -85,7 +95,7 @@ class Partner(Protocol):
     async def after_turn(
         self, turn: int, messages: list[Message], mark: Mark, reply: Reply, calls: list[ToolCall] | UnsetType
     ) -> bool:
-        """A turn is over; True when the conversation has to end here."""
+        """Handle the end of a turn; return whether the conversation ends here. `reply.trace` is that of all turns."""
         ...
 
 
@@ -147,6 +157,7 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
     state: Any = None
     marks: list[Mark] = []
     listed: list[list[ToolCall] | UnsetType] = []
+    trace: list[TraceStep] = []
     prompt: str | None = lines.prompts[0]
     while True:
         number = len(marks) + 1
@@ -160,9 +171,11 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
         files = UNSET if reply.files is None else reply.files
         calls = _all_calls(messages, [*(mark.end for mark in marks), len(messages)], listed)
-        digest = messages_digest(messages, reply.files, calls)
+        trace += reply.trace or ()
+        digest = messages_digest(messages, reply.files, calls, trace)
         marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files))
-        stopped = await partner.after_turn(number, messages, marks[-1], reply, calls)
+        so_far = replace(reply, trace=trace) if trace else reply
+        stopped = await partner.after_turn(number, messages, marks[-1], so_far, calls)
         if stopped:
             break
         if number < len(lines.prompts):
@@ -175,7 +188,9 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
             break
     stop = f"checkpoint@{len(marks)}" if stopped else reply.stop
     first_token, files_now = reply.first_token, reply.files
-    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped, calls)
+    return Said(
+        messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped, calls, trace
+    )
 
 
 def _all_calls(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
@@ -18,8 +19,9 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
+from holdfast.spec.fields import HttpTarget
 from holdfast.spec.selection import Selection
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -60,6 +62,8 @@ class Survey:
     """which graders look at which sample"""
     unsendable: ConfigError | None = None
     """why a new run cannot be made of it: a list or an object would be sent as a text"""
+    typed: bool = False
+    """the requests of an HTTP target hold values that are no texts: a number of a row, the list of messages"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
     """the sets of fields that rows have, each with the graders that look at them and the place of the first such row"""
 
@@ -132,6 +136,7 @@ class Dataset:
         checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval)
         panels = Panels(conditions.everyone)
         shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
+        request = _Request(self._eval)
         count = 0
         for sample in self:
             raw = bytes.fromhex(sample.digest[7:])
@@ -143,6 +148,7 @@ class Dataset:
             checks.look(sample, panel)
             if len(shapes) < _MOST_SHAPES:
                 shapes.setdefault((tuple(sample.fields), panel), sample.where)
+            request.look(sample.fields)
             count += 1
         if count == 0:
             raise DataError(", ".join(self.source), self._why_empty())
@@ -155,6 +161,7 @@ class Dataset:
             digests=bytes(digests),
             panels=panels,
             unsendable=checks.unsendable(),
+            typed=request.typed,
             shapes=shapes,
         )
 
@@ -308,6 +315,25 @@ class _TemplateChecks:
 
 def _any_nested(fields: Row, names: Iterable[str]) -> bool:
     return any(isinstance(fields.get(name), list | tuple | dict) for name in names)
+
+
+class _Request:
+    """The values in the body that an HTTP target is sent: all texts, or not."""
+
+    def __init__(self, spec: Eval) -> None:
+        block = spec.target
+        sources = texts(block.request) if isinstance(block, HttpTarget) else ()
+        self._templates = [Template(source) for source in sources if "{{" in source]
+        self.typed = False
+
+    def look(self, fields: Row) -> None:
+        """Fill in what of the request depends on a row, until something is no text."""
+        if self.typed or not self._templates:
+            return
+        known = {**fields, "prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
+        for compiled in self._templates:
+            with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
+                self.typed |= not isinstance(compiled.value(known), str)
 
 
 def changed_under_us(where: str) -> Fault:

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.canonical import digest
 from holdfast.errors import UsageError
 from holdfast.plan.changes import RowChanges, identity_changes
-from holdfast.plan.keys import generation_key, run_id
+from holdfast.plan.keys import generation_key, run_id, work_digest
 from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, borrow
 from holdfast.store.catalog import sound_runs
@@ -158,12 +158,28 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
 
 
-def with_outputs_of(lender: Neighbour, found: Identified) -> Identified:
+def _with_texts_alone(found: Identified) -> Identified:
+    """The eval as it was identified when HTTP requests could only hold texts."""
+    target = {key: value for key, value in found.identity["target"].items() if key != "request_values"}
+    parts = {**found.parts, "target": digest(target)}
+    return replace(
+        found,
+        work=Work(work_digest(found.identity["conversation"], target), found.work.trials, found.work.slots),
+        parts=parts,
+        identity={**found.identity, "target": target},
+        id=run_id(found.spec.name, parts),
+    )
+
+
+def with_outputs_of(lender: Neighbour, found: Identified, *, grading: bool = False) -> Identified:
     """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed.
 
-    Where the eval is the run's own, its verdicts go where the run is, wherever that may be.
+    Where the eval is the run's own, its verdicts go where the run is, wherever that may be. With `grading`, nothing is
+    asked of the target, so a run whose requests held texts alone is graded as it is.
     """
     rundir, manifest = lender
+    if grading and "request_values" in found.identity["target"].keys() - manifest.identity["target"].keys():
+        found = _with_texts_alone(found)
     if manifest.drift is not None and _without_code(manifest.identity["target"]) == _without_code(
         found.identity["target"]
     ):

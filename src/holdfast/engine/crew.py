@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from holdfast.engine.log import Noting, RunLog
+from holdfast.engine.loop import mirror_of
 from holdfast.engine.progress import Progress
 from holdfast.engine.run import Outcome, already_finished, so_far_of
 from holdfast.engine.setup import Opened
@@ -135,6 +136,9 @@ class _Crew:
         slots = found.survey.panels.mean
         progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
         self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
+        mirror = mirror_of(found, self._rundir, self._display.notice)
+        if mirror is not None:
+            mirror.start()
         with _Passing(self._tell):
             while any(worker.poll() is None for worker in self._workers):
                 if options.cancelled.is_set() and self._told is None:
@@ -159,6 +163,8 @@ class _Crew:
             if worker.returncode < 0 and self._told is None:
                 name = signal.Signals(-worker.returncode).name
                 self._display.notice(f"a worker was ended by {name}; what it had finished is on disk")
+        if mirror is not None:
+            mirror.close()
         self._display.end()
 
     def _tell(self, number: int) -> None:

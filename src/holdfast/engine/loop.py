@@ -10,7 +10,7 @@ import asyncio
 import signal
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
@@ -28,7 +28,7 @@ from holdfast.engine.supply import Supply
 from holdfast.engine.window import Window
 from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
-from holdfast.export.nat import NatMirror
+from holdfast.export.mirror import NatMirror
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
 from holdfast.spec.fields import ModelTarget, is_embedded
@@ -39,7 +39,7 @@ from holdfast.store.workspace import Blobs
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from holdfast.conversation.talk import Lines, Said
     from holdfast.display.types import Display
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.engine.setup import Identified, Opened, Parts
     from holdfast.plan.plan import Job
     from holdfast.store.index import OutputRef
+    from holdfast.store.rundir import RunDir
 
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
@@ -93,8 +94,9 @@ class Loop:
         self._crash: BaseException | None = None
         self._warned: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
-        self._mirror = None if opened.worker else _nat_mirror(found)
         generates = plan.to_run > 0 and not options.grade_only
+        alone = opened.worker is None
+        self._mirror = mirror_of(found, opened.rundir, display.notice) if generates and alone else None
         self._hooks = Hooks.of(found.spec, display.notice) if generates else None
         self.faults: list[Fault] = []
         """what put graders out of action"""
@@ -110,6 +112,9 @@ class Loop:
         """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._supply.close)  # last: whoever does the rest finds all that is written
+            if self._mirror is not None:
+                self._mirror.start()
+                stack.push_async_callback(asyncio.to_thread, self._mirror.close)  # after the journal has been closed
             journal = Journal(
                 self._opened.writes,
                 notice=self._display.notice,
@@ -118,9 +123,6 @@ class Loop:
                 worker=self._opened.worker is not None,
             )
             stack.push_async_callback(journal.close)
-            if self._mirror is not None:
-                stack.callback(self._mirror.close)
-                self._begin_mirror(self._mirror)
             if not await self._open(stack):
                 return
             self._keeper = Keeper(
@@ -156,21 +158,6 @@ class Loop:
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
-
-    def _begin_mirror(self, mirror: NatMirror) -> None:
-        try:
-            mirror.begin(self._earlier_outputs())
-        except OSError as error:  # a copy for others that cannot be written is no reason not to run
-            self._display.notice(f"output.nat is not kept up while the eval runs: {error}")
-
-    def _earlier_outputs(self) -> Iterator[tuple[dict[str, Any], Output]]:
-        """What is there already, with its rows, in the dataset's order."""
-        found, outputs = self._opened.identified, self._opened.index.outputs
-        for sample in found.dataset:
-            for trial in range(1, found.spec.trials + 1):
-                ref = outputs.get(found.work.key(sample.digest, trial))
-                if ref is not None:
-                    yield sample.fields, read_output(ref)
 
     async def _open(self, stack: AsyncExitStack) -> bool:
         """Open target and graders, which may start servers, after the hooks; False when told to stop meanwhile."""
@@ -297,13 +284,11 @@ class Loop:
             marks=said.marks if said.turns > 1 or self._checkpoints else UNSET,  # which graded it as it was then
             files=UNSET if said.files is None else said.files,
             calls=said.calls,
+            trace=said.trace or UNSET,
             stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )
         counted = self._turn_by_turn or (steps is not None and steps.counted)
-        ref = await self._keeper.output(record, stepwise=counted)
-        if self._mirror is not None:
-            self._mirror.add(job.sample.fields, record)
-        return record, ref
+        return record, await self._keeper.output(record, stepwise=counted)
 
     async def _have(self, lines: Lines, job: Job, steps: Steps | None, deadline: float) -> Said:
         """The conversation; once more from its start where a call that must not happen twice was cut off."""
@@ -401,8 +386,8 @@ class Loop:
                 return
 
 
-def _nat_mirror(found: Identified) -> NatMirror | None:
-    block = found.spec.output.nat
-    if block is None:
+def mirror_of(found: Identified, rundir: RunDir, notice: Callable[[str], None]) -> NatMirror | None:
+    """Return what keeps `output.nat` up to date while a run is going on, where the eval asks for it."""
+    if found.spec.output.nat is None:
         return None
-    return NatMirror(found.spec.folder / block.dir, block.step_filter, found.spec.trials)
+    return NatMirror(rundir, found.id, found.spec, found.dataset, found.work, notice)

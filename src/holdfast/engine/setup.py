@@ -127,6 +127,8 @@ def identify(spec: Eval) -> Identified:
     ]
     stamp, survey = dataset.stamp(), dataset.survey()
     slots, identities = _slots(spec, places, survey)
+    if survey.typed:  # such values were once sent as texts: answers to those are not answers to these
+        target["request_values"] = "JSON"
     work = Work(work_digest(conversation, target), spec.trials, slots)
     parts = {
         "dataset": survey.digest,
@@ -191,7 +193,7 @@ def located(spec: Eval, options: Options) -> tuple[Identified, RunDir]:
     """Who the run of an eval is, and where, by what the command says of it."""
     found = identify(spec)
     if options.outputs_of is not None:
-        found = with_outputs_of(options.outputs_of, found)
+        found = with_outputs_of(options.outputs_of, found, grading=True)
     if options.accept_drift:
         found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
     rundir = found.directory(options.runs_dir)

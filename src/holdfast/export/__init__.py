@@ -7,6 +7,9 @@
 `junit`     a test report for CI
 `html`      a page to read and to send
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
+`calls`     the model and tool calls of a trial, as NAT's steps
+`mirror`    workflow_output.jsonl while a run is going on
+`names`     names of graders as other tools can have them
 `flexeval`  outputs.jsonl, metrics.json
 `waza`      waza's results.json, and `waza_stats`, its numbers
 `folder`    results and transcripts in a folder of the user's

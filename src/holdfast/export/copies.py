@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
+from holdfast.errors import HoldfastError
 from holdfast.export.folder import write_folder
 from holdfast.export.nat import write_nat
 from holdfast.export.reading import RunReader
 from holdfast.export.samples import write_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
 
 
-def write_copies(rundir: RunDir, spec: Eval, *, log_samples: bool, output_path: Path | None) -> list[Path]:
-    """Write them, and return the files; OSError where that cannot be done. `output.nat` is of finished runs only."""
-    nat = spec.output.nat if rundir.finished else None
-    if not (log_samples or output_path or nat):
+def write_copies(rundir: RunDir, *, log_samples: bool, output_path: Path | None) -> list[Path]:
+    """Write what a command asks for, and return the files; OSError where that cannot be done."""
+    if not (log_samples or output_path):
         return []  # reading a run takes its time
     reader = RunReader(rundir)
     written: list[Path] = []
@@ -28,7 +30,18 @@ def write_copies(rundir: RunDir, spec: Eval, *, log_samples: bool, output_path: 
         write_samples(reader.trials(), written[0])
     if output_path:
         written += write_folder(reader, output_path)
-    if nat:
-        # The lines again too: where all was reused, nothing was written while it ran.
-        written += write_nat(reader, spec.folder / nat.dir, nat.step_filter, lines=True)
     return written
+
+
+def write_nat_copy(rundir: RunDir, spec: Eval, failed: Callable[[str], None]) -> list[Path]:
+    """Write `output.nat` of a finished run, and return the files. A failure is reported and fails nothing."""
+    if (nat := spec.output.nat) is None or not rundir.finished:
+        return []
+    folder = spec.folder / nat.dir
+    try:
+        # The lines again too: where all was reused, nothing was written while it ran.
+        return write_nat(RunReader(rundir), folder, nat.step_filter, lines=True)
+    except (HoldfastError, OSError) as error:
+        hint = f"The run itself is whole. Again: holdfast export {shlex.quote(str(rundir.path))} --to nat -o DIR"
+        failed(f"output.nat: cannot write {folder}: {error}\n  {hint}")
+        return []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.export.names import unique_names
 from holdfast.store.files import make_directory, replacing
 
 if TYPE_CHECKING:
@@ -14,20 +15,26 @@ if TYPE_CHECKING:
     from holdfast.export.reading import RunReader, Trial
 
 
+_FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")
+"""what a row has beside the graders' scores"""
+
+
 def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
     """Both files; metrics.json, which there too marks a finished evaluation, last and of finished runs only."""
     make_directory(folder)
     written = [folder / "outputs.jsonl"]
     encode = msgspec.json.Encoder().encode
+    fields = unique_names(reader.graders, taken=_FIELDS)
     with replacing(written[0]) as file:
         for trial in reader.trials():
-            file.write(encode(_row(trial)) + b"\n")
+            file.write(encode(_row(trial, fields)) + b"\n")
     metrics = reader.metrics()
     if metrics is None:
         (folder / "metrics.json").unlink(missing_ok=True)  # of an earlier export, which would now be a lie
         return written
     flat: dict[str, Any] = {"coverage": metrics["coverage"]}
-    for name, values in metrics["metrics"].items():
+    for grader, values in metrics["metrics"].items():
+        name = fields[grader]
         flat[name] = values["score"]
         flat |= {f"{name}-{key}": value for key, value in values.items() if key.startswith("pass@")}
     written.append(folder / "metrics.json")
@@ -36,7 +43,7 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
     return written
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _row(trial: Trial, fields: dict[str, str]) -> dict[str, Any]:
     output = trial.output
     fields = trial.fields
     expected = fields.get("references", fields.get("expected", fields.get("answer")))
@@ -50,5 +57,5 @@ def _row(trial: Trial) -> dict[str, Any]:
         "references": references,
     }
     for grade in trial.grades:
-        row[grade.grader] = grade.score
+        row[fields[grade.grader]] = grade.score
     return row

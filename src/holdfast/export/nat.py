@@ -1,36 +1,44 @@
 """NeMo Agent Toolkit's files: `workflow_output.json`, one `<evaluator>_output.json` per grader, and, while a run is
-going on, `workflow_output.jsonl` with a line per finished trial.
+going on, `workflow_output.jsonl` with a line per finished trial (see `mirror`).
 
-Row `id`s are the samples'; with several trials `<id>_rep<k>`, k from 0. Steps are made from the conversation:
-each assistant message is an LLM_END, each tool's result a TOOL_END.
+Row `id`s are the samples'; with several trials `<id>_rep<k>`, k from 0. `calls` has the steps.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.store.files import make_directory, replacing, slug
+from holdfast.export.calls import nat_steps
+from holdfast.export.names import unique_names
+from holdfast.spec.fields import ModelTarget
+from holdfast.store.files import keep_backup, make_directory, replacing, slug
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from holdfast.export.reading import RunReader, Trial
-    from holdfast.store.records import Output
+    from holdfast.store.records import Output, Step
 
-DEFAULT_STEPS = ("LLM_END", "TOOL_END")
+DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")
+_WORKFLOW: Final = "workflow_output.json"
+_LINES: Final = "workflow_output.jsonl"
 
 _encode = msgspec.json.Encoder().encode
 
 
 def workflow_row(
-    fields: dict[str, Any], output: Output, trials: int, steps: Iterable[str] = DEFAULT_STEPS
+    fields: dict[str, Any],
+    output: Output,
+    recorded: Sequence[Step],
+    model: str | None,
+    trials: int,
+    wanted: frozenset[str],
 ) -> dict[str, Any]:
-    """A trial as `workflow_output.json` has it: the dataset's columns, then NAT's own."""
+    """Return a trial as `workflow_output.json` has it: the dataset's columns, then NAT's own."""
     asked = next((m["content"] for m in output.messages if m.get("role") == "user"), "")
     return {
         **fields,
@@ -38,66 +46,113 @@ def workflow_row(
         "question": fields.get("question", asked),
         "answer": fields.get("answer", fields.get("expected", "")),
         "generated_answer": output.output,
-        "intermediate_steps": list(_steps(output, frozenset(steps))),
+        "intermediate_steps": nat_steps(output, recorded, model, wanted),
         "expected_intermediate_steps": fields.get("expected_intermediate_steps", []),
     }
 
 
-def _steps(output: Output, wanted: frozenset[str]) -> Iterator[dict[str, Any]]:
-    ended = output.timing.started + output.timing.seconds
-    before: Any = ""
-    for number, message in enumerate(output.messages):
-        kind = {"assistant": "LLM_END", "tool": "TOOL_END"}.get(str(message.get("role")))
-        if kind in wanted:
-            yield {
-                "parent_id": "root",
-                "function_ancestry": {
-                    "function_id": "root",
-                    "function_name": "root",
-                    "parent_id": None,
-                    "parent_name": None,
-                },
-                "payload": {
-                    "event_type": kind,
-                    "event_timestamp": ended,
-                    "span_event_timestamp": output.timing.started,
-                    "framework": None,
-                    "name": message.get("name") or message.get("tool_call_id"),
-                    "data": {"input": before, "output": message.get("content")},
-                    "UUID": f"{output.key}-{number}",
-                },
-            }
-        before = message.get("content")
+def workflow_line(
+    fields: dict[str, Any],
+    output: Output,
+    recorded: Sequence[Step],
+    model: str | None,
+    trials: int,
+    wanted: frozenset[str],
+) -> bytes:
+    """Return the same as a line of `workflow_output.jsonl`."""
+    return _encode(workflow_row(fields, output, recorded, model, trials, wanted)) + b"\n"
+
+
+def grader_files(graders: Iterable[str]) -> dict[str, str]:
+    """Return the names of the graders' files; none is that of the workflow's output or of another grader."""
+    parts = unique_names(graders, slug, taken=("workflow",))
+    return {name: f"{part}_output.json" for name, part in parts.items()}
+
+
+class _Claim(msgspec.Struct):
+    run: str
+    files: list[str]
+
+
+class NatFolder:
+    """A folder of NAT's files, all of one run: `.holdfast.json` says of which, and which of them are ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = path / _LINES
+        self._claim = path / ".holdfast.json"
+
+    def claim(self, run: str, graders: Iterable[str]) -> None:
+        """Make the folder a run's, which is going on and has no whole files yet: those of other runs are removed.
+
+        A file that is not known to be ours may be NAT's own, or of an earlier version: a copy of it is kept.
+        """
+        make_directory(self.path)
+        known, own = self._files(), {_WORKFLOW, _LINES, *grader_files(graders).values()}
+        for name in own - known:
+            if (self.path / name).is_file():
+                keep_backup(self.path / name)
+        self._note(run, [_LINES])
+        for name in own | known:
+            (self.path / name).unlink(missing_ok=True)
+
+    def settle(self, run: str, written: Iterable[Path]) -> None:
+        """Say what was written; what an earlier export wrote and this one did not goes."""
+        names = [path.name for path in written]
+        stale = self._files() - set(names)
+        self._note(run, names)
+        for name in stale:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _files(self) -> set[str]:
+        with suppress(OSError, msgspec.DecodeError):
+            names = msgspec.json.decode(self._claim.read_bytes(), type=_Claim).files
+            return {name for name in names if "/" not in name and name not in ("", ".", "..")}
+        return set()
+
+    def _note(self, run: str, names: list[str]) -> None:
+        with replacing(self._claim) as file:
+            file.write(_encode(_Claim(run, names)) + b"\n")
 
 
 def write_nat(
     reader: RunReader, folder: Path, steps: Iterable[str] = DEFAULT_STEPS, *, lines: bool = False
 ) -> list[Path]:
-    """All of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order."""
+    """Write all of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order.
+
+    Means are those of finished runs only.
+    """
     make_directory(folder)
-    trials = reader.manifest.trials
-    verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in reader.manifest.identity.get("graders", {})}
-    written = [folder / "workflow_output.json"]
+    target, trials, wanted = reader.spec.target, reader.manifest.trials, frozenset(steps)
+    model = target.model if isinstance(target, ModelTarget) else None
+    names = reader.graders
+    verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    written = [folder / _WORKFLOW]
     with replacing(written[0]) as file:
         separator = b"[\n"
         for trial in reader.trials():
-            row = workflow_row(trial.fields, trial.output, trials, steps)
+            recorded = reader.steps(trial.output.key)
+            row = workflow_row(trial.fields, trial.output, recorded, model, trials, wanted)
             file.write(separator + _encode(row))
             separator = b",\n"
             _note(trial, row["id"], verdicts)
         file.write(b"\n]\n" if separator != b"[\n" else b"[]\n")
-    for name, items in verdicts.items():
+    finished = reader.metrics() is not None
+    for name, file_name in grader_files(names).items():
+        items = verdicts[name]
         scores = [item["score"] for item in items if item["score"] is not None]
-        mean = sum(scores) / len(scores) if scores else None
-        path = folder / f"{slug(name)}_output.json"
+        mean = sum(scores) / len(scores) if scores and finished else None
+        path = folder / file_name
         with replacing(path) as file:
             file.write(msgspec.json.format(_encode({"average_score": mean, "eval_output_items": items}), indent=2))
         written.append(path)
     if lines:
-        mirror = NatMirror(folder, steps, trials)
-        mirror.begin((trial.fields, trial.output) for trial in reader.trials())
-        mirror.close()
-        written.append(mirror.path)
+        written.append(folder / _LINES)
+        with replacing(written[-1]) as file:
+            for trial in reader.trials():
+                recorded = reader.steps(trial.output.key)
+                file.write(workflow_line(trial.fields, trial.output, recorded, model, trials, wanted))
+    NatFolder(folder).settle(reader.manifest.id, written)
     return written
 
 
@@ -111,36 +166,3 @@ def _note(trial: Trial, row_id: str, verdicts: dict[str, list[dict[str, Any]]]) 
             "error": grade.feedback if failed else None,
         }
         verdicts.setdefault(grade.grader, []).append(item)
-
-
-class NatMirror:
-    """`workflow_output.jsonl`, kept up while a run is going on. The journals are the truth; this is a copy."""
-
-    def __init__(self, folder: Path, steps: Iterable[str], trials: int) -> None:
-        self.path = folder / "workflow_output.jsonl"
-        self._steps = tuple(steps)
-        self._trials = trials
-        self._fd: int | None = None
-
-    def begin(self, earlier: Iterable[tuple[dict[str, Any], Output]]) -> None:
-        """Write what is there already, so that a resumed run neither lacks nor repeats a line."""
-        make_directory(self.path.parent)
-        with replacing(self.path) as file:
-            for fields, output in earlier:
-                file.write(self._line(fields, output))
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-
-    def add(self, fields: dict[str, Any], output: Output) -> None:
-        """A trial has finished. Failing to copy it fails nothing: it is written anew by the next process."""
-        if self._fd is not None:
-            with suppress(OSError):
-                os.write(self._fd, self._line(fields, output))
-
-    def close(self) -> None:
-        """No more will come."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def _line(self, fields: dict[str, Any], output: Output) -> bytes:
-        return _encode(workflow_row(fields, output, self._trials, self._steps)) + b"\n"

@@ -10,6 +10,7 @@ or whose threshold has moved, since it gave them says here what it says in `metr
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,19 +22,28 @@ from holdfast.graders.build import GraderPlace, grader_places, threshold
 from holdfast.plan.plan import Slot, Work
 from holdfast.report.metrics import grading_rules, together
 from holdfast.spec.load import eval_of_run
-from holdfast.store.index import OutputRef, read_output
+from holdfast.store.index import OutputRef, read_output, read_steps
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, status_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from holdfast.report.metrics import VerdictNow
     from holdfast.spec.load import Eval
+    from holdfast.store.records import Step
     from holdfast.store.rundir import Manifest, RunDir
 
 _grade = msgspec.json.Decoder(Grade)
 _error = msgspec.json.Decoder(ErrorRecord)
+
+
+class _Keyed(msgspec.Struct):
+    key: str
+
+
+_keyed = msgspec.json.Decoder(_Keyed)
 
 
 class _Rules(msgspec.Struct):
@@ -155,6 +165,20 @@ class RunReader:
             for sample in Dataset(self.spec):
                 names |= dict.fromkeys(sample.fields)
         return list(names)
+
+    def steps(self, key: str) -> list[Step]:
+        """Return the recorded calls of a trial, in the order in which they were made, where there are any."""
+        return read_steps(self._steps.get(key, ()))
+
+    @cached_property
+    def _steps(self) -> dict[str, list[tuple[Path, int, int]]]:
+        """Where the recorded calls are, by the trial's key; the index forgets them once there is an output."""
+        places: dict[str, list[tuple[Path, int, int]]] = {}
+        for path in self.rundir.journals("steps"):
+            for line in scan(path):
+                if line.sound:
+                    places.setdefault(_keyed.decode(line.data).key, []).append((path, line.offset, len(line.data)))
+        return places
 
     def _graders(self) -> Iterator[tuple[GraderPlace, _Rules]]:
         """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""

@@ -30,7 +30,7 @@ def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
     """
     found: list[str] = []
     for part in written if isinstance(written, list | tuple) else [written]:
-        value = template(part).value(fields) if isinstance(part, str) else part
+        value = template(part).value(fields, strict=True) if isinstance(part, str) else part
         if isinstance(value, list | tuple) or hasattr(value, "__next__"):
             elements = list(islice(value, _MOST + 1))
             if not elements:

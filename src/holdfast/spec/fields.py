@@ -272,9 +272,13 @@ class HttpTarget(Block):
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
     """may name environment variables as ${NAME}"""
     request: dict[str, Any]
-    """the body; texts in it are templates with `prompt`, `messages` and the row's fields"""
+    """the body; texts in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text that is one
+    `{{ expression }}` and nothing else becomes the expression's value: a list, a number, an object"""
     response: str = "@"
     """a JMESPath to the answer in the reply, or in each event of a stream"""
+    stream_end: str | None = Field(default=None, min_length=1)
+    """the data or the name of the event that ends a stream: without it, a stream was cut off. `close`: the end of the
+    connection is enough. Default: `[DONE]`, or the end of the transport's last chunk"""
     headers: dict[str, str] = {}
     """values may name environment variables as ${NAME}"""
     version: str | None = None
@@ -440,13 +444,36 @@ class HooksBlock(Block):
     """after it, also when it failed"""
 
 
+NatStep = Literal[
+    "LLM_START",
+    "LLM_NEW_TOKEN",
+    "LLM_END",
+    "TOOL_START",
+    "TOOL_END",
+    "FUNCTION_START",
+    "FUNCTION_END",
+    "WORKFLOW_START",
+    "WORKFLOW_END",
+    "TASK_START",
+    "TASK_END",
+    "TTC_START",
+    "TTC_END",
+    "CUSTOM_START",
+    "CUSTOM_END",
+    "SPAN_START",
+    "SPAN_CHUNK",
+    "SPAN_END",
+]
+"""the types of steps that NeMo Agent Toolkit knows"""
+
+
 class NatOutput(Block):
     """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
 
     dir: str
     """the folder, relative to the eval file"""
-    step_filter: list[str] = ["LLM_END", "TOOL_END"]
-    """which steps of the conversation to write"""
+    step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
+    """which types of steps to write; an empty list stands for all, as in NAT"""
 
 
 class OutputBlock(Block):

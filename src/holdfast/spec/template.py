@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
@@ -23,7 +22,7 @@ __all__ = [
     "TemplateError",
     "TemplateSyntaxError",
     "expression",
-    "render_tree",
+    "fill_in",
     "texts",
 ]
 
@@ -50,7 +49,6 @@ def _text(value: Any) -> Any:
 _texts_alone = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_text)
 _globals = dict(_environment.globals)
 _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
-_SINGLE = re.compile(r"\s*\{\{-?(.*?)-?\}\}\s*", re.DOTALL)
 
 
 def _scalar(value: Any) -> Any:
@@ -77,8 +75,6 @@ class Template:
             self._compiled = (_texts_alone if texts_only else _environment).from_string(source)
         if (match := _ONE_FIELD.fullmatch(source)) and match[1] in self.names:  # `{{ none }}` names nothing
             self._field = match[1]
-        self._expression: Expression | None = None
-        self._strict: jinja2.Template | None = None
 
     def render(self, fields: Mapping[str, Any]) -> str:
         """The text for one row; raises jinja2's TemplateError where a field is missing."""
@@ -94,24 +90,44 @@ class Template:
         """Return the field's value where the template is `{{ field }}` and no more; else None."""
         return None if self._field is None else fields.get(self._field)
 
-    def value(self, fields: Mapping[str, Any]) -> Any:
-        """Return the value itself where the template is a single `{{ expression }}`, else the rendered text.
+    def value(self, fields: Mapping[str, Any], *, strict: bool = False) -> Any:
+        """Return the text for one row, or the value of a template that is one `{{ expression }}` and nothing else.
 
-        A list, an object or null inside a longer text raises TypeError: its Python repr is never what was meant.
+        Only JSON keeps its type. Anything else, such as a date, becomes text. With `strict`, a list, an object or null
+        inside a longer text raises TypeError: its Python repr is never what was meant.
         """
-        if self._compiled is None:
-            return self.source
-        if self._field is not None and self._field in fields:
-            return fields[self._field]
-        if self._strict is None:
-            if (inner := _SINGLE.fullmatch(self.source)) is not None:
-                with suppress(TemplateSyntaxError):  # `{{ a }} {{ b }}` is no single expression
-                    self._expression = expression(inner[1])
-            self._strict = _strict_environment.from_string(self.source)
-        if self._expression is not None and not isinstance(value := self._expression(fields), str | None):
-            return value
+        if self._field is not None and type(text := fields.get(self._field)) is str:
+            return text
+        if (lone := self._lone) is not None:
+            value = lone.value(fields)
+            if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+                return value
+            if strict and hasattr(value, "__next__"):
+                return value  # of a filter such as `map`: a list in the making
+        if not strict or self._compiled is None:
+            return self.render(fields)
         context = self._strict.new_context({**_globals, **fields}, shared=True)
         return "".join(self._strict.root_render_func(context))
+
+    @cached_property
+    def _strict(self) -> jinja2.Template:
+        return _strict_environment.from_string(self.source)
+
+    @cached_property
+    def _lone(self) -> Expression | None:
+        """The expression, where there is nothing else in the template."""
+        if self._compiled is None:
+            return None
+        match _environment.parse(self.source).body:
+            case [nodes.Output(nodes=[inner])] if not isinstance(inner, nodes.TemplateData):
+                pass
+            case _:
+                return None
+        inside = self.source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
+        try:
+            return Expression(inside.strip())
+        except TemplateSyntaxError:
+            return None  # `{{ a, b }}`
 
 
 @lru_cache(maxsize=1024)
@@ -120,19 +136,19 @@ def template(source: str) -> Template:
     return Template(source)
 
 
-def render_tree(value: Any, fields: Mapping[str, Any]) -> Any:
-    """Render every text inside a JSON-like value."""
+def fill_in(value: Any, fields: Mapping[str, Any]) -> Any:
+    """Fill in every template inside a JSON-like value; see `Template.value`."""
     if isinstance(value, str):
-        return template(value).render(fields)
+        return template(value).value(fields)
     if isinstance(value, dict):
-        return {key: render_tree(inner, fields) for key, inner in value.items()}
+        return {key: fill_in(inner, fields) for key, inner in value.items()}
     if isinstance(value, list):
-        return [render_tree(inner, fields) for inner in value]
+        return [fill_in(inner, fields) for inner in value]
     return value
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text inside a JSON-like value, as `render_tree` renders them."""
+    """Every text inside a JSON-like value, as `fill_in` finds them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -161,6 +177,11 @@ class Expression:
 
     def __call__(self, fields: Mapping[str, Any]) -> Any:
         """The value for one row; an undefined one is None."""
+        value = self.value(fields)
+        return None if isinstance(value, Undefined) else value
+
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """The value for one row, which may be jinja2's Undefined."""
         if self.equality is not None and type(text := fields.get(self.equality[0])) is str:
             return text == self.equality[1]
         if self._compiled is None:
@@ -169,8 +190,7 @@ class Expression:
         context = self._compiled.new_context({**_globals, **fields}, shared=True)
         for _ in self._compiled.root_render_func(context):
             pass
-        value = context.vars["result"]
-        return None if isinstance(value, Undefined) else value
+        return context.vars["result"]
 
 
 def _equality(parsed: nodes.Expr) -> tuple[str, str] | None:

@@ -3,10 +3,11 @@
 `types`     Turn, Reply, Target
 `model`     a model behind an OpenAI-compatible API
 `client`    the HTTP client all of them share, and what its failures mean
+`sse`       server-sent events, parsed as they arrive
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `python`    a Python function
-`http`      a workflow behind HTTP
+`http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports
 `command`   a program
 `mock`      waza's mock executor, which says again what it was asked
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded

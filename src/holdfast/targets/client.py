@@ -14,34 +14,60 @@ import ssl
 import time
 import urllib.request
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from msgspec import UNSET
 from yarl import URL
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
 from holdfast.spec.secrets import bare_url
+from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
 _decode = msgspec.json.Decoder().decode
 _MAX_RETRY_AFTER = 600.0
+
+
+class Reported(NamedTuple):
+    """One thing that a reply reports."""
+
+    value: Any = UNSET
+    """the JSON of an event, or of a whole reply"""
+    other: tuple[bytes, ...] = ()
+    """lines of an event whose field is none of the standard's, such as `intermediate_data: …`"""
+    whole: bool = False
+    """the reply was one JSON document and not a stream"""
+
+
+_END = Reported()
+"""the end of a stream, as the server marks it"""
 
 
 class Client:
     """POSTs JSON to one URL over kept connections."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, key_hint: str = "", secrets: Iterable[str] = ()
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        key_hint: str = "",
+        path_hint: str = "",
+        secrets: Iterable[str] = (),
     ) -> None:
         self.url = bare_url(url)
         """as messages show it"""
         self._url = URL(url)
         self._key_hint = key_hint
+        self._path_hint = path_hint
+        """what to do about a 404; default: what helps with an OpenAI-compatible server"""
         self._headers = {
             "Content-Type": "application/json",
             "User-Agent": f"holdfast/{__version__}",
@@ -92,26 +118,80 @@ class Client:
         return self.parse(data)
 
     async def stream(self, body: Any) -> AsyncIterator[Any]:
-        """The JSON events of a reply that may come as server-sent events, or all at once."""
+        """Yield the JSON events of a reply; whether the last one ends the answer is for the caller to check."""
+        async for event in self.events(body, end="close"):
+            if event.value is not UNSET:
+                yield event.value
+
+    async def events(self, body: Any, *, end: str | None = None) -> AsyncGenerator[Reported]:
+        """Yield what a reply reports: the events of a stream, or one event where the reply is a JSON document.
+
+        An error that the server reports inside a stream is raised. So is a stream that ended early: one without the
+        event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
+        With `end="close"` any end counts.
+        """
         assert self._session is not None
         try:
             async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
                 if response.status >= 300:
                     raise self._refusal(response.status, response.headers, await response.read())
                 if "event-stream" not in response.headers.get("Content-Type", ""):
-                    yield self.parse(await response.read())
+                    yield Reported(self.parse(await response.read()), whole=True)
                     return
-                pending = b""
+                parser = EventParser()
                 async for chunk in response.content.iter_any():
-                    *lines, pending = (pending + chunk).split(b"\n")
-                    for line in lines:
-                        line = line.strip()
-                        if line == b"data: [DONE]" or line == b"data:[DONE]":
+                    for report in self._read(parser.feed(chunk), end):
+                        if report is _END:
                             return
-                        if line.startswith(b"data:"):
-                            yield self.parse(line[5:])
+                        yield report
+                for report in self._read(parser.close(), end):
+                    if report is _END:
+                        return
+                    yield report
+                self._check_end(response.headers, end)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise self._broken(error) from error
+
+    def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
+        """Parse events, yield `_END` for the one that ends the stream, and raise the error that one reports."""
+        for event in chain.from_iterable(map(_apart, events)):
+            data = b"\n".join(event.data).strip()
+            if data == b"[DONE]" or (end not in (None, "close") and end in (event.name, data.decode(errors="replace"))):
+                yield _END
+                return
+            bare = [line for line in event.other if line.startswith(b"{")]
+            if bare or event.name == "error":
+                raise self._failure(bare[0] if bare else data)
+            if event.other:
+                yield Reported(other=event.other)
+            if data:  # servers send empty events to keep a connection open
+                value = self.parse(data)
+                if _is_error(value):
+                    raise self._failure(data)
+                yield Reported(value)
+
+    def _failure(self, data: bytes) -> AttemptError | Fault:
+        """Make the error that a server reports inside a stream, after it has answered 200."""
+        code, message = _reason(data)
+        text = self._without_secrets(f"{self.url} reported an error in its stream: {message}")
+        failure = self._meaning(_status_of(code), code, message, text, {})
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            failure.body = _decode(self._without_secrets(data.decode()))
+        return failure
+
+    def _check_end(self, headers: Mapping[str, str], end: str | None) -> None:
+        """Raise unless a stream that ended without an end marker is known to be whole."""
+        if end not in (None, "close"):
+            raise AttemptError("bad_reply", f"the stream ended without {end!r} (target.stream_end)")
+        chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
+        if end is None and not chunked and "Content-Length" not in headers:
+            raise AttemptError(
+                "bad_reply",
+                "the stream ended with its connection, which cannot be told from a stream that was cut off",
+                remedy="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
+                "target.stream_end. `stream_end: close` takes such a stream as whole.",
+                retry=False,
+            )
 
     @staticmethod
     def parse(data: bytes) -> Any:
@@ -123,37 +203,43 @@ class Client:
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {shown!r}") from error
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
-        refusal = self._meaning(status, headers, data)
+        code, message = _reason(data)
+        text = self._without_secrets(f"{self.url} answered {status}: {message}")
+        refusal = self._meaning(status, code, message, text, headers)
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             refusal.body = _decode(self._without_secrets(data.decode()))
         return refusal
 
-    def _meaning(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
-        code, message = _reason(data)
-        said = self._without_secrets(f"{self.url} answered {status}: {message}")
+    def _meaning(
+        self, status: int, code: str, message: str, text: str, headers: Mapping[str, str]
+    ) -> AttemptError | Fault:
         if status in (401, 403):
             return Fault(
-                "auth", said, status=status, remedy=self._key_hint or "Check the credentials, then run it again."
+                "auth", text, status=status, remedy=self._key_hint or "Check the credentials, then run it again."
             )
         if status == 402 or code in ("insufficient_quota", "billing_hard_limit_reached", "quota_exceeded"):
             return Fault(
-                "quota", said, status=status, remedy="Top up the account or wait for its quota, then run it again."
+                "quota", text, status=status, remedy="Top up the account or wait for its quota, then run it again."
             )
         if status == 404:
             missing = "model" in message.lower() or "model" in code
             return Fault(
                 "no_model",
-                said,
+                text,
                 status=status,
-                remedy="Check target.model: the server does not know it."
-                if missing
-                else "Check the URL (an OpenAI-compatible base_url usually ends in /v1) and the model's name.",
+                remedy=self._path_hint
+                or (
+                    "Check target.model: the server does not know it."
+                    if missing
+                    else "Check the URL (an OpenAI-compatible base_url usually ends in /v1) and the model's name."
+                ),
             )
         if status == 429:
-            return AttemptError("rate_limit", said, status=status, retry_after=_retry_after(headers))
-        if status in (408, 409, 425) or status >= 500:
-            return AttemptError("server", said, status=status, retry_after=_retry_after(headers))
-        return AttemptError("bad_request", said, status=status, retry=False)
+            return AttemptError("rate_limit", text, status=status, retry_after=_retry_after(headers))
+        if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
+            # `nat serve` answers 422 to whatever happens inside a workflow, a passing failure of its model included.
+            return AttemptError("server", text, status=status, retry_after=_retry_after(headers))
+        return AttemptError("bad_request", text, status=status, retry=False)
 
     def _without_secrets(self, text: str) -> str:
         """Some servers repeat the key they refuse; it must not come into a log by them."""
@@ -182,6 +268,36 @@ class Client:
         if isinstance(error, aiohttp.InvalidURL):
             return Fault("refused", f"{self.url} is not a URL that can be asked")
         return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
+
+
+def _apart(event: Event) -> list[Event]:
+    """Split an event whose data is no JSON as a whole by its lines: some servers leave out the blank lines."""
+    if len(event.data) > 1:
+        try:
+            _decode(b"\n".join(event.data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [*(Event(event.name, (line,), ()) for line in event.data), event._replace(name="", data=())]
+    return [event]
+
+
+def _is_error(value: Any) -> bool:
+    """Whether an event says that something failed, in one of the shapes that servers use."""
+    if not isinstance(value, dict):
+        return False
+    failed = bool(value.get("error")) or "error" in (value.get("type"), value.get("object"))
+    return failed or value.get("code") == "workflow_error"
+
+
+def _status_of(code: str) -> int:
+    """Return the HTTP status that an error inside a stream would have had, as far as its code tells.
+
+    Those that would stop a whole run are left out: a workflow may report a failure of something that it called.
+    """
+    if "rate_limit" in code.lower():
+        return 429
+    if code in ("400", "413", "422", "429", "invalid_request_error", "context_length_exceeded"):
+        return int(code) if code.isdigit() else 400
+    return 500
 
 
 def _proxy(url: str) -> str | None:

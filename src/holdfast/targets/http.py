@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
 import jmespath
+import msgspec
 from jmespath.exceptions import JMESPathError
+from msgspec import UNSET
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
 from holdfast.spec.secrets import VARIABLE, filled
-from holdfast.spec.template import RENDER_ERRORS, render_tree
-from holdfast.store.records import Usage
+from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.targets.client import Client
+from holdfast.targets.nat_stream import read_step, tokens_used
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
     from holdfast.spec.fields import HttpTarget
+    from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
 
 
@@ -36,7 +40,13 @@ class HttpWorkflow:
             raise UsageError("target.http is not the address of a web service once its variables are filled in")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]
         named = [value for value in values if "://" not in value]  # where it is asked is no secret
-        self._client = Client(url, headers, key_hint="Check target.headers and target.http.", secrets=named)
+        self._client = Client(
+            url,
+            headers,
+            key_hint="Check target.headers and target.http.",
+            path_hint="Check the path in target.http: the server has nothing there.",
+            secrets=named,
+        )
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -48,26 +58,47 @@ class HttpWorkflow:
     async def reply(self, turn: Turn) -> Reply:
         """Ask the workflow."""
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
-        started, first = time.monotonic(), None
-        parts: list[str] = []
         try:
-            body = render_tree(self._block.request, fields)
+            body = fill_in(self._block.request, fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.request: {error}", retry=False) from error
-        async for event in self._client.stream(body):
-            try:
-                found = self._pick.search(event)
-            except JMESPathError as error:
-                raise AttemptError("bad_reply", f"{self._block.response!r} does not fit the reply: {error}") from error
-            if found is not None:
-                first = time.monotonic() - started if first is None else first
-                parts.append(found if isinstance(found, str) else _compact(found))
+        started, first = time.monotonic(), None
+        parts: list[str] = []
+        trace: list[TraceStep] = []
+        chat = finished = False
+        async with aclosing(self._client.events(body, end=self._block.stream_end)) as events:
+            async for event in events:
+                trace += filter(None, map(read_step, event.other))
+                if event.value is UNSET:
+                    continue
+                choices = [] if event.whole else _choices(event.value)
+                chat |= bool(choices)
+                finished |= any(choice.get("finish_reason") for choice in choices)
+                found = self._find(event.value, whole=event.whole)
+                if found is not None:
+                    first = time.monotonic() - started if first is None else first
+                    parts.append(found if isinstance(found, str) else _compact(found))
+        if chat and not finished:
+            raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
             raise AttemptError("bad_reply", f"nothing at {self._block.response!r} in the reply")
-        return Reply(text="".join(parts), usage=Usage(requests=1), first_token=first)
+        return Reply(text="".join(parts), usage=tokens_used(trace), first_token=first, trace=trace or None)
+
+    def _find(self, value: Any, *, whole: bool) -> Any:
+        """Pick the answer, or a piece of it, from a reply or an event."""
+        if whole and self._block.response == "@" and isinstance(value, dict) and value.get("error"):
+            raise AttemptError("server", f"{self._client.url} reported an error: {_compact(value['error'])[:300]}")
+        try:
+            return self._pick.search(value)
+        except JMESPathError as error:
+            raise AttemptError("bad_reply", f"{self._block.response!r} does not fit the reply: {error}") from error
+
+
+def _choices(event: Any) -> list[dict[str, Any]]:
+    """Return the choices of an event of chat completions; other events have none."""
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def _compact(value: Any) -> str:
-    import msgspec
-
     return msgspec.json.encode(value).decode()

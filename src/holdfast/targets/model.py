@@ -137,6 +137,7 @@ class Model:
             content = message.get("content")
             stop = choice.get("finish_reason") or "stop"
             usage = self._usage(data.get("usage"))
+            check_choice(choice)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
         if not isinstance(message.get("tool_calls") or [], list):
@@ -159,6 +160,7 @@ class Model:
             try:
                 usage = event.get("usage") or usage
                 for choice in event.get("choices") or []:
+                    check_choice(choice)
                     delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
                     if delta.get("content"):
                         first = time.monotonic() - started if first is None else first
@@ -186,6 +188,14 @@ class Model:
         counts = data if isinstance(data, dict) else {}
         given, made = counts.get("prompt_tokens"), counts.get("completion_tokens")
         return self._prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
+
+
+def check_choice(choice: dict[str, Any]) -> None:
+    """Raise where a router reports a failure of the server behind it in the place of an answer, or in the middle."""
+    if choice.get("error") or choice.get("finish_reason") == "error":
+        error = choice.get("error")
+        message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
+        raise AttemptError("server", f"the answer ends with an error: {message}"[:300])
 
 
 def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:

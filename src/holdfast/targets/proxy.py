@@ -19,6 +19,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import Usage
 from holdfast.targets.client import bearer
 from holdfast.targets.endpoints import base_urls
+from holdfast.targets.model import check_choice
 from holdfast.targets.prices import Prices
 from holdfast.targets.spread import client_of
 
@@ -35,6 +36,8 @@ _GONE: Final = (ConnectionError, aiohttp.ClientError)
 """what writing to an agent raises that has gone; the answer is kept all the same"""
 _COMPLETIONS: Final = ("chat/completions", "completions")
 """where a 404 means that the address or the model is wrong; elsewhere it is an agent that tries what there is"""
+_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+"""the events that end a stream of the Responses API"""
 _PASSED_ON: Final = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-api-key", "api-key")
 
 
@@ -175,18 +178,19 @@ class _Answer:
         body = dict(self._body)
         given = body.get("stream_options") or {}
         wants_usage = not isinstance(given, dict) or bool(given.get("include_usage"))
-        chat = "messages" in body or "prompt" in body
+        responses = self._path == "responses"
+        chat = not responses and ("messages" in body or "prompt" in body)
         if chat and not wants_usage:  # without it nobody could say what the call used
             body["stream_options"] = {**given, "include_usage": True}
         events: list[Any] = []
-        counts, finished = None, not chat
+        counts, finished = None, not (chat or responses)
         async for event in client.stream(body):
             try:
                 found = event.get("usage") or (event.get("response") or {}).get("usage")
                 choices = event.get("choices") or []
-                ends = (
-                    any(choice.get("finish_reason") for choice in choices) or event.get("type") == "response.completed"
-                )
+                for choice in choices:
+                    check_choice(choice)
+                ends = any(choice.get("finish_reason") for choice in choices) or event.get("type") in _RESPONSE_ENDS
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}") from error
             counts = found or counts

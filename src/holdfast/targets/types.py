@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.store.records import ToolCall, Usage
+from holdfast.store.records import ToolCall, TraceStep, Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,6 +142,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """the workspace after this reply, filled in by the engine"""
     calls: list[ToolCall] | UnsetType = UNSET
     """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
+    trace: list[TraceStep] | None = None
+    """the target's inner steps in this turn, where it reports them; kept with the output as `Output.trace`"""
 
 
 class Target(Protocol):

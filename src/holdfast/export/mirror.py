@@ -1,0 +1,202 @@
+"""`workflow_output.jsonl`, kept up to date while a run is going on, by a thread that follows the run's journals.
+
+The journals are the truth and this is a copy: whatever happens to it changes neither the run nor its exit code.
+Following the files instead of the work serves one process and several workers alike, off the event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.export.nat import NatFolder, workflow_line
+from holdfast.graders.build import grader_places
+from holdfast.spec.fields import ModelTarget
+from holdfast.store.files import replacing
+from holdfast.store.index import read_output, read_output_head, read_steps
+from holdfast.store.lines import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from holdfast.data.dataset import Dataset
+    from holdfast.plan.plan import Work
+    from holdfast.spec.load import Eval
+    from holdfast.store.index import OutputRef
+    from holdfast.store.rundir import RunDir
+
+_LOOK_SECONDS: Final = 0.25
+_PATIENCE_SECONDS: Final = 30.0
+"""how long the end of a run waits for a folder that does not answer"""
+
+
+class NatMirror:
+    """Copies the outputs of a run, in the order in which they finish."""
+
+    def __init__(
+        self, rundir: RunDir, run: str, spec: Eval, dataset: Dataset, work: Work, notice: Callable[[str], None]
+    ) -> None:
+        assert spec.output.nat is not None
+        self._folder = NatFolder(spec.folder / spec.output.nat.dir)
+        self._run = run
+        self._graders = [place.name for place in grader_places(spec)]
+        self._wanted = frozenset(spec.output.nat.step_filter)
+        self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
+        self._trials = spec.trials
+        self._work = work
+        self._journals = _Journals(rundir)
+        self._dataset = dataset
+        self._rows = _Rows(dataset, work)
+        self._notice = notice
+        self._waiting: deque[tuple[OutputRef, str]] = deque()
+        """outputs that are not copied yet, with their keys"""
+        self._seen: set[int] = set()
+        self._fd: int | None = None
+        self._failed = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="nat-mirror", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the run."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy what has finished meanwhile, and stop."""
+        self._over.set()
+        self._thread.join(_PATIENCE_SECONDS)
+
+    def _follow(self) -> None:
+        try:
+            while True:
+                over = self._over.is_set()  # asked first: what was written before it was set is copied below
+                self._look()
+                if over:
+                    return
+                self._over.wait(_LOOK_SECONDS)
+        finally:
+            if self._fd is not None:
+                os.close(self._fd)
+
+    def _look(self) -> None:
+        """Copy what is new; leave for the next look what cannot be written now."""
+        try:
+            for ref, key in self._journals.news():
+                if hash(key) not in self._seen and self._work.fits(ref):
+                    self._seen.add(hash(key))
+                    self._waiting.append((ref, key))
+            if self._fd is None:
+                self._begin()
+            while self._waiting:
+                self._append(self._line(*self._waiting[0]))
+                _, key = self._waiting.popleft()
+                self._rows.forget(key)
+                self._journals.steps.pop(key, None)
+            self._failed = False
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            if not self._failed:
+                self._failed = True
+                reason = getattr(error, "strerror", None) or error
+                self._notice(
+                    f"output.nat: {self._folder.lines} is not up to date: {reason}; "
+                    "it is written again when that works, and when the run finishes"
+                )
+
+    def _begin(self) -> None:
+        """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
+        self._folder.claim(self._run, self._graders)
+        rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
+        with replacing(self._folder.lines) as file:
+            for ref, key in self._waiting:
+                file.write(self._line(ref, key))
+                rows.forget(key)
+        self._fd = os.open(self._folder.lines, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        while self._waiting:
+            self._journals.steps.pop(self._waiting.popleft()[1], None)
+
+    def _append(self, line: bytes) -> None:
+        """Write a line, or nothing of it."""
+        assert self._fd is not None
+        size = os.fstat(self._fd).st_size
+        if (written := os.write(self._fd, line)) < len(line):
+            os.ftruncate(self._fd, size)
+            raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes could be written")
+
+    def _line(self, ref: OutputRef, key: str) -> bytes:
+        recorded = read_steps(self._journals.steps.get(key, ()))
+        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._wanted)
+
+
+class _StepKey(msgspec.Struct):
+    key: str
+
+
+_step_key = msgspec.json.Decoder(_StepKey)
+
+
+class _Journals:
+    """What is new in the outputs of a run, and where the steps of those that are not copied yet are."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        self._rundir = rundir
+        self._read_to: dict[Path, int] = {}
+        self.steps: dict[str, list[tuple[Path, int, int]]] = {}
+
+    def news(self) -> list[tuple[OutputRef, str]]:
+        """Return the new outputs with their keys. Their steps are read after them, and so are all there."""
+        outputs = []
+        for path, offset, data in self._lines("outputs"):
+            if (head := read_output_head(data)) is not None:
+                outputs.append((head.ref(path, offset, len(data)), head.key))
+        for path, offset, data in self._lines("steps"):
+            try:
+                key = _step_key.decode(data).key
+            except msgspec.DecodeError:
+                continue
+            self.steps.setdefault(key, []).append((path, offset, len(data)))
+        return outputs
+
+    def _lines(self, name: str) -> Iterator[tuple[Path, int, bytes]]:
+        for path in self._rundir.journals(name):
+            for line in scan(path, self._read_to.get(path, 0)):
+                if not line.whole:
+                    break
+                self._read_to[path] = line.offset + len(line.data) + 1
+                if line.sound:
+                    yield path, line.offset, line.data
+
+
+class _Rows:
+    """The rows of trials, by their keys: read forward once, and held until they are needed."""
+
+    def __init__(self, dataset: Dataset, work: Work) -> None:
+        self._unread = self._read(dataset, work)
+        self._held: dict[str, dict[str, Any]] = {}
+
+    @staticmethod
+    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            for sample in dataset:
+                for trial in range(1, work.trials + 1):
+                    yield work.key(sample.digest, trial), sample.fields
+        except HoldfastError:
+            return  # the dataset has changed, which stops the run
+
+    def of(self, key: str) -> dict[str, Any]:
+        """Return a trial's row; an empty one where the dataset no longer has it."""
+        if key not in self._held:
+            for read, fields in self._unread:
+                self._held[read] = fields
+                if read == key:
+                    break
+        return self._held.get(key, {})
+
+    def forget(self, key: str) -> None:
+        """Drop a row that is not needed any more."""
+        self._held.pop(key, None)
