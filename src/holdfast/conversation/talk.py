@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest_bytes
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
+    from holdfast.store.records import TraceStep
     from holdfast.targets.types import Message, Reply
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def messages_digest(messages: list[Message], files: dict[str, str] | None = None) -> str:
-    """The digest that ties grades to what was said, and to the workspace where there is one."""
+def messages_digest(
+    messages: list[Message], files: dict[str, str] | None = None, trace: list[TraceStep] | None = None
+) -> str:
+    """Return the digest that ties grades to all that graders may look at: messages, workspace and trace."""
+    if trace:
+        return digest_bytes(_encode([messages, files, trace]))
     return digest_bytes(_encode(messages if files is None else [messages, files]))
 
 
@@ -49,6 +55,8 @@ class Said(NamedTuple):
     """the ends of the turns"""
     stopped: bool
     """a checkpoint ended it"""
+    trace: list[TraceStep]
+    """the target's inner steps, where it reported them"""
 
 
 class Lines(NamedTuple):
@@ -76,7 +84,7 @@ class Partner(Protocol):
         ...
 
     async def after_turn(self, turn: int, messages: list[Message], mark: Mark, reply: Reply) -> bool:
-        """A turn is over; True when the conversation has to end here."""
+        """Handle the end of a turn and return whether the conversation ends here. `reply.trace` is that of all turns."""
         ...
 
 
@@ -135,6 +143,7 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
     usage: Usage | None = None
     state: Any = None
     marks: list[Mark] = []
+    trace: list[TraceStep] = []
     prompt: str | None = lines.prompts[0]
     while True:
         number = len(marks) + 1
@@ -145,9 +154,10 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         usage = reply.usage if usage is None else add_usage(usage, reply.usage)
         text = UNSET if reply.text == (messages[-1].get("content") or "") else reply.text
         files = UNSET if reply.files is None else reply.files
-        digest = messages_digest(messages, reply.files)
+        trace += reply.trace or ()
+        digest = messages_digest(messages, reply.files, trace)
         marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files))
-        stopped = await partner.after_turn(number, messages, marks[-1], reply)
+        stopped = await partner.after_turn(number, messages, marks[-1], replace(reply, trace=trace) if trace else reply)
         if stopped:
             break
         if number < len(lines.prompts):
@@ -160,7 +170,7 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
             break
     stop = f"checkpoint@{len(marks)}" if stopped else reply.stop
     first_token, files_now = reply.first_token, reply.files
-    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped)
+    return Said(messages, reply.text, len(marks), stop, usage, first_token, state, files_now, marks, stopped, trace)
 
 
 NOTHING = Usage()

@@ -296,6 +296,7 @@ class Loop:
             state=said.state,
             marks=said.marks if said.turns > 1 or self._checkpoints else UNSET,  # which graded it as it was then
             files=UNSET if said.files is None else said.files,
+            trace=said.trace or UNSET,
             stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
         )
         counted = self._turn_by_turn or (steps is not None and steps.counted)

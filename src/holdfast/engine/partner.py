@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.conversation.responder import Decision
@@ -156,6 +156,7 @@ class TrialPartner:
             timing=Timing(self._started, self.seconds),
             digest=mark.digest,
             files=mark.files,
+            trace=[*reply.trace] if reply.trace else UNSET,
         )
         return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
 

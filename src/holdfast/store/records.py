@@ -65,6 +65,18 @@ class Mark(Struct, frozen=True):
     """the workspace after the turn: paths to digests of contents"""
 
 
+TraceStep = dict[str, Any]
+"""One inner step of a target, in the form of NeMo Agent Toolkit's `IntermediateStep`, kept as the target sent it:
+
+    {"parent_id": "…", "function_ancestry": {"function_id": …, "function_name": …, "parent_id": …, "parent_name": …},
+     "payload": {"event_type": "LLM_END", "event_timestamp": 1.5, "span_event_timestamp": 1.0, "name": "model",
+                 "data": {"input": …, "output": …}, "usage_info": {"token_usage": {…}}, "UUID": "…"}}
+
+Readers must not rely on any field but `payload.event_type`: other keys may be missing, and more may be there. A target
+returns its steps as `Reply.trace`; the output and the case that a grader sees have those of all turns in order.
+"""
+
+
 class Output(Struct, frozen=True, omit_defaults=False):
     """A finished trial: a line of `outputs.jsonl`."""
 
@@ -87,6 +99,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """digest of the checkpoint that ended the conversation, where one did"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace at the end: paths to digests of contents, which are in the run directory's `files/`"""
+    trace: list[TraceStep] | UnsetType = UNSET
+    """what the target reported about its inner calls, over all turns, where it reported anything"""
     source: str | UnsetType = UNSET
     """the run it was copied from, where it was"""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from holdfast.store.records import Usage
+from holdfast.store.records import TraceStep, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -97,6 +97,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """what the target wants kept with the output, and gets back with the next turn; JSON"""
     files: dict[str, str] | None = None
     """the workspace after this reply, filled in by the engine"""
+    trace: list[TraceStep] | None = None
+    """the target's inner steps in this turn, where it reports them; kept with the output as `Output.trace`"""
 
 
 class Target(Protocol):
