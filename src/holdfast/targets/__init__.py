@@ -5,7 +5,7 @@
 `client`    the HTTP client all of them share, and what its failures mean
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
-`python`    a Python function
+`python`    a Python function, and `lifetime`, which opens and closes it where it is an object
 `http`      a workflow behind HTTP
 `command`   a program
 `mock`      waza's mock executor, which says again what it was asked
