@@ -84,7 +84,7 @@ class Partner(Protocol):
         ...
 
     async def after_turn(self, turn: int, messages: list[Message], mark: Mark, reply: Reply) -> bool:
-        """Handle the end of a turn and return whether the conversation ends here. `reply.trace` is that of all turns."""
+        """Handle the end of a turn; return whether the conversation ends here. `reply.trace` is that of all turns."""
         ...
 
 

@@ -9,6 +9,7 @@
 `python`       a user's function
 `prompt`       a judge model
 `trigger`      trigger
+`nat`          an evaluator of NeMo Agent Toolkit
 `calls`        the tool calls of a conversation, read out of its messages
 `tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff

@@ -19,6 +19,7 @@ from holdfast.spec.grader_fields import (
     GraderBlock,
     JsonSchemaGrader,
     MathGrader,
+    NatGrader,
     NumberGrader,
     PromptGrader,
     PythonGrader,
@@ -26,6 +27,7 @@ from holdfast.spec.grader_fields import (
     TextGrader,
     TriggerGrader,
 )
+from holdfast.spec.reading import suggest
 from holdfast.spec.source import check_program, file_inside, files_behind
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
@@ -71,6 +73,8 @@ def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
             return {**block.identity(), "snapshots": snapshots}
         case TriggerGrader():
             return {**block.identity(), "skill_path": None, "skill": digest_bytes(_skill(block, spec, where).encode())}
+        case NatGrader():
+            return _evaluator_identity(block, spec, where)
         case ProgramGrader():
             behind: dict[str, str] = {}
             for argument in (block.command, *block.args):
@@ -131,7 +135,7 @@ def threshold(block: GraderBlock) -> float | None:
             return 0.6 if block.mode == "positive" else math.nextafter(1 - 0.6, 1)
         case GraderBlock(decides=True):
             return None
-        case PythonGrader() | PromptGrader(prompt=None):
+        case PythonGrader() | NatGrader() | PromptGrader(prompt=None):
             return 0.5
         case SimilarityGrader():
             return 0.8
@@ -182,6 +186,10 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.prompt import Judge
 
             return Judge(block, fingerprint, Prices(block.model or "", spec.prices), where)
+        case NatGrader():
+            from holdfast.graders.nat import NatEvaluator
+
+            return NatEvaluator(block, spec.folder, fingerprint, where)
         case TriggerGrader():
             from holdfast.graders.trigger import Trigger
 
@@ -249,6 +257,25 @@ def _needs(module: str, package: str, where: str) -> None:
 def _snapshots(block: DiffGrader, spec: Eval, where: str) -> dict[str, bytes]:
     names = {file.snapshot for file in block.expected_files if file.snapshot is not None}
     return {name: file_inside(spec.folder, name, where) for name in sorted(names)}
+
+
+def _evaluator_identity(block: NatGrader, spec: Eval, where: str) -> dict[str, Any]:
+    from holdfast.nat.config import evaluator_part, identity_of, read_config
+
+    identity = {key: value for key, value in block.identity().items() if key not in ("config_file", "override")}
+    data: dict[str, Any] = {}
+    if block.config_file is not None:
+        data = read_config(spec.folder / block.config_file, block.override)
+    evaluator = block.evaluator
+    if isinstance(evaluator, str):
+        known = (data.get("eval") or {}).get("evaluators") or {}
+        if evaluator not in known:
+            said = f"{block.config_file} has no evaluator {evaluator!r}{suggest(evaluator, known)}"
+            raise ConfigError([Problem(where, said)])
+        evaluator = known[evaluator]
+    assert evaluator is not None
+    part = {"evaluator": evaluator, **evaluator_part(data, evaluator)}
+    return {**identity, "evaluator": None, **identity_of(part, spec.folder)}
 
 
 def _skill(block: TriggerGrader, spec: Eval, where: str) -> str:

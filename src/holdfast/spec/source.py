@@ -46,6 +46,13 @@ def source_files(entry: Path, folder: Path) -> list[Path]:
     return [path for path, _ in _sources(entry, folder)]
 
 
+def local_module(name: str) -> Path | None:
+    """The file of a module that Python would import, where it is somebody's own code and not an installed package."""
+    parts = name.split(".")
+    files = list(_modules(parts, _elsewhere(parts[0])))
+    return files[-1] if files and files[-1].stem in (parts[-1], "__init__") else None
+
+
 def _roots(entry: Path, folder: Path) -> list[Path]:
     return list(dict.fromkeys([entry.parent.resolve(), _package_root(entry.resolve()), folder.resolve()]))
 

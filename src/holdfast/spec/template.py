@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupEr
 """What rendering over a user's row may raise."""
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+_environment.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
 _globals = dict(_environment.globals)
 _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 

@@ -6,6 +6,7 @@
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `python`    a Python function, and `lifetime`, which opens and closes it where it is an object
+`nat`       a workflow of NeMo Agent Toolkit
 `http`      a workflow behind HTTP
 `command`   a program
 `mock`      waza's mock executor, which says again what it was asked

@@ -21,10 +21,10 @@ def instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
         said = f"{target.__name__} has no method __call__, which answers a prompt"
         raise ConfigError([Problem(where, said)], remedy="Write it as  def __call__(self, prompt): …")
     try:
-        instance: Callable[..., Any] = target()
+        instance: Any = target()
     except Exception as error:  # the class is the user's: whatever it raises is theirs to see
         raise ConfigError([Problem(where, f"{target.__name__}() failed: {said_with_place(error)}")]) from error
-    return instance
+    return instance  # type: ignore[no-any-return]
 
 
 @asynccontextmanager
