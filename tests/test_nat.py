@@ -242,10 +242,12 @@ def test_a_configuration_may_extend_another_and_take_texts_from_files(tmp_path: 
 
 def test_a_tool_that_is_reported_twice_counts_once_and_unfinished_calls_count() -> None:
     def step(kind: str, name: str, key: str, **data: Any) -> dict[str, Any]:
-        return {"payload": {"event_type": kind, "name": name, "UUID": key, "data": data}}
+        framework = "langchain" if name == "chain" else None
+        return {"payload": {"event_type": kind, "framework": framework, "name": name, "UUID": key, "data": data}}
 
     trace = [
         step("FUNCTION_START", "<workflow>", "w", input="hi"),
+        step("FUNCTION_START", "chain", "c", input="hi"),
         step("TOOL_START", "search", "t", input="{'query': 'kelp'}"),
         step("FUNCTION_START", "search", "f", input={"query": "kelp"}),
         step("FUNCTION_END", "search", "f", input={"query": "kelp"}, output="seaweed"),

@@ -186,6 +186,8 @@ class Loop:
                 if part is not None:
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
+                    for message in getattr(part, "notices", ()):
+                        self._display.notice(message)
         except asyncio.CancelledError:
             if not self.brake.pulled:
                 raise

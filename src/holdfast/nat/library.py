@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.records import TraceStep
 
-PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval"
+PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler"
 _CHUNKS: Final = ("LLM_NEW_TOKEN", "SPAN_CHUNK")
 """steps that repeat in pieces what the end of their call says as a whole"""
 
@@ -72,6 +72,10 @@ class Workflow:
 
     def __init__(self, config: Any) -> None:
         self._config = config
+        self.notices: tuple[str, ...] = ()
+        if config.llms and find_spec("nat.plugins.profiler") is None:
+            said = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
+            self.notices = (f"{said}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
         self._stack = AsyncExitStack()
         self._sessions: Any = None
 

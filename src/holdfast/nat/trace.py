@@ -62,6 +62,8 @@ def _calls(trace: Iterable[TraceStep]) -> dict[str, dict[str, Any]]:
         kind, name = payload.get("event_type"), payload.get("name")
         if kind not in _CALLS or not name or name == _WORKFLOW:
             continue
+        if kind.startswith("FUNCTION") and payload.get("framework"):
+            continue  # a link of a framework's chain, not a function of NAT's
         call = found.setdefault(str(payload.get("UUID")), {"name": name, "tool": kind.startswith("TOOL")})
         data = payload.get("data") or {}
         if "input" in data and data["input"] is not None:

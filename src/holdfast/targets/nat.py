@@ -25,6 +25,7 @@ class NatWorkflow:
     def __init__(self, block: NatTarget, spec: Eval) -> None:
         where = spec.document.where(("target", "nat"))
         self._workflow = Workflow(load_workflow_config(spec.folder / block.nat, block.override, where))
+        self.notices = self._workflow.notices
         self._name = block.nat
 
     async def __aenter__(self) -> Self:
