@@ -164,7 +164,7 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
     config = nat_project(tmp_path)
     done = holdfast("eval", config, cwd=tmp_path, check=2)
     assert "needs NeMo Agent Toolkit" in done.stderr
-    assert "pip install nvidia-nat-core nvidia-nat-eval" in done.stderr
+    assert "pip install nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,11 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
         ({"eval__general__profiler": {"base_metrics": True}}, "eval.general.profiler: not supported: the profiler is"),
         ({"eval__general__output__s3": {"bucket": "b"}}, "eval.general.output.s3: not supported: nothing is uploaded"),
         ({"eval__general__output__custom_scripts": {"a": {}}}, "eval.general.output.custom_scripts: not supported"),
+        ({"eval__general__per_input_user_id": False}, "per_input_user_id: not supported: each trial runs as a user"),
+        (
+            {"eval__general__dataset__structure": {"trajectory_key": "steps"}},
+            "structure.trajectory_key: not supported: the column is called intermediate_steps",
+        ),
         ({"eval__general__concurrency": 3}, "eval.general.concurrency: unknown key (did you mean 'max_concurrency'?)"),
         ({"functionz": {}}, "functionz: unknown key (did you mean 'functions'?)"),
         ({"eval": None}, "eval: is missing; to evaluate the workflow with other data, write an eval file"),

@@ -24,6 +24,12 @@ _STRUCTURE: Final = frozenset(
         *("trajectory_key", "expected_trajectory_key"),
     }
 )
+_FIXED: Final = {
+    "generated_answer_key": "generated_answer",
+    "trajectory_key": "intermediate_steps",
+    "expected_trajectory_key": "expected_intermediate_steps",
+}
+"""columns that have one name"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
 _DATASET: Final = ("eval", "general", "dataset")
@@ -62,9 +68,11 @@ class Reader:
             elif key not in _KNOWN and key not in ("s3", "remote_file_path", "function", "kwargs"):
                 self._wrong((key,), "unknown key")
         structure = block.get("structure") or {}
-        for key in structure:
+        for key, name in structure.items():
             if key not in _STRUCTURE:
                 self._wrong(("structure", key), "unknown key")
+            elif name != _FIXED.get(key, name):
+                self._wrong(("structure", key), f"not supported: the column is called {_FIXED[key]}; rename it")
         if structure.get("disable"):
             said = "rows without a structure have no question; write an eval with a `prompt` and `target: {nat: …}`"
             self._wrong(("structure", "disable"), f"not supported: {said}")

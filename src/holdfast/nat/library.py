@@ -27,7 +27,7 @@ _CHUNKS: Final = ("LLM_NEW_TOKEN", "SPAN_CHUNK")
 
 def require(where: str) -> None:
     """Refuse to go on without NAT."""
-    if find_spec("nat") is None or find_spec("nat.runtime") is None:
+    if not _installed("nat.runtime"):
         raise ConfigError(
             [Problem(where, "needs NeMo Agent Toolkit")],
             remedy=f"pip install {PACKAGES}, and the NAT packages that your components need.",
@@ -36,6 +36,13 @@ def require(where: str) -> None:
     logger = logging.getLogger("nat")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # what it logs about errors is reported with the trial
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # there is no `nat`, or it is another one
+        return False
 
 
 def load_workflow_config(path: Path, override: Mapping[str, Any], where: str) -> Any:
@@ -56,7 +63,7 @@ def load_evaluator_config(
 ) -> Any:
     """Load an evaluator and the components it names, checked by NAT. It is called `evaluator` there."""
     require(where)
-    if find_spec("nat.plugins.eval") is None:
+    if not _installed("nat.plugins.eval"):
         raise ConfigError([Problem(where, "needs NAT's evaluators")], remedy=f"pip install {PACKAGES}")
     data = {} if path is None else _load(path, override, where)
     section = data.get("eval") or {}
@@ -73,7 +80,7 @@ class Workflow:
     def __init__(self, config: Any) -> None:
         self._config = config
         self.notices: tuple[str, ...] = ()
-        if config.llms and find_spec("nat.plugins.profiler") is None:
+        if config.llms and not _installed("nat.plugins.profiler"):
             said = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
             self.notices = (f"{said}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
         self._stack = AsyncExitStack()

@@ -83,6 +83,9 @@ class _Translation:
             refused=_GENERAL_REFUSED,
             ignored=_GENERAL_IGNORED,
         )
+        if general.get("per_input_user_id") is False:
+            said = "not supported: each trial runs as a user of its own, so that no trial depends on those before it"
+            self._wrong(("eval", "general", "per_input_user_id"), said)
         path = self._document.path
         assert path is not None
         reader = Reader(self._block(("eval", "general", "dataset")), path.resolve().parent, self._document.where)
@@ -109,6 +112,7 @@ class _Translation:
         origins |= {
             ("name",): (self._document, ("workflow",)),
             ("dataset",): (self._document, ("eval", "general", "dataset")),
+            ("dataset", "path"): (self._document, ("eval", "general", "dataset", "file_path")),
             ("prompt",): (self._document, ("eval", "general", "dataset", "structure", "question_key")),
             ("target",): (self._document, ("workflow",)),
             ("limits",): (self._document, ("eval", "general")),
