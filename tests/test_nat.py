@@ -245,6 +245,33 @@ def test_a_configuration_may_extend_another_and_take_texts_from_files(tmp_path: 
     assert (spec.name, [grader.name for grader in spec.graders]) == ("powers_agent", ["contains"])
 
 
+def test_evaluators_get_the_calls_of_targets_that_report_no_steps(nat: Nat, tmp_path: Path) -> None:
+    nat_project(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "def reply(prompt):\n"
+        "    call = {'id': 'c', 'function': {'name': 'search', 'arguments': '{\"query\": \"kelp\"}'}}\n"
+        "    asked = {'role': 'assistant', 'content': None, 'tool_calls': [call]}\n"
+        "    found = {'role': 'tool', 'tool_call_id': 'c', 'content': 'seaweed'}\n"
+        "    answer = {'role': 'assistant', 'content': 'It is seaweed.'}\n"
+        "    return {'output': 'It is seaweed.', 'messages': [asked, found, answer]}\n"
+    )
+    grader = {"type": "nat", "name": "contains", "config_file": "config.yml"}
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "e",
+        "samples": [{"id": "a", "question": "What is kelp?", "expected": "seaweed"}],
+        "target": {"python": "agent.py:reply"},
+        "prompt": "{{ question }}",
+        "graders": [grader],
+    }
+    (tmp_path / "e.yaml").write_text(json.dumps(spec))
+    nat("eval", "e.yaml", cwd=tmp_path)
+    (grade,) = lines(run_dir(tmp_path) / "grades.jsonl")
+    assert grade["score"] == 1.0
+    assert grade["details"]["reasoning"]["steps"] == ["LLM_END", "TOOL_END", "LLM_END"]
+    assert events(tmp_path) == [], "only the evaluator is built, not the workflow of its configuration"
+
+
 def test_a_tool_that_is_reported_twice_counts_once_and_unfinished_calls_count() -> None:
     def step(kind: str, name: str, key: str, **data: Any) -> dict[str, Any]:
         framework = "langchain" if name == "chain" else None

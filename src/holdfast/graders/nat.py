@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Self
 
-from msgspec import UnsetType
-
 from holdfast.errors import AttemptError, Fault, HoldfastError
 from holdfast.functions import said_with_place
 from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
 from holdfast.nat.library import Evaluator, load_evaluator_config
+from holdfast.nat.trace import steps_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,14 +48,13 @@ class NatEvaluator:
     async def judge(self, case: Case) -> Verdict:
         """Return the evaluator's score as a verdict. What it reports as an error is an error, whatever the score."""
         fields, output = case.sample.fields, case.output
-        trace = [] if isinstance(output.trace, UnsetType) else output.trace
         try:
             value, reasoning, error = await self._evaluator.evaluate(
                 case.sample.id,
                 self._question(case),
                 self._expected(fields),
                 output.output,
-                trace,
+                steps_of(output),
                 fields.get("expected_intermediate_steps") or [],
                 dict(fields),
             )

@@ -163,7 +163,7 @@ class _Translation:
         self._check(("eval", "general", "output"), output, known, refused=_OUTPUT_REFUSED, ignored=_OUTPUT_IGNORED)
         folder = output.get("dir") or general.get("output_dir") or _DEFAULT_DIR
         block: dict[str, Any] = {"dir": str(Path.cwd() / str(folder))}  # as NAT has it
-        if steps := output.get("workflow_output_step_filter"):  # an empty list is none, as in NAT
+        if (steps := output.get("workflow_output_step_filter")) is not None:
             block["step_filter"] = steps
         return block
 

@@ -1,4 +1,4 @@
-"""Tool calls and token counts, out of the steps that a NAT workflow reports."""
+"""Steps as NAT has them: tool calls and tokens out of those that a workflow reports, and steps out of messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import UnsetType
 
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.store.records import TraceStep
+    from holdfast.store.records import Output, TraceStep
 
 _CALLS: Final = ("TOOL_START", "TOOL_END", "FUNCTION_START", "FUNCTION_END")
 _WORKFLOW: Final = "<workflow>"
@@ -52,6 +53,37 @@ def usage_of(trace: Iterable[TraceStep]) -> Usage:
         sum(count.get("completion_tokens") or 0 for count in counts) if known else None,
         len(counts),
     )
+
+
+def steps_of(output: Output) -> list[TraceStep]:
+    """Return what the target reported; where it reported nothing, a step for each answer and each tool call."""
+    if not isinstance(output.trace, UnsetType):
+        return output.trace
+    results = {m.get("tool_call_id"): m.get("content") for m in output.messages if m.get("role") == "tool"}
+    steps: list[TraceStep] = []
+    before: Any = ""
+
+    def add(kind: str, name: str | None, given: Any, result: Any) -> None:
+        ended = output.timing.started + output.timing.seconds  # of single messages no time is known
+        ancestry = {"function_id": "root", "function_name": "root", "parent_id": None, "parent_name": None}
+        payload = {
+            "event_type": kind,
+            "event_timestamp": ended,
+            "span_event_timestamp": output.timing.started,
+            "name": name,
+            "data": {"input": given, "output": result},
+            "UUID": f"{output.key}-{len(steps)}",
+        }
+        steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
+
+    for message in output.messages:
+        if message.get("role") == "assistant":
+            add("LLM_END", None, before, message.get("content") or "")
+            for call in message.get("tool_calls") or ():
+                function = call.get("function") or call
+                add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
+        before = message.get("content") or before
+    return steps
 
 
 def _calls(trace: Iterable[TraceStep]) -> dict[str, dict[str, Any]]:
