@@ -36,6 +36,12 @@ class Nat:
             text=True,
         )
 
+    def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run Python itself in that environment."""
+        return subprocess.run(
+            [self._python, *arguments], cwd=cwd, env=nat_environment(cwd), capture_output=True, text=True, timeout=300
+        )
+
     def __call__(self, *arguments: str | Path, cwd: Path, check: int = 0) -> Any:
         """Run the command to its end; `check` is the exit code it must have."""
         process = self.start(*arguments, cwd=cwd)
