@@ -115,7 +115,8 @@ def test_an_evaluators_error_is_never_a_score_and_other_scales_are_declared(nat:
         ],
     }
     (tmp_path / "moods.yaml").write_text(json.dumps(spec))
-    nat("eval", "moods.yaml", cwd=tmp_path, check=3)
+    done = nat("eval", "moods.yaml", cwd=tmp_path, check=3)
+    assert "skipped every output" not in done.stdout + done.stderr, "a measurement is no grader that checked nothing"
     run = run_dir(tmp_path, "moods")
     grades = {line["grader"]: line for line in lines(run / "grades.jsonl")}
     verdicts = {name: (grade["status"], grade["score"]) for name, grade in grades.items()}
