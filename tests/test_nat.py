@@ -308,6 +308,9 @@ def test_an_old_filelock_does_not_take_a_live_run_by_the_clock_alone(nat: Nat, t
         "print(contender.take_if_dead(), holder.still_held())\n"
         "holder.release()\n"
         "print(contender.take_if_dead())\n"
+        "lost = Path('lost.lock'); lost.write_bytes(bytes(100)); os.utime(lost, (0, 0))\n"
+        "RunLease(lost).acquire(0)\n"
+        "print('taken')\n"
     )
     done = nat.python("-c", code, cwd=tmp_path)
-    assert done.stdout.split() == ["False", "True", "True"], done.stderr
+    assert done.stdout.split() == ["False", "True", "True", "taken"], done.stderr

@@ -108,9 +108,10 @@ class RunLease:
             found = self._path.stat()
         except FileNotFoundError:
             return False
+        if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
+            return False
         holder = self.holder
-        dead = holder is not None and holder.host == os.uname().nodename and not _lives(holder.pid)
-        if dead or time.time() - found.st_mtime < LEASE_SECONDS:
+        if holder is not None and holder.host == os.uname().nodename and not _lives(holder.pid):
             return False
         state = found.st_ino, found.st_mtime_ns
         if self._watched is None or self._watched[0] != state:
