@@ -7,10 +7,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.invocations import made
+from tests.support.nat import nat
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
 from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
 
-__all__ = ["made", "own_slurm", "slurm", "sshd", "transport"]
+__all__ = ["made", "nat", "own_slurm", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,10 +1,10 @@
-"""Eval files of every kind that is read: ours, and waza's as they are."""
+"""Eval files of every kind that is read: ours, and those of waza and of NeMo Agent Toolkit as they are."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.earlier import OURS, WAZA, is_waza
+from holdfast.spec.earlier import OURS, WAZA, is_nat, is_waza
 from holdfast.spec.load import checked, laid_over
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def is_configuration(document: Document) -> bool:
 def is_eval(document: Document) -> bool:
     """Whether a file is an eval file, of any kind that `holdfast eval` reads."""
     data = document.data
-    return not is_configuration(document) and (is_waza(data) or not data.keys().isdisjoint(EVAL))
+    return not is_configuration(document) and (is_waza(data) or is_nat(data) or not data.keys().isdisjoint(EVAL))
 
 
 def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
@@ -44,4 +44,8 @@ def in_our_words(document: Document, overrides: Sequence[Override] = ()) -> tupl
         from holdfast.waza.read import translate  # evals of ours need nothing of it
 
         return translate(document, overrides)
+    if is_nat(document.data):
+        from holdfast.nat.read import translate as translate_nat
+
+        return translate_nat(document, overrides)
     return checked(document), list(overrides)

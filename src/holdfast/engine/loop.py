@@ -41,13 +41,16 @@ from holdfast.targets.embedded import PARALLEL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.conversation.responder import Player
     from holdfast.conversation.talk import Lines, Said
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened, Parts
+    from holdfast.graders.types import Grader
     from holdfast.plan.plan import Job
     from holdfast.store.index import OutputRef
     from holdfast.store.rundir import RunDir
+    from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
@@ -168,12 +171,22 @@ class Loop:
                 stack.push_async_callback(self._hooks.after_run)
             for part in (self._target, self._player, *self._graders):
                 if part is not None:
-                    await stack.enter_async_context(part)
+                    await part.__aenter__()
+                    stack.push_async_callback(self._close, part)
+                    for message in getattr(part, "notices", ()):
+                        self._display.notice(message)
         except asyncio.CancelledError:
             if not self.brake.pulled:
                 raise
         self._opening = None
         return not self.brake.pulled
+
+    async def _close(self, part: Target | Player | Grader) -> None:
+        """Close what was opened. All results are on disk by then: a failure is reported and costs none of them."""
+        try:
+            await part.__aexit__(None, None, None)
+        except Exception as error:
+            self._display.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admitting and cancel what is in flight; what finished is safe already."""

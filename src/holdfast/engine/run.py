@@ -23,7 +23,7 @@ from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
 from holdfast.report.idle import without_rows
 from holdfast.report.metrics import grading_rules, report_so_far, write_report
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget
+from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, NatTarget
 from holdfast.spec.grader_fields import PromptGrader
 from holdfast.spec.load import target_name
 from holdfast.store.claims import end_rounds
@@ -270,7 +270,8 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
     if spec.limits.max_cost is None:
         return
     target = spec.target
-    if generates and (isinstance(target, HttpTarget) or (isinstance(target, CommandTarget) and not target.proxy)):
+    unpriced = isinstance(target, HttpTarget | NatTarget) or (isinstance(target, CommandTarget) and not target.proxy)
+    if generates and unpriced:
         raise UsageError(
             f"max_cost cannot be kept: {target_name(spec.target)} does not say what it costs",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",

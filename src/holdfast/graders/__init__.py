@@ -12,6 +12,7 @@
 `asking`       requests to a judge
 `replies`      scores read from a judge's reply
 `trigger`      trigger
+`nat`          an evaluator of NeMo Agent Toolkit
 `calls`        the tool calls of a conversation, read out of its messages
 `tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff

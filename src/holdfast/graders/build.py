@@ -20,6 +20,7 @@ from holdfast.spec.grader_fields import (
     GraderBlock,
     JsonSchemaGrader,
     MathGrader,
+    NatGrader,
     NumberGrader,
     PromptGrader,
     PythonGrader,
@@ -28,6 +29,7 @@ from holdfast.spec.grader_fields import (
     TriggerGrader,
 )
 from holdfast.spec.overlap_fields import OverlapBlock
+from holdfast.spec.reading import suggest
 from holdfast.spec.source import check_program, command_files, file_inside
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.spec.tool_fields import (
@@ -88,6 +90,8 @@ def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
             return {**block.identity(), "snapshots": snapshots}
         case TriggerGrader():
             return {**block.identity(), "skill_path": None, "skill": digest_bytes(_skill(block, spec, where).encode())}
+        case NatGrader():
+            return _evaluator_identity(block, spec, where)
         case ProgramGrader():
             return {**block.identity(), "files": command_files(spec.folder, (block.command, *block.args))}
         case _:
@@ -145,7 +149,7 @@ def threshold(block: GraderBlock) -> float | None:
             return 0.6 if block.mode == "positive" else math.nextafter(1 - 0.6, 1)
         case GraderBlock(decides=True):
             return None
-        case PythonGrader() | PromptGrader(prompt=None):
+        case PythonGrader() | NatGrader() | PromptGrader(prompt=None):
             return 0.5
         case SimilarityGrader():
             return 0.8
@@ -208,6 +212,10 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             from holdfast.graders.prompt import Judge
 
             return Judge(block, fingerprint, Prices(block.model or "", spec.prices), where)
+        case NatGrader():
+            from holdfast.graders.nat import NatEvaluator
+
+            return NatEvaluator(block, spec.folder, fingerprint, where)
         case TriggerGrader():
             from holdfast.graders.trigger import Trigger
 
@@ -282,6 +290,25 @@ def _snapshots(block: DiffGrader, spec: Eval, where: str) -> dict[str, bytes]:
 
 def _content(value: str | Mapping[Any, str]) -> bytes:
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
+
+
+def _evaluator_identity(block: NatGrader, spec: Eval, where: str) -> dict[str, Any]:
+    from holdfast.nat.config import evaluator_part, identity_of, read_config
+
+    identity = {key: value for key, value in block.identity().items() if key not in ("config_file", "override")}
+    data: dict[str, Any] = {}
+    if block.config_file is not None:
+        data = read_config(spec.folder / block.config_file, block.override)
+    evaluator = block.evaluator
+    if isinstance(evaluator, str):
+        known = (data.get("eval") or {}).get("evaluators") or {}
+        if evaluator not in known:
+            said = f"{block.config_file} has no evaluator {evaluator!r}{suggest(evaluator, known)}"
+            raise ConfigError([Problem(where, said)])
+        evaluator = known[evaluator]
+    assert evaluator is not None
+    part = {"evaluator": evaluator, **evaluator_part(data, evaluator)}
+    return {**identity, "evaluator": None, **identity_of(part, spec.folder)}
 
 
 def _skill(block: TriggerGrader, spec: Eval, where: str) -> str:

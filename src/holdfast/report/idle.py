@@ -26,7 +26,11 @@ def without_rows(spec: Eval, places: Sequence[GraderPlace], panels: Panels) -> l
 
 def without_verdicts(places: Sequence[GraderPlace], metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What the report shows: who gave no score, although there was something to look at and no error."""
-    silent = [place.name for place in places if _only(metrics[place.name], "skipped")]
+    silent = [
+        place.name
+        for place in places
+        if _only(metrics[place.name], "skipped") and not getattr(place.block, "measure", False)
+    ]
     if silent:
         yield f"{_named(silent)} skipped every output: {'it has' if len(silent) == 1 else 'they have'} checked nothing"
     ahead = [place.name for place in places if place.turn is not None and _only(metrics[place.name], "not_reached")]

@@ -47,6 +47,12 @@ def is_waza(data: dict[str, Any]) -> bool:
     return theirs and OURS.isdisjoint(data)
 
 
+def is_nat(data: dict[str, Any]) -> bool:
+    """Tell whether a document is a configuration of NeMo Agent Toolkit, which has no versions of its own."""
+    theirs = any(isinstance(data.get(key), dict) for key in ("workflow", "eval")) or isinstance(data.get("base"), str)
+    return theirs and OURS.isdisjoint(data) and "graders" not in data and "schemaVersion" not in data
+
+
 def eval_version(document: Document) -> str | None:
     """What to say of a version newer than ours; ConfigError where it is refused. None given is today's."""
     written = document.data.get("schemaVersion", SCHEMA_VERSION)

@@ -60,6 +60,13 @@ def one_or_all(urls: Sequence[str]) -> str | list[str] | None:
     return list(urls) if len(urls) > 1 else next(iter(urls), None)
 
 
+def refuse_secret_paths(override: dict[str, Any]) -> None:
+    """Raise ValueError where a value laid over another tool's configuration is a secret."""
+    for path in override:
+        if re.search(r"(^|_)(api_?key|access_key|secret|secret_key|password|token)$", path.rpartition(".")[2].lower()):
+            raise ValueError(f"keys are not written into files: let {path} name an environment variable in the file")
+
+
 def _compiles(pattern: str) -> str:
     compile_regex(pattern)
     return pattern
@@ -309,6 +316,22 @@ class CommandTarget(Block):
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
 
 
+class NatTarget(Block):
+    """A workflow of NeMo Agent Toolkit, run in this process."""
+
+    nat: str = Field(pattern=r"\.(ya?ml|json)$")
+    """its configuration, relative to the eval file"""
+    override: dict[str, Any] = {}
+    """values laid over the configuration, by dotted path: `llms.main.temperature`"""
+    version: str | None = None
+    """change it when an installed component answers differently from now on"""
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        refuse_secret_paths(self.override)
+        return self
+
+
 class MockTarget(Block):
     """A target that says again what it was asked: for trying out an eval without a model."""
 
@@ -316,13 +339,14 @@ class MockTarget(Block):
     """in whose words: those of waza's mock executor"""
 
 
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | MockTarget
+TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | NatTarget | MockTarget
 
 TARGETS: dict[str, type[Block]] = {
     "model": ModelTarget,
     "python": PythonTarget,
     "http": HttpTarget,
     "command": CommandTarget,
+    "nat": NatTarget,
     "mock": MockTarget,
 }
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from holdfast.spec.expected import alternatives, reads_as_before
-from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
+from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings, refuse_secret_paths
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
@@ -265,6 +265,40 @@ class TriggerGrader(GraderBlock):
         return self
 
 
+class NatGrader(GraderBlock):
+    """An evaluator of NeMo Agent Toolkit, run in this process."""
+
+    type: Literal["nat"]
+    config_file: str | None = Field(default=None, pattern=r"\.(ya?ml|json)$")
+    """the configuration that has the evaluator, and the components it names; default: the target's"""
+    evaluator: str | dict[str, Any] | None = None
+    """its name under `eval.evaluators`, or its block with a `_type`; default: the grader's name"""
+    override: dict[str, Any] = {}
+    """values laid over the configuration, by dotted path"""
+    question: str | None = None
+    """what the evaluator gets as the question; a template; default: the first user message"""
+    expected: str | int | float | bool | None = None
+    """what it gets as the expected answer; a template; default: the row's `expected`, else its `answer`"""
+    range: tuple[float, float] | None = None
+    """the evaluator's lowest and highest score, mapped to 0 and 1; default: it scores from 0 to 1"""
+    measure: bool = False
+    """keep its number as a measurement, without a verdict"""
+    version: str | None = None
+
+    templates: ClassVar[tuple[str, ...]] = ("question", "expected")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        refuse_secret_paths(self.override)
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError("`range` is the lowest and the highest score, as in [1, 5]")
+        if self.range is not None and self.measure:
+            raise ValueError("give either `range`, for a score, or `measure`, for a number without a verdict")
+        if isinstance(self.evaluator, dict) and not self.evaluator.get("_type"):
+            raise ValueError("an evaluator's block needs its `_type`")
+        return self
+
+
 RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")
 
 
@@ -316,6 +350,7 @@ SAID: dict[str, type[GraderBlock]] = {
     "python": PythonGrader,
     "prompt": PromptGrader,
     "trigger": TriggerGrader,
+    "nat": NatGrader,
 }
 """the graders of this module"""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.fields import is_embedded
 from holdfast.spec.file_fields import ON_FILES
-from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, PromptGrader
+from holdfast.spec.grader_fields import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.overlap_fields import OVERLAPS
 from holdfast.spec.reading import suggest, validate_block
 from holdfast.spec.source import file_inside
@@ -62,6 +62,8 @@ def read_graders(
             grader = _with_judge(
                 _with_rubric(grader, document, location, folder, problems), document, location, problems
             )
+        if isinstance(grader, NatGrader):
+            grader = _with_config(grader, document, location, problems)
         if grader is not None:
             graders.append(grader)
     return graders
@@ -114,6 +116,18 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
         return grader
     inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
     return grader.model_copy(update=inherited)
+
+
+def _with_config(grader: NatGrader, document: Document, location: Location, problems: list[Problem]) -> NatGrader:
+    """Return an evaluator with what it does not say itself: the target's configuration, and the grader's name."""
+    target = document.data.get("target")
+    update: dict[str, Any] = {} if grader.evaluator is not None else {"evaluator": grader.name}
+    if grader.config_file is None and isinstance(target, dict) and isinstance(target.get("nat"), str):
+        update |= {"config_file": target["nat"], "override": {**(target.get("override") or {}), **grader.override}}
+    elif grader.config_file is None and not isinstance(grader.evaluator, dict):
+        said = "needs a `config_file` that has the evaluator, or the evaluator's own block"
+        problems.append(Problem(document.where(location), said))
+    return grader.model_copy(update=update)
 
 
 def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:

@@ -30,7 +30,7 @@ from holdfast.spec.fields import (
     TargetBlock,
     WorkspaceBlock,
 )
-from holdfast.spec.grader_fields import GraderBlock, PromptGrader
+from holdfast.spec.grader_fields import GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.grader_load import read_graders, with_player
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.reading import suggest, validate_block
@@ -200,6 +200,8 @@ def baseline_of(spec: Eval) -> Eval | None:
         if isinstance(grader, PromptGrader):
             inherited = {"model": grader.model, "base_url": grader.base_url, "api_key_env": grader.api_key_env}
             raw.update({key: value for key, value in inherited.items() if value is not None})
+        elif isinstance(grader, NatGrader) and grader.config_file is not None:
+            raw.update({"config_file": grader.config_file, "override": grader.override})
     if spec.output.nat is not None:
         changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
     for export in (changed.get("output") or {}).get("export") or []:

@@ -127,6 +127,13 @@ def source_files(entry: Path, folder: Path) -> list[Path]:
     return list(scan(entry, folder).files)
 
 
+def local_module(name: str) -> Path | None:
+    """The file of a module that Python would import, where it is somebody's own code and not an installed package."""
+    parts = name.split(".")
+    files = list(_modules(parts, _elsewhere(parts[0]) or []))
+    return files[-1] if files and files[-1].stem in (parts[-1], "__init__") else None
+
+
 def source_digest(path: Path) -> str | None:
     """The digest of one file's code; None where it cannot be read any more."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupEr
 """What rendering over a user's row may raise."""
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+_environment.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
 
 
 class NotText(TemplateError):
@@ -46,7 +48,7 @@ def _text(value: Any) -> Any:
     return value
 
 
-_texts_alone = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_text)
+_texts_alone = _environment.overlay(finalize=_text)
 _globals = dict(_environment.globals)
 _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import filelock
 import msgspec
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
@@ -35,6 +36,8 @@ def _lease_seconds() -> float:
 LEASE_SECONDS: Final = _lease_seconds()
 """How long a silent holder on another machine keeps the run. The same for all processes on a run."""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
+_BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
+"""filelock 3 takes a lease for expired by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
 """How long a lease may name nobody, where it is only just being written."""
 
@@ -63,6 +66,7 @@ class RunLease:
         self._identity = (0, 0)
         self.inherited = False
         """whoever had it before us did not let it go: its note was still there"""
+        self._watched: tuple[tuple[int, int], float] | None = None
         self._lock = SoftFileLease(
             path,
             lease_duration=LEASE_SECONDS,
@@ -88,12 +92,39 @@ class RunLease:
         return True
 
     def _try(self) -> bool:
+        if _BY_CLOCK and self._only_looks_expired():
+            return False
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             return False
         except LeaseSettingsMismatch as error:
             raise UsageError(f"HOLDFAST_LEASE_SECONDS must be the same for all processes on a run: {error}") from error
+        return True
+
+    def _only_looks_expired(self) -> bool:
+        """Tell whether a lease is old by the clock, but was not watched for a whole lease, as filelock 4 does."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return False
+        if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
+            return False
+        holder = self.holder
+        if holder is not None and holder.host == os.uname().nodename and not _lives(holder.pid):
+            return False
+        state = found.st_ino, found.st_mtime_ns
+        if self._watched is None or self._watched[0] != state:
+            self._watched = state, time.monotonic()
+        return time.monotonic() - self._watched[1] < LEASE_SECONDS
+
+    def _poll(self, seconds: float, pause: float) -> bool:
+        """Try again and again, for ever where `seconds` is negative."""
+        end = time.monotonic() + seconds
+        while not self._try():
+            if seconds >= 0 and end <= time.monotonic():
+                return False
+            time.sleep(pause)
         return True
 
     def _sign(self) -> None:
@@ -148,10 +179,7 @@ class RunLease:
         if wait == 0:
             return False
         notice(f"waiting for {self.describe()}, which holds this run")
-        with suppress(Timeout):
-            self._lock.acquire(timeout=wait, poll_interval=0.1)
-            return True
-        return False
+        return self._poll(wait, 0.1)
 
     def _take_over_if_silent(self, notice: Callable[[str], None]) -> bool:
         """A live holder is left alone; a lease that looks dead is watched for as long as it takes to be sure."""
@@ -168,10 +196,7 @@ class RunLease:
             )
         else:
             return False
-        with suppress(Timeout):
-            self._lock.acquire(timeout=patience, poll_interval=0.5)
-            return True
-        return False
+        return self._poll(patience, 0.5)
 
     @property
     def holder(self) -> Holder | None:
@@ -195,10 +220,12 @@ def is_held(path: Path) -> bool:
         return path.exists()
     except (OSError, msgspec.DecodeError):
         return True
-    if holder.host != os.uname().nodename:
-        return True
+    return holder.host != os.uname().nodename or _lives(holder.pid)
+
+
+def _lives(pid: int) -> bool:
     try:
-        os.kill(holder.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

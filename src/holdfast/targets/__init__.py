@@ -6,7 +6,8 @@
 `sse`       server-sent events, parsed as they arrive
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
-`python`    a Python function
+`python`    a Python function, and `lifetime`, which opens and closes it where it is an object
+`nat`       a workflow of NeMo Agent Toolkit
 `http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports
 `command`   a program
 `mock`      waza's mock executor, which says again what it was asked

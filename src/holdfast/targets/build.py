@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.functions import function_source
-from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, PythonTarget
+from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, NatTarget, PythonTarget
 from holdfast.spec.secrets import shown_url
 from holdfast.spec.source import command_files
 from holdfast.targets.endpoints import base_urls
@@ -38,6 +38,10 @@ def build_target(spec: Eval) -> Target:
             from holdfast.targets.command import Command
 
             return Command(block, spec)
+        case NatTarget() as block:
+            from holdfast.targets.nat import NatWorkflow
+
+            return NatWorkflow(block, spec)
         case MockTarget():
             from holdfast.targets.mock import Mock
 
@@ -73,5 +77,10 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             later = {"env", "working_directory", "path"}
             identity |= block.model_dump(include=later, exclude_defaults=True)
             return {"kind": "command", **identity, "files": command_files(spec.folder, block.command)}
+        case NatTarget() as block:
+            from holdfast.nat.config import identity_of, read_config, workflow_part
+
+            part = workflow_part(read_config(spec.folder / block.nat, block.override))
+            return {"kind": "nat", **identity_of(part, spec.folder), "version": block.version}
         case MockTarget() as block:
             return {"kind": "mock", **block.model_dump()}

@@ -17,6 +17,7 @@ from holdfast.errors import AttemptError, Fault, UsageError
 from holdfast.functions import Function, load_function, user_error
 from holdfast.spec.fields import ModelTarget
 from holdfast.store.records import Usage
+from holdfast.targets.lifetime import instance_of, lifetime
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, as_text, home_of, use
@@ -110,7 +111,10 @@ class PythonFunction:
 
         self._block = block
         self._prices = spec.prices
-        self._function = load(block.python, OFFERED, "python")
+        where = spec.document.where(("target", "python"))
+        found = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
+        self._object, self._where = instance_of(found, where), where
+        self._function = Function(self._object, OFFERED, where, takes_fields=True)
         self._save = None if block.state is None else load(block.state.save, ("context",), "state", "save")
         restored = ("state", "context")
         self._restore = None if block.state is None else load(block.state.restore, restored, "state", "restore")
@@ -133,12 +137,13 @@ class PythonFunction:
                 self._proxy = await opening.enter_async_context(Proxy(self._block, self._prices))
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
+            await opening.enter_async_context(lifetime(self._object, self._block.params, self._where))
             self._opened = opening.pop_all()
         return self
 
     async def __aexit__(self, *details: Any) -> None:
         for model in self._models.values():
-            await model.__aexit__(*details)
+            self._opened.push_async_exit(model)
         await self._opened.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:

@@ -1,0 +1,109 @@
+"""An evaluator of NeMo Agent Toolkit as a grader, run in this process."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.functions import said_with_place
+from holdfast.graders.checks import rendered
+from holdfast.graders.types import Verdict
+from holdfast.nat.library import Evaluator, load_evaluator_config
+from holdfast.nat.trace import steps_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.graders.types import Case
+    from holdfast.spec.grader_fields import NatGrader
+
+_FAILED = ("Error in evaluator", "Evaluator error")
+"""how NAT's evaluators begin the reasoning of a score that is none"""
+
+
+class NatEvaluator:
+    """Builds the evaluator once per process and asks it about each output."""
+
+    def __init__(self, block: NatGrader, folder: Path, fingerprint: str, where: str) -> None:
+        self.block = block
+        self.fingerprint = fingerprint
+        assert block.evaluator is not None
+        path = None if block.config_file is None else folder / block.config_file
+        self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, where))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._evaluator.open()
+        except HoldfastError:
+            raise
+        except Exception as error:  # a component's own
+            said = f"the evaluator {self.block.name} cannot be built: {said_with_place(error)}"
+            raise Fault("rejected", said, remedy="Fix it, then run the same command again.") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._evaluator.close()
+
+    async def judge(self, case: Case) -> Verdict:
+        """Return the evaluator's score as a verdict. What it reports as an error is an error, whatever the score."""
+        fields, output = case.sample.fields, case.output
+        try:
+            value, reasoning, error = await self._evaluator.evaluate(
+                case.sample.id,
+                self._question(case),
+                self._expected(fields),
+                output.output,
+                steps_of(output),
+                fields.get("expected_intermediate_steps") or [],
+                dict(fields),
+            )
+        except HoldfastError:
+            raise
+        except Exception as raised:  # the evaluator's own: an error grade, never a score
+            raise _failed(said_with_place(raised)) from raised
+        if said := error or _error_in(reasoning):
+            raise _failed(said)
+        return self._verdict(value, reasoning)
+
+    def _question(self, case: Case) -> Any:
+        if self.block.question is not None:
+            return rendered(self.block.question, case.sample.fields)
+        return next((message["content"] for message in case.output.messages if message.get("role") == "user"), "")
+
+    def _expected(self, fields: dict[str, Any]) -> Any:
+        if self.block.expected is not None:
+            return rendered(self.block.expected, fields)
+        return fields.get("expected", fields.get("answer"))
+
+    def _verdict(self, value: Any, reasoning: Any) -> Verdict:
+        number = float(value) if isinstance(value, bool | int | float) else math.nan
+        if math.isnan(number):
+            raise _failed(f"the evaluator's score is no number: {value!r}")
+        details = {"value": number, "reasoning": reasoning}
+        feedback = reasoning if isinstance(reasoning, str) else ""
+        if self.block.measure:
+            return Verdict(None, feedback, details)
+        low, high = self.block.range or (0.0, 1.0)
+        if not low <= number <= high:
+            raise _failed(
+                f"the evaluator's score {number:g} is not between {low:g} and {high:g}",
+                remedy="Give the grader its `range: [lowest, highest]`, or `measure: true` where it is no score.",
+            )
+        return Verdict((number - low) / (high - low), feedback, details)
+
+
+def _error_in(reasoning: Any) -> str | None:
+    """Return the error that stands in a reasoning: NAT has no other place for it in some evaluators."""
+    if isinstance(reasoning, str):
+        return reasoning if reasoning.startswith(_FAILED) else None
+    if not isinstance(reasoning, dict):
+        return None
+    for key in ("error", "error_type"):
+        if reasoning.get(key):
+            return str(reasoning[key])
+    return _error_in(reasoning.get("reasoning"))
+
+
+def _failed(message: str, remedy: str | None = None) -> AttemptError:
+    return AttemptError("grader", message, remedy=remedy, retry=False)

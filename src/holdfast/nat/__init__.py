@@ -1,0 +1,9 @@
+"""NeMo Agent Toolkit (NAT): its configurations read as they are, its workflows and evaluators run in this process.
+
+`config`    a configuration, and of it what a workflow or an evaluator uses
+`sources`   the local Python modules in which components are registered
+`trace`     tool calls and tokens out of the steps that a workflow reports, and steps out of messages
+`library`   everything that imports NAT itself
+`read`      a configuration with an `eval` section, turned into an eval of ours
+`dataset`   the dataset of such a configuration
+"""

@@ -1,0 +1,203 @@
+"""NAT configurations, and of each the part that a workflow or an evaluator uses.
+
+What is in no key is not loaded either: a model that only evaluators name is no part of the workflow, so that another
+judge reruns no trial. Secrets, addresses and retries are loaded and are in no key.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.canonical import digest_bytes
+from holdfast.errors import ConfigError, Problem
+from holdfast.nat.sources import component_sources
+from holdfast.spec.document import parse_document, read_text
+from holdfast.spec.template import texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from holdfast.spec.document import Document, Location
+
+COMPONENTS: Final = (
+    "functions",
+    "function_groups",
+    "middleware",
+    "llms",
+    "embedders",
+    "memory",
+    "object_stores",
+    "retrievers",
+    "ttc_strategies",
+    "authentication",
+)
+"""sections that hold components by name"""
+SECTIONS: Final = frozenset(
+    {
+        *COMPONENTS,
+        *("general", "workflow", "eval", "base"),
+        *("optimizer", "finetuning", "trainers", "trainer_adapters", "trajectory_builders"),
+    }
+)
+"""every section of a configuration"""
+
+_FILE: Final = "file://"
+_VARIABLE: Final = re.compile(r"\$\{(\w+)")
+_SECRET: Final = re.compile(r"(^|_)(api_?key|access_key|secret|secret_key|password|token)$", re.IGNORECASE)
+_SECRET_VARIABLE: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_PLACES: Final = frozenset({"base_url", "azure_endpoint", "endpoint"})
+_PATIENCE: Final = frozenset(
+    {
+        *("max_retries", "num_retries", "do_auto_retry", "retry_on_status_codes", "retry_on_errors"),
+        *("request_timeout", "timeout"),
+    }
+)
+
+
+def read_config(path: Path, override: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a configuration, with the file it extends and the texts it takes from files, and lay values over it.
+
+    Environment variables stay as they are written.
+    """
+    if not path.is_file():
+        raise ConfigError([Problem(str(path), "no such file")], remedy="Paths are relative to the eval file.")
+    data = _inherited(path, ())
+    overlay(data, override or {})
+    return data
+
+
+def overlay(data: dict[str, Any], override: Mapping[str, Any]) -> None:
+    """Lay values over a configuration, each at its dotted path."""
+    for path, value in override.items():
+        *parents, last = path.split(".")
+        node = data
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = copy.deepcopy(value)
+
+
+def workflow_part(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration what its workflow may use: all components but those that only evaluators name."""
+    part = {name: data[name] for name in (*COMPONENTS, "workflow") if data.get(name)}
+    evaluators = (data.get("eval") or {}).get("evaluators") or {}
+    judges = _reached(evaluators, part)
+    rest = [data.get("workflow"), *(block for key, block in _named(part) if key not in judges)]
+    unused = judges - _reached(rest, part)
+    return _without(part, unused)
+
+
+def evaluator_part(data: Mapping[str, Any], evaluator: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration the components that an evaluator names, and those that they name."""
+    part = {name: data[name] for name in COMPONENTS if data.get(name)}
+    return _without(part, {key for key, _ in _named(part)} - _reached(evaluator, part))
+
+
+def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What of a part can change a result: its values, the environment variables in them, and the components' code."""
+    config = {name: _kept(value) for name, value in part.items()}
+    names = sorted({name for text in texts(config) for name in _VARIABLE.findall(text)})
+    shown = [name for name in names if not _SECRET_VARIABLE.search(name.upper())]
+    environment = {name: digest_bytes(os.environ.get(name, "").encode()) for name in shown}
+    source = component_sources(_types(config), folder)
+    return {"config": config, "source": source, **({"environment": environment} if environment else {})}
+
+
+def _inherited(path: Path, within: tuple[Path, ...]) -> dict[str, Any]:
+    shape = "a NAT configuration is a mapping of sections such as workflow and llms"
+    document = parse_document(read_text(path), path, shape)
+    data: dict[str, Any] = _filled(document.data, document, ())
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    place = document.where(("base",))
+    below = path.parent / str(base)
+    if not below.is_file():
+        raise ConfigError([Problem(place, f"{below}: no such file")])
+    if below.resolve() in (*within, path.resolve()):
+        raise ConfigError([Problem(place, "the configuration extends itself")])
+    return _merged(_inherited(below, (*within, path.resolve())), data)
+
+
+def _filled(value: Any, document: Document, location: Location) -> Any:
+    """A value with texts that name a file as `file://…` replaced by what is in the file."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, document, (*location, key)) for key, inner in value.items()}
+    if not (isinstance(value, str) and value.startswith(_FILE)):
+        return value
+    assert document.path is not None
+    path = document.path.parent / value.removeprefix(_FILE)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(document.where(location), f"{path} cannot be read: {error}")]) from error
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _named(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """The components of a part, each by its section and name."""
+    for section in COMPONENTS:
+        blocks = part.get(section)
+        if isinstance(blocks, dict):
+            yield from (((section, name), block) for name, block in blocks.items())
+
+
+def _reached(start: Any, part: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The components that a value names, directly or through other components."""
+    blocks = dict(_named(part))
+    found: set[tuple[str, str]] = set()
+    waiting = [start]
+    while waiting:
+        mentioned = set(texts(waiting.pop()))
+        for key in blocks.keys() - found:
+            # A function of a group is named with its group in front: `group__function`, formerly `group.function`.
+            if key[1] in mentioned or any(re.match(rf"{re.escape(key[1])}(__|\.)", text) for text in mentioned):
+                found.add(key)
+                waiting.append(blocks[key])
+    return found
+
+
+def _without(part: Mapping[str, Any], unused: set[tuple[str, str]]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for section, blocks in part.items():
+        if section in COMPONENTS and isinstance(blocks, dict):
+            blocks = {name: block for name, block in blocks.items() if (section, name) not in unused}
+        if blocks:
+            kept[section] = blocks
+    return kept
+
+
+def _kept(value: Any) -> Any:
+    """A value without what is in no key: secrets, addresses, retries and time-outs."""
+    if isinstance(value, list):
+        return [_kept(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    is_model = "_type" in value and ("model_name" in value or "model" in value or "azure_deployment" in value)
+    left_out = _PATIENCE | _PLACES if is_model else _PATIENCE
+    return {
+        key: _kept(inner) for key, inner in value.items() if key not in left_out and _SECRET.search(str(key)) is None
+    }
+
+
+def _types(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for inner in value:
+            yield from _types(inner)
+    elif isinstance(value, dict):
+        if isinstance(value.get("_type"), str):
+            yield value["_type"]
+        for inner in value.values():
+            yield from _types(inner)

@@ -1,0 +1,205 @@
+"""A NAT configuration with an `eval` section, turned into the document that an eval file of ours would give.
+
+The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is passed over in silence: what has no
+meaning here is named in a notice, what would change the numbers is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.nat.config import SECTIONS, read_config
+from holdfast.nat.dataset import Reader
+from holdfast.spec.document import Document, dotted
+from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.reading import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.nat.dataset import Rows
+    from holdfast.spec.document import Location
+    from holdfast.spec.overrides import Override
+
+_GENERAL: Final = frozenset(
+    {"max_concurrency", "workflow_alias", "output_dir", "output", "dataset", "per_input_user_id"}
+)
+_GENERAL_REFUSED: Final = {
+    "profiler": "the profiler is NAT's own; run `nat eval` for it",
+}
+_GENERAL_IGNORED: Final = {
+    "validate_llm_endpoints": "a model that cannot be reached stops the run with its first trial",
+}
+_OUTPUT_REFUSED: Final = {
+    "remote_dir": "nothing is uploaded to S3; upload the folder when the run is finished",
+    "s3": "nothing is uploaded to S3; upload the folder when the run is finished",
+    "custom_pre_eval_process_function": "outputs are graded as they are; prepare them in an evaluator",
+    "custom_scripts": "run the scripts with `hooks: {after_run: …}` of an eval file, or by hand",
+}
+_OUTPUT_IGNORED: Final = {
+    "cleanup": "nothing is deleted: files of an earlier run are replaced when this one writes its own",
+    "job_management": "a run has its own directory and its own id",
+    "write_atif_workflow_output": "ATIF files are not written",
+}
+_DEFAULT_DIR: Final = "./.tmp/nat/examples/default/"
+_DEFAULT_CONCURRENCY: Final = 8
+_MEASURES: Final = frozenset({"avg_llm_latency", "avg_workflow_runtime", "avg_num_llm_calls", "avg_tokens_per_llm_end"})
+"""NAT's evaluators whose numbers are seconds, calls and tokens"""
+
+
+def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+    """Return the eval as a document of ours, and the overrides that are still to be laid over it.
+
+    Overrides of NAT's own keys, as `llms.main.temperature=0` or `eval.general.max_concurrency=2`, change its file.
+    """
+    assert document.path is not None
+    theirs = {dotted(key): value for key, value in overrides if key[0] in SECTIONS}
+    left = [(key, value) for key, value in overrides if key[0] not in SECTIONS]
+    return _Translation(document, theirs).document(), left
+
+
+class _Translation:
+    """One configuration on its way."""
+
+    def __init__(self, document: Document, override: dict[str, Any]) -> None:
+        assert document.path is not None
+        self._document = document
+        self._data = read_config(document.path, override)
+        self._name = document.path.name
+        self._override = {path: value for path, value in override.items() if not path.startswith("eval.")}
+        self._problems: list[Problem] = []
+        self._notices: list[str] = []
+
+    def document(self) -> Document:
+        """Return ours; raises ConfigError with everything that is wrong in the file."""
+        self._check_sections()
+        general = self._block(("eval", "general"))
+        self._check(
+            ("eval", "general"),
+            general,
+            _GENERAL | _GENERAL_IGNORED.keys(),
+            refused=_GENERAL_REFUSED,
+            ignored=_GENERAL_IGNORED,
+        )
+        if general.get("per_input_user_id") is False:
+            said = "not supported: each trial runs as a user of its own, so that no trial depends on those before it"
+            self._wrong(("eval", "general", "per_input_user_id"), said)
+        path = self._document.path
+        assert path is not None
+        reader = Reader(self._block(("eval", "general", "dataset")), path.resolve().parent, self._document.where)
+        rows = reader.read()
+        self._problems += reader.problems
+        if not isinstance(self._data.get("workflow"), dict):
+            self._wrong(("workflow",), "is missing: it is what is evaluated")
+        graders, origins = self._graders(rows)
+        target: dict[str, Any] = {"nat": self._name}
+        if self._override:
+            target["override"] = self._override
+        data: dict[str, Any] = {
+            "schemaVersion": SCHEMA_VERSION,
+            "name": self._title(general),
+            "dataset": rows.block,
+            "target": target,
+            "prompt": f"{{{{ {rows.question} }}}}",
+            "graders": graders,
+            "limits": {"concurrency": general.get("max_concurrency", _DEFAULT_CONCURRENCY)},
+            "output": {"nat": self._output(general)},
+        }
+        if self._problems:
+            raise ConfigError(self._problems)
+        origins |= {
+            ("name",): (self._document, ("workflow",)),
+            ("dataset",): (self._document, ("eval", "general", "dataset")),
+            ("dataset", "path"): (self._document, ("eval", "general", "dataset", "file_path")),
+            ("prompt",): (self._document, ("eval", "general", "dataset", "structure", "question_key")),
+            ("target",): (self._document, ("workflow",)),
+            ("limits",): (self._document, ("eval", "general")),
+            ("output",): (self._document, ("eval", "general", "output")),
+        }
+        return Document(data, path, elsewhere=origins, notices=tuple(self._notices))
+
+    def _check_sections(self) -> None:
+        for key in self._data:
+            if key not in SECTIONS:
+                self._wrong((key,), f"unknown key{suggest(key, SECTIONS)}")
+        if not isinstance(self._data.get("eval"), dict):
+            own = f"to evaluate the workflow with other data, write an eval file with `target: {{nat: {self._name}}}`"
+            self._wrong(("eval",), f"is missing; {own}")
+        for key in self._block(("eval",)):
+            if key not in ("general", "evaluators"):
+                self._wrong(("eval", key), f"unknown key{suggest(key, ('general', 'evaluators'))}")
+
+    def _title(self, general: Mapping[str, Any]) -> str:
+        workflow = self._data.get("workflow")
+        kind = workflow.get("_type") if isinstance(workflow, dict) else None
+        return str(general.get("workflow_alias") or kind or Path(self._name).stem)
+
+    def _graders(self, rows: Rows) -> tuple[list[dict[str, Any]], dict[Location, tuple[Document, Location]]]:
+        graders: list[dict[str, Any]] = []
+        origins: dict[Location, tuple[Document, Location]] = {}
+        for name, block in self._block(("eval", "evaluators")).items():
+            place: Location = ("eval", "evaluators", name)
+            if not isinstance(block, dict) or not isinstance(block.get("_type"), str):
+                self._wrong(place, "is an evaluator's block with a `_type`")
+                continue
+            grader: dict[str, Any] = {"type": "nat", "name": name, "evaluator": name, "config_file": self._name}
+            grader["question"] = f"{{{{ {rows.question} }}}}"
+            if rows.answer is not None:
+                grader["expected"] = f"{{{{ {rows.answer} }}}}"
+            if self._override:
+                grader["override"] = self._override
+            if block["_type"].rpartition("/")[2] in _MEASURES:
+                grader["measure"] = True
+                self._notice(place, "is a measurement: its numbers are kept with the grades, and are no score")
+            origins[("graders", len(graders))] = (self._document, place)
+            graders.append(grader)
+        return graders, origins
+
+    def _output(self, general: Mapping[str, Any]) -> dict[str, Any]:
+        output = self._block(("eval", "general", "output"))
+        known = {"dir", "workflow_output_step_filter", *_OUTPUT_IGNORED}
+        self._check(("eval", "general", "output"), output, known, refused=_OUTPUT_REFUSED, ignored=_OUTPUT_IGNORED)
+        folder = output.get("dir") or general.get("output_dir") or _DEFAULT_DIR
+        block: dict[str, Any] = {"dir": str(Path.cwd() / str(folder))}  # as NAT has it
+        if (steps := output.get("workflow_output_step_filter")) is not None:
+            block["step_filter"] = steps
+        return block
+
+    def _check(
+        self,
+        location: Location,
+        block: Mapping[str, Any],
+        known: Sequence[str] | frozenset[str] | set[str],
+        *,
+        refused: Mapping[str, str],
+        ignored: Mapping[str, str],
+    ) -> None:
+        for key, value in block.items():
+            if key in refused:
+                if value not in (None, {}, [], ""):
+                    unset = f"{dotted((*location, key))}=null"
+                    said = f"not supported: {refused[key]}. To run without: holdfast eval {self._document.path} {unset}"
+                    self._wrong((*location, key), said)
+            elif key in ignored:
+                if value not in (None, False, {}):
+                    self._notice((*location, key), ignored[key])
+            elif key not in known:
+                self._wrong((*location, key), f"unknown key{suggest(key, (*known, *refused))}")
+
+    def _block(self, location: Location) -> dict[str, Any]:
+        node: Any = self._data
+        for part in location:
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is not None and not isinstance(node, dict):
+            self._wrong(location, "is a mapping of keys to values")
+        return node if isinstance(node, dict) else {}
+
+    def _wrong(self, location: Location, message: str) -> None:
+        problem = Problem(self._document.where(location), message)
+        if problem not in self._problems:
+            self._problems.append(problem)
+
+    def _notice(self, location: Location, message: str) -> None:
+        self._notices.append(f"{self._document.where(location)}: {message}")

@@ -1,0 +1,59 @@
+"""A workflow of NeMo Agent Toolkit as the target, run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.functions import said_with_place
+from holdfast.nat.library import Workflow, load_workflow_config
+from holdfast.nat.trace import messages_of, usage_of
+from holdfast.targets.types import Reply
+
+if TYPE_CHECKING:
+    from holdfast.spec.fields import NatTarget
+    from holdfast.spec.load import Eval
+    from holdfast.targets.types import Turn
+
+
+class NatWorkflow:
+    """Builds the workflow once per process and runs it for each turn."""
+
+    def __init__(self, block: NatTarget, spec: Eval) -> None:
+        where = spec.document.where(("target", "nat"))
+        self._workflow = Workflow(load_workflow_config(spec.folder / block.nat, block.override, where))
+        self.notices = self._workflow.notices
+        self._name = block.nat
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._workflow.open()
+        except HoldfastError:
+            raise
+        except Exception as error:  # a component's own
+            said = f"the workflow of {self._name} cannot be built: {said_with_place(error)}"
+            raise Fault("rejected", said, remedy="Fix it, then run the same command again.") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._workflow.close()
+
+    async def reply(self, turn: Turn) -> Reply:
+        """Run the workflow; its tool calls are in the reply's messages, all its steps in the trace."""
+        # A task of its own: what NAT keeps in context variables must not reach the next trial of this worker.
+        task = asyncio.create_task(self._workflow.run(turn.messages))
+        try:
+            text, trace = await task
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise AttemptError("agent", "the workflow was cancelled from inside") from error
+        except Exception as error:  # the workflow's own: an error of this trial, never of the run
+            refused = isinstance(error, TypeError) and len(turn.messages) > 1
+            raise AttemptError("agent", said_with_place(error), retry=not refused) from error
+        reply = Reply(text=text, messages=messages_of(trace, text), usage=usage_of(trace), trace=trace)
+        return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)

@@ -1,0 +1,85 @@
+"""NeMo Agent Toolkit for tests: an environment of its own, since it brings eighty packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+
+from tests.support.running import ROOT, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DATA = ROOT / "tests" / "data" / "nat"
+
+
+class Nat:
+    """Runs the command in the environment that has NAT."""
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+
+    def start(self, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+        """Start the command and return at once."""
+        return subprocess.Popen(
+            [self._python, "-m", "holdfast", *map(str, arguments)],
+            cwd=cwd,
+            env=nat_environment(cwd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run Python itself in that environment."""
+        return subprocess.run(
+            [self._python, *arguments], cwd=cwd, env=nat_environment(cwd), capture_output=True, text=True, timeout=300
+        )
+
+    def __call__(self, *arguments: str | Path, cwd: Path, check: int = 0) -> Any:
+        """Run the command to its end; `check` is the exit code it must have."""
+        process = self.start(*arguments, cwd=cwd)
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == check, f"exit {process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in out + err
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def nat_environment(folder: Path) -> dict[str, str]:
+    """The environment of a process that finds the components installed by `nat_project`."""
+    found = environment(PYTHONPATH=str(folder / "installed"))
+    found.pop("PYTHONDONTWRITEBYTECODE", None)  # NAT takes seconds to compile
+    return found
+
+
+def nat_project(folder: Path) -> Path:
+    """A project with components of its own, installed as `pip install -e` does it, and its configuration."""
+    for name in ("config.yml", "data.json"):
+        shutil.copy(DATA / name, folder / name)
+    package = folder / "installed"
+    (package / "powers-1.0.dist-info").mkdir(parents=True)
+    (package / "powers-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: powers\nVersion: 1.0\n")
+    (package / "powers-1.0.dist-info" / "entry_points.txt").write_text("[nat.components]\npowers = powers\n")
+    shutil.copy(DATA / "powers.py", package / "powers.py")
+    return folder / "config.yml"
+
+
+@pytest.fixture(scope="session")
+def nat() -> Nat:
+    """The command beside a real NAT."""
+    with FileLock(ROOT / ".venv-nat.lock"):  # test runs in several processes share the environment
+        made = subprocess.run(
+            [ROOT / "scripts" / "lab" / "nat-venv"],
+            env={**os.environ, "HOLDFAST_VENV": sys.prefix},
+            capture_output=True,
+            text=True,
+        )
+    if made.returncode != 0:
+        pytest.skip(f"NAT's packages cannot be installed: {made.stderr.strip().splitlines()[-1:]}")
+    return Nat(made.stdout.strip())

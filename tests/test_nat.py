@@ -1,0 +1,316 @@
+"""NeMo Agent Toolkit in this process: configurations as evals, workflows as targets, evaluators as graders."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from holdfast.data.dataset import Dataset
+from holdfast.errors import ConfigError
+from holdfast.formats import load_any
+from holdfast.nat.trace import messages_of, usage_of
+from holdfast.spec.document import read_document
+from holdfast.spec.fields import SCHEMA_VERSION
+from tests.support.nat import nat_environment, nat_project
+from tests.support.running import HOLDFAST, PATIENCE, holdfast, lines, metrics, run_dir, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.nat import Nat
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change values of a YAML file, each named by its path with two underscores between the keys."""
+    yaml = YAML()
+    data = yaml.load(path.read_text())
+    for place, value in changes.items():
+        *parents, last = place.split("__")
+        node = data
+        for part in parents:
+            node = node[part]
+        node[last] = value
+    with path.open("w") as file:
+        yaml.dump(data, file)
+
+
+def plan(config: Path) -> str:
+    """What the command would do. It needs no NAT for that."""
+    done = subprocess.run(
+        [*HOLDFAST, "eval", str(config), "--dry-run"],
+        cwd=config.parent,
+        env=nat_environment(config.parent),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def events(folder: Path) -> list[str]:
+    """What the workflow did, in order."""
+    path = folder / "events.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_configuration_runs_as_it_is_and_reruns_only_what_a_change_concerns(nat: Nat, tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    done = nat("eval", config, cwd=tmp_path)
+    assert events(tmp_path) == ["open", "call", "call", "close"], "rows of another kind are left out"
+    assert "config.yml:11: eval.general.output.cleanup: nothing is deleted" in done.stdout + done.stderr
+
+    run = run_dir(tmp_path, "powers_agent")
+    output = next(line for line in lines(run / "outputs.jsonl") if line["sample"] == "1")
+    called, result, answer = output["messages"][1:]
+    assert called["tool_calls"][0]["function"] == {"name": "power", "arguments": "7"}
+    assert (result["role"], result["content"], answer["content"]) == ("tool", "49", "the answer is 49")
+    assert output["usage"] == {"input_tokens": 10, "output_tokens": 3, "requests": 1, "cost": None}
+    kinds = [step["payload"]["event_type"] for step in output["trace"]]
+    assert kinds[0] == "WORKFLOW_START" and "LLM_END" in kinds and kinds.count("FUNCTION_END") == 2
+
+    grades = {line["sample"]: line for line in lines(run / "grades.jsonl")}
+    assert {name: grade["score"] for name, grade in grades.items()} == {"1": 1.0, "2": 0.0}
+    assert grades["1"]["details"]["reasoning"] == {"steps": kinds, "asked": "what is 7"}
+    assert metrics(run)["score"] == 0.5
+    written = json.loads((tmp_path / "out" / "workflow_output.json").read_text())
+    assert [row["generated_answer"] for row in written] == ["the answer is 49", "the answer is 9"]
+    assert "sk-test" not in (run / "manifest.json").read_text()
+
+    assert "2 finished" in plan(config)
+    edit(config, llms__judge__base_url="http://127.0.0.1:10/v1", llms__judge__api_key="sk-other")
+    assert "2 finished" in plan(config)
+    edit(config, llms__judge__model_name="judge-2")
+    assert "2 to grade (grader `contains` changed)" in plan(config)
+    edit(config, llms__judge__model_name="judge-1", functions__power__exponent=3)
+    assert "2 to run (target.config.functions.power.exponent 2 → 3" in plan(config)
+    edit(config, functions__power__exponent=2)
+    code = tmp_path / "installed" / "powers.py"
+    code.write_text(code.read_text().replace("the answer is", "it is"))
+    assert "2 to run (powers.py changed" in plan(config)
+
+
+def test_an_evaluators_error_is_never_a_score_and_other_scales_are_declared(nat: Nat, tmp_path: Path) -> None:
+    nat_project(tmp_path)
+    moods = {"raises": {}, "reports": {}, "hides": {}, "4.0": {"range": [0, 5]}, "16.5": {"measure": True}, "7.0": {}}
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "moods",
+        "samples": [{"id": "a", "question": "what is 7", "expected": "49"}],
+        "target": {"nat": "config.yml", "override": {"functions.power.exponent": 3}},
+        "prompt": "{{ question }}",
+        "graders": [
+            {"type": "tool_calls", "required_tools": ["power"]},
+            {"type": "text", "contains": "343"},
+            {"type": "nat", "name": "contains"},
+            *(
+                {"type": "nat", "name": mood, "evaluator": {"_type": "mood", "mood": mood}, **keys}
+                for mood, keys in moods.items()
+            ),
+        ],
+    }
+    (tmp_path / "moods.yaml").write_text(json.dumps(spec))
+    done = nat("eval", "moods.yaml", cwd=tmp_path, check=3)
+    assert "skipped every output" not in done.stdout + done.stderr, "a measurement is no grader that checked nothing"
+    run = run_dir(tmp_path, "moods")
+    grades = {line["grader"]: line for line in lines(run / "grades.jsonl")}
+    verdicts = {name: (grade["status"], grade["score"]) for name, grade in grades.items()}
+    assert verdicts == {
+        "tool_calls": ("passed", 1.0),
+        "text": ("passed", 1.0),
+        "contains": ("failed", 0.0),
+        "raises": ("error", None),
+        "reports": ("error", None),
+        "hides": ("error", None),
+        "4.0": ("passed", 0.8),
+        "16.5": ("skipped", None),
+        "7.0": ("error", None),
+    }
+    errors = {line["where"]: line["message"] for line in lines(run / "errors.jsonl")}
+    assert errors["raises"].endswith("ConnectionError: the judge is down")
+    assert "7 is not between 0 and 1" in errors["7.0"]
+    assert grades["16.5"]["details"] == {"value": 16.5, "reasoning": "as it was told"}
+
+
+def test_a_workflow_is_closed_after_a_signal(nat: Nat, tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    rows = [{"id": 1, "question": "please wait", "answer": "", "kind": "easy"}]
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    process = nat.start("eval", config, cwd=tmp_path)
+    try:
+        wait_for(lambda: "call" in events(tmp_path), "a call in flight", patience=5 * PATIENCE)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert events(tmp_path) == ["open", "call", "close"]
+    assert "Traceback" not in err and "never awaited" not in err and "was destroyed" not in err
+
+
+def test_a_configuration_that_nat_refuses_is_named_before_anything_runs(nat: Nat, tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    edit(config, workflow___type="powers_agnet")
+    done = nat("eval", config, cwd=tmp_path, check=2)
+    assert "config.yml:" in done.stderr and "powers_agnet" in done.stderr and "powers_agent" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    done = holdfast("eval", config, cwd=tmp_path, check=2)
+    assert "needs NeMo Agent Toolkit" in done.stderr
+    assert "pip install nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eval__general__dataset___type": "xls"}, "eval.general.dataset._type: not supported: xls: Excel files"),
+        ({"eval__general__dataset___type": "custom"}, "eval.general.dataset._type: not supported: custom: a custom"),
+        ({"eval__general__dataset__s3": {"bucket": "b"}}, "eval.general.dataset.s3: not supported: nothing is downl"),
+        ({"eval__general__dataset__structure": {"disable": True}}, "structure.disable: not supported: rows without"),
+        ({"eval__general__profiler": {"base_metrics": True}}, "eval.general.profiler: not supported: the profiler is"),
+        ({"eval__general__output__s3": {"bucket": "b"}}, "eval.general.output.s3: not supported: nothing is uploaded"),
+        ({"eval__general__output__custom_scripts": {"a": {}}}, "eval.general.output.custom_scripts: not supported"),
+        ({"eval__general__per_input_user_id": False}, "per_input_user_id: not supported: each trial runs as a user"),
+        (
+            {"eval__general__dataset__structure": {"trajectory_key": "steps"}},
+            "structure.trajectory_key: not supported: the column is called intermediate_steps",
+        ),
+        ({"eval__general__concurrency": 3}, "eval.general.concurrency: unknown key (did you mean 'max_concurrency'?)"),
+        ({"functionz": {}}, "functionz: unknown key (did you mean 'functions'?)"),
+        ({"eval": None}, "eval: is missing; to evaluate the workflow with other data, write an eval file"),
+        ({"base": "gone.yml"}, "gone.yml: no such file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_is_not_supported_is_refused_by_name_with_the_reason(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = nat_project(tmp_path)
+    edit(config, **changes)
+    with pytest.raises(ConfigError) as refused:
+        load_any(read_document(config))
+    assert said in str(refused.value)
+    assert f"{config}:" in str(refused.value)
+
+
+def test_what_is_refused_can_be_left_out_on_the_command_line(tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    edit(config, eval__general__profiler={"base_metrics": True})
+    spec = load_any(read_document(config), [(("eval", "general", "profiler"), None)])
+    assert spec.limits.concurrency == 3
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
+def test_rows_are_those_that_the_configuration_selects_under_its_own_names(kind: str, tmp_path: Path) -> None:
+    config = nat_project(tmp_path)
+    rows = [{"key": f"k{number}", "ask": f"what is {number}", "truth": number, "level": number} for number in range(4)]
+    texts = {
+        "json": json.dumps(rows),
+        "jsonl": "\n".join(map(json.dumps, rows)),
+        "csv": "key,ask,truth,level\n" + "\n".join(",".join(map(str, row.values())) for row in rows),
+    }
+    (tmp_path / "rows.txt").write_text(texts[kind])
+    dataset = {
+        "_type": kind,
+        "file_path": "rows.txt",
+        "id_key": "key",
+        "structure": {"question_key": "ask", "answer_key": "truth"},
+        "filter": {
+            "allowlist": {"field": {"level": [1, "[23]"], "unknown": ["x"]}},
+            "denylist": {"field": {"key": ["k2"]}},
+        },
+    }
+    edit(config, eval__general__dataset=dataset)
+    spec = load_any(read_document(config))
+    assert [sample.id for sample in Dataset(spec)] == ["k1", "k3"]
+    assert spec.prompt == "{{ ask }}"
+    assert spec.graders[0].model_dump()["expected"] == "{{ truth }}"
+
+
+def test_a_configuration_may_extend_another_and_take_texts_from_files(tmp_path: Path) -> None:
+    nat_project(tmp_path)
+    (tmp_path / "prompt.md").write_text("Answer briefly.")
+    above = tmp_path / "above.yml"
+    above.write_text("base: config.yml\nworkflow: {model_name: small, prompt: 'file://prompt.md'}\n")
+    before = plan(above)
+    assert "2 trials of 2 samples: 2 to run" in before
+    spec = load_any(read_document(above))
+    assert (spec.name, [grader.name for grader in spec.graders]) == ("powers_agent", ["contains"])
+
+
+def test_evaluators_get_the_calls_of_targets_that_report_no_steps(nat: Nat, tmp_path: Path) -> None:
+    nat_project(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "def reply(prompt):\n"
+        "    call = {'id': 'c', 'function': {'name': 'search', 'arguments': '{\"query\": \"kelp\"}'}}\n"
+        "    asked = {'role': 'assistant', 'content': None, 'tool_calls': [call]}\n"
+        "    found = {'role': 'tool', 'tool_call_id': 'c', 'content': 'seaweed'}\n"
+        "    answer = {'role': 'assistant', 'content': 'It is seaweed.'}\n"
+        "    return {'output': 'It is seaweed.', 'messages': [asked, found, answer]}\n"
+    )
+    grader = {"type": "nat", "name": "contains", "config_file": "config.yml"}
+    spec = {
+        "schemaVersion": SCHEMA_VERSION,
+        "name": "e",
+        "samples": [{"id": "a", "question": "What is kelp?", "expected": "seaweed"}],
+        "target": {"python": "agent.py:reply"},
+        "prompt": "{{ question }}",
+        "graders": [grader],
+    }
+    (tmp_path / "e.yaml").write_text(json.dumps(spec))
+    nat("eval", "e.yaml", cwd=tmp_path)
+    (grade,) = lines(run_dir(tmp_path) / "grades.jsonl")
+    assert grade["score"] == 1.0
+    assert grade["details"]["reasoning"]["steps"] == ["LLM_END", "TOOL_END", "LLM_END"]
+    assert events(tmp_path) == [], "only the evaluator is built, not the workflow of its configuration"
+
+
+def test_a_tool_that_is_reported_twice_counts_once_and_unfinished_calls_count() -> None:
+    def step(kind: str, name: str, key: str, **data: Any) -> dict[str, Any]:
+        framework = "langchain" if name == "chain" else None
+        return {"payload": {"event_type": kind, "framework": framework, "name": name, "UUID": key, "data": data}}
+
+    trace = [
+        step("FUNCTION_START", "<workflow>", "w", input="hi"),
+        step("FUNCTION_START", "chain", "c", input="hi"),
+        step("TOOL_START", "search", "t", input="{'query': 'kelp'}"),
+        step("FUNCTION_START", "search", "f", input={"query": "kelp"}),
+        step("FUNCTION_END", "search", "f", input={"query": "kelp"}, output="seaweed"),
+        step("TOOL_END", "search", "t", input="{'query': 'kelp'}", output={"content": "seaweed", "type": "tool"}),
+        step("TOOL_START", "order", "o", input='{"count": 1}'),
+        step("LLM_END", "m", "l", output="done"),
+    ]
+    first, result, second, answer = messages_of(trace, "done")
+    assert first["tool_calls"][0]["function"] == {"name": "search", "arguments": '{"query":"kelp"}'}
+    assert result["content"] == "seaweed"
+    assert second["tool_calls"][0]["function"] == {"name": "order", "arguments": '{"count": 1}'}
+    assert answer == {"role": "assistant", "content": "done"}
+    usage = usage_of(trace)
+    assert (usage.requests, usage.input_tokens) == (1, None), "a call that does not say what it used is unknown"
+
+
+def test_an_old_filelock_does_not_take_a_live_run_by_the_clock_alone(nat: Nat, tmp_path: Path) -> None:
+    """NAT's environments have filelock 3, which believes clocks: a machine whose clock is late would look dead."""
+    code = (
+        "import os, filelock; from pathlib import Path; from holdfast.store.lease import RunLease\n"
+        "assert filelock.__version__.startswith('3.'), filelock.__version__\n"
+        "path = Path('run.lock'); holder = RunLease(path); holder.acquire(0)\n"
+        "os.utime(path, (0, 0))\n"
+        "contender = RunLease(path)\n"
+        "print(contender.take_if_dead(), holder.still_held())\n"
+        "holder.release()\n"
+        "print(contender.take_if_dead())\n"
+        "lost = Path('lost.lock'); lost.write_bytes(bytes(100)); os.utime(lost, (0, 0))\n"
+        "RunLease(lost).acquire(0)\n"
+        "print('taken')\n"
+    )
+    done = nat.python("-c", code, cwd=tmp_path)
+    assert done.stdout.split() == ["False", "True", "True", "taken"], done.stderr
