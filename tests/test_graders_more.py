@@ -6,8 +6,6 @@ import json
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
@@ -15,7 +13,6 @@ from holdfast.graders.build import build_graders, grader_identity, threshold
 from holdfast.graders.mathematics_worker import compared
 from holdfast.graders.prompt import FAIL, PASS
 from holdfast.spec.grader_load import GRADERS
-from holdfast.spec.regex import compile_regex
 from tests.support.running import ROOT, lines, server
 from tests.support.specs import grade, load
 
@@ -345,37 +342,6 @@ def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tm
     }
     (failed,) = lines(run.path / "errors.jsonl")
     assert "`where` cannot be evaluated for this row" in failed["message"]
-
-
-class TestPatternsOfOtherTools:
-    @pytest.mark.parametrize(
-        ("pattern", "fits", "misses"),
-        [
-            ("a(?i)b", "aB", "AB"),
-            ("(?i)ab", "AB", "x"),
-            ("x(a(?i)b)c", "xaBc", "xaBC"),
-            ("a(?i)b|c", "C", "A"),
-            ("a(?s).b", "a\nb", "ab"),
-            (r"\((?i)b", "(B", "B"),
-            ("[(?i)](?i)b", "iB", "B"),
-            ("a(?i)b(?-i)c", "aBc", "aBC"),
-        ],
-    )
-    def test_flags_hold_from_where_they_stand(self, pattern, fits, misses):
-        assert compile_regex(pattern).search(fits)
-        assert not compile_regex(pattern).search(misses)
-
-    @pytest.mark.parametrize("pattern", ["[[:alpha:]]+", "(", "a(?U)b", "a(?i"])
-    def test_what_python_cannot_read_is_refused_and_named(self, pattern):
-        with pytest.raises(ValueError, match=re.escape(repr(pattern))):
-            compile_regex(pattern)
-
-    @given(st.text(alphabet="ab(|)[]?i:\\^", max_size=12))
-    def test_no_pattern_does_anything_else_than_compile_or_be_refused(self, pattern):
-        try:
-            compile_regex(pattern)
-        except ValueError as error:
-            assert repr(pattern) in str(error)
 
 
 def test_the_documentation_has_every_kind_and_every_parameter():

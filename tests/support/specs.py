@@ -14,6 +14,7 @@ from holdfast.data.dataset import Sample
 from holdfast.engine.setup import Identified, identify
 from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders
+from holdfast.graders.matching import Matching
 from holdfast.graders.types import Case, Verdict
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
@@ -101,9 +102,16 @@ def grade(
     kept = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
     case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**kept, **(said or {})}), blobs)
 
+    async def verdict() -> Verdict:
+        return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
+
     async def judged() -> Verdict:
-        async with grader:
-            return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
+        matching = Matching()
+        try:
+            async with grader:
+                return await matching.complete(verdict)
+        finally:
+            await matching.close()
 
     try:
         return asyncio.run(judged())

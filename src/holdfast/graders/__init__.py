@@ -3,8 +3,12 @@
 `types`        Case, Verdict, Grader
 `checks`       exact, text, choice, number: answered at once
 `similarity`   similarity
-`mathematics`  math, asked of a process
+`pool`         processes that are asked what could take for ever, and killed when it does
+`answering`    the other end of it, in the child
+`mathematics`  math, asked of a pool
 `mathematics_worker`  what runs in it
+`matching`     patterns that RE2 cannot match, asked of a pool
+`pattern_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model

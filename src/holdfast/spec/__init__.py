@@ -5,7 +5,8 @@
 `grader_fields`  the same for graders, one model per kind: those of what was said, and what all have
 `tool_fields`    graders of tool calls
 `file_fields`    graders of files, and programs on them
-`regex`          regular expressions as users write them
+`regex`          regular expressions as users write them, and the engine that matches each
+`re2_syntax`     Python's regular expressions in the syntax of RE2
 `grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words
 `overrides`      `a.b=value` from the command line

@@ -1,11 +1,12 @@
 """What users may write in a grader that looks at a trial's files or runs a program on them. Unknown keys are errors."""
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, EvalPath, Names, Pattern, Seconds, WorkspacePath
-from holdfast.spec.grader_fields import GraderBlock, Measure, TextBlock
+from holdfast.spec.grader_fields import GraderBlock, Measure, PatternBlock, TextBlock
 
 
 class ContentPattern(Block):
@@ -22,7 +23,7 @@ class ContentPattern(Block):
         return self
 
 
-class FileGrader(GraderBlock):
+class FileGrader(PatternBlock):
     """Which files are there, and what is in them."""
 
     type: Literal["file"]
@@ -33,6 +34,12 @@ class FileGrader(GraderBlock):
     checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
     templates: ClassVar[tuple[str, ...]] = ()
     needs_workspace: ClassVar[bool] = True
+
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return those of all files."""
+        for expected in self.content_patterns:
+            for pattern in (*expected.must_match, *expected.must_not_match):
+                yield pattern, False
 
 
 class ExpectedFile(Block):

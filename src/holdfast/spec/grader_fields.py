@@ -3,12 +3,13 @@
 What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
-from holdfast.spec.regex import compile_regex
+from holdfast.spec.regex import Dialect, compile_regex
 
 Measure = Literal["tokens", "seconds"]
 
@@ -66,6 +67,24 @@ class TextBlock(GraderBlock):
     """the last reply, or all that the target has said so far, joined by blank lines"""
 
 
+class PatternBlock(GraderBlock):
+    """A grader with regular expressions."""
+
+    dialect: Dialect = "python"
+    """whose meaning a pattern has that both Python's `re` and RE2 can read: `python`, or `re2` (Go's)"""
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return all regular expressions, each with whether it ignores case."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """Add the engine where its verdict could differ from that of Python's `re`, which made all earlier grades."""
+        identity = super().identity()
+        del identity["dialect"]
+        regexes = (compile_regex(p, ignore_case=loose, dialect=self.dialect) for p, loose in self.patterns())
+        return {**identity, "engine": "re2"} if any(regex.key for regex in regexes) else identity
+
+
 class ExactGrader(TextBlock):
     """The whole answer equals the expected one."""
 
@@ -75,7 +94,7 @@ class ExactGrader(TextBlock):
     strip: bool = True
 
 
-class TextGrader(TextBlock):
+class TextGrader(PatternBlock, TextBlock):
     """The answer contains, or matches, what it should. Ignores case unless the key ends in `_cs`."""
 
     type: Literal["text"]
@@ -102,11 +121,15 @@ class TextGrader(TextBlock):
 
     @model_validator(mode="after")
     def _regexes_compile(self) -> Self:
-        for pattern in [*self.regex_match, *self.regex_not_match]:
+        for pattern, _ in self.patterns():
             compile_regex(pattern)
         if any("" in getattr(self, field) for field in self.checks):
             raise ValueError("checks nothing: an empty text is in every answer")
         return self
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return those of `regex_match` and `regex_not_match`."""
+        return ((pattern, False) for pattern in (*self.regex_match, *self.regex_not_match))
 
 
 class ChoiceGrader(TextBlock):
@@ -119,7 +142,7 @@ class ChoiceGrader(TextBlock):
     """the letters that count"""
 
 
-class NumberGrader(TextBlock):
+class NumberGrader(PatternBlock, TextBlock):
     """A number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
@@ -135,6 +158,10 @@ class NumberGrader(TextBlock):
         if self.after is not None:
             compile_regex(self.after)
         return self
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return that of `after`."""
+        return () if self.after is None else ((self.after, False),)
 
 
 class JsonSchemaGrader(GraderBlock):
