@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.setup import Identified, identify
+from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders
 from holdfast.graders.matching import Matching
@@ -132,14 +133,16 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
     capsys.readouterr()
-    handler, thresholds = signal.getsignal(signal.SIGTERM), gc.get_threshold()
+    handlers, thresholds = {number: signal.getsignal(number) for number in NUMBERS}, gc.get_threshold()
     try:
         main()
     except SystemExit as leaving:
         said = capsys.readouterr()
         return Ended(leaving.code or 0, said.out, said.err)
     finally:  # what a command may leave behind, since it ends its process
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        Signals.current, Signals.hard = None, False
         gc.set_threshold(*thresholds)
         gc.unfreeze()
     raise AssertionError("main() ends the process")

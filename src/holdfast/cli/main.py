@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from holdfast import __version__
+from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
@@ -67,24 +68,24 @@ class _Verbs(click.Group):
 def holdfast() -> None:
     """Evaluate language models and agents, and never lose ground.
 
-    A run that is interrupted, in whatever way, goes on with the same command.
+    A run that is interrupted, in whatever way, is resumed by the same command.
     """
+    Signals.harden()
 
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
 
 
-def _terminate(*_: object) -> None:
-    raise _Terminated
+def _stop(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
 def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
     gc.set_threshold(100_000, 50, 1000)
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is how a batch system says that the time is up
-        signal.signal(number, _terminate)
+    Signals(_stop).install()
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
