@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.graders.types import Verdict
-from holdfast.spec.regex import Slow, compile_regex
+from holdfast.spec.regex import compile_regex
+from holdfast.spec.slow import Slow
 from tests.support.running import lines
 from tests.support.specs import grade, load
 
@@ -206,7 +207,7 @@ def test_a_pattern_that_backtracks_for_ever_in_python_is_answered(tmp_path: Path
 def test_a_pattern_that_takes_too_long_is_an_error_of_that_grade_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.graders.matching.SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.spec.regex.MATCH_SECONDS", 0.5)
     run = holdfast.evaluate(
         name="patterns",
         samples=[{"id": "bad", "say": CATASTROPHE}, {"id": "good", "say": "aaa"}],

@@ -15,7 +15,7 @@ from holdfast.engine.setup import Identified, identify
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders
-from holdfast.graders.matching import Matching
+from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
@@ -107,12 +107,12 @@ def grade(
         return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
 
     async def judged() -> Verdict:
-        matching = Matching()
+        elsewhere = Elsewhere()
         try:
             async with grader:
-                return await matching.complete(verdict)
+                return await elsewhere.complete(verdict)
         finally:
-            await matching.close()
+            await elsewhere.close()
 
     try:
         return asyncio.run(judged())

@@ -1,7 +1,7 @@
 """Grading, as each output lands.
 
-Graders that answer at once are asked at once, unless they meet a pattern that could take long. Those that wait, for a
-judge, a user's function or such a pattern, have workers of their own and a short queue, so that a slow judge slows
+Graders that answer at once are asked at once, unless they meet work that could take long. Those that wait, for a
+judge, a user's function or such work, have workers of their own and a short queue, so that a slow judge slows
 generation down instead of filling memory. A judge that is out of action stops its own grading only: outputs are still
 made and kept, and are graded later.
 """
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
-from holdfast.graders.matching import Matching
-from holdfast.spec.regex import Slow
+from holdfast.graders.elsewhere import Elsewhere
+from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
 
@@ -58,7 +58,7 @@ class Grading:
         self.down: dict[int, Fault] = {}
         """graders out of action, and why"""
         self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
-        self._matching = Matching()
+        self._elsewhere = Elsewhere()
         self._width = width
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)
@@ -128,7 +128,7 @@ class Grading:
         """Stop the workers."""
         self.abandon()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        await self._matching.close()
+        await self._elsewhere.close()
 
     async def _serve(self) -> None:
         while True:
@@ -142,7 +142,7 @@ class Grading:
                 self._queue.task_done()
 
     def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade | None:
-        """Return the verdict of a grader that answers at once; None where it met a pattern that could take long."""
+        """Return the verdict of a grader that answers at once; None where it met work that could take long."""
         started = time.monotonic()
         try:
             if number in job.panel.unsure:
@@ -170,7 +170,7 @@ class Grading:
         async def asked() -> Verdict:
             if number in job.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
-            return await self._matching.complete(verdict)
+            return await self._elsewhere.complete(verdict)
 
         async def asked_once() -> Verdict:
             try:
@@ -180,10 +180,10 @@ class Grading:
                 raise
 
         try:
-            # The time limit of turns and the retries are for graders that ask others; a pattern has a limit of its own.
-            instant = _is_instant(grader)
+            # Retries and the time limit of turns are for graders that ask others; the rest have limits of their own.
+            limited = _is_instant(grader) or hasattr(grader.block, "timeout")
             result: Verdict | AttemptError = await (
-                asked_once() if instant else self._attempts.grader(asked, job, name)
+                asked_once() if limited else self._attempts.grader(asked, job, name)
             )
         except AttemptError as error:
             result = error

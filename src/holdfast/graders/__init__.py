@@ -7,8 +7,8 @@
 `answering`    the other end of it, in the child
 `mathematics`  math, asked of a pool
 `mathematics_worker`  what runs in it
-`matching`     patterns that RE2 cannot match, asked of a pool
-`pattern_worker`  what runs in it
+`elsewhere`    patterns and comparisons that could take long, asked of a pool
+`slow_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model

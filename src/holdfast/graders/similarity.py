@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unicodedata import normalize
 
 from rapidfuzz import fuzz
 from rapidfuzz.distance import JaroWinkler, Levenshtein
@@ -10,6 +11,7 @@ from rapidfuzz.distance import JaroWinkler, Levenshtein
 from holdfast.errors import AttemptError
 from holdfast.graders.checks import Check, rendered
 from holdfast.graders.types import Verdict
+from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -27,6 +29,41 @@ _SHARE: dict[str, Any] = {
 }
 
 
+_STEPS: Final = 20_000_000
+"""how much is compared here: the product of the lengths; for `partial`, which tries every place, times the shorter"""
+
+
+class Comparison(NamedTuple):
+    """Two texts to be compared."""
+
+    method: str
+    wanted: str
+    got: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take in another process."""
+        return 10.0
+
+    @property
+    def too_slow(self) -> str:
+        """What to say when it takes longer."""
+        lengths = f"{len(self.wanted):,} with {len(self.got):,} characters"
+        return f"comparing {lengths} by `{self.method}` took longer than {self.seconds:g} s"
+
+    @property
+    def steps(self) -> int:
+        """How much work it is, at most."""
+        short, long = sorted((len(self.wanted), len(self.got)))
+        return short * long * (short if self.method == "partial" else 1)
+
+
+def similarity(texts: Comparison) -> float:
+    """Return how alike two texts are, from 0 to 1."""
+    method, wanted, got = texts
+    return float(_PERCENT[method](wanted, got) / 100 if method in _PERCENT else _SHARE[method](wanted, got))
+
+
 class Similarity(Check):
     """The score is the similarity, 0 to 1."""
 
@@ -37,10 +74,11 @@ class Similarity(Check):
     def check(self, case: Case) -> Verdict:
         """Compare the answer with the expected one."""
         wanted, got = rendered(self.block.expected, case.sample.fields).strip(), case.said(self.block).strip()
+        wanted, got = normalize("NFC", wanted), normalize("NFC", got)
         if not wanted:
             raise AttemptError("grader", "the expected text is empty for this row", retry=False)
         if self.block.ignore_case:
             wanted, got = wanted.casefold(), got.casefold()
-        method = self.block.method
-        score = _PERCENT[method](wanted, got) / 100 if method in _PERCENT else _SHARE[method](wanted, got)
-        return Verdict(float(score), f"{score:.0%} alike")
+        texts = Comparison(self.block.method, wanted, got)
+        score = similarity(texts) if texts.steps <= _STEPS else float(answer_to(texts))
+        return Verdict(score, f"{score:.0%} alike")

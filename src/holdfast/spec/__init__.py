@@ -6,6 +6,7 @@
 `tool_fields`    graders of tool calls
 `file_fields`    graders of files, and programs on them
 `regex`          regular expressions as users write them, and the engine that matches each
+`slow`           work that is done in other processes because it could take long
 `re2_syntax`     Python's regular expressions in the syntax of RE2
 `grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words

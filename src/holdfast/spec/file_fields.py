@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, EvalPath, Names, Pattern, Seconds, WorkspacePath
-from holdfast.spec.grader_fields import GraderBlock, Measure, PatternBlock, TextBlock
+from holdfast.spec.grader_fields import GraderBlock, Measure, OnTimeout, PatternBlock, TextBlock
 
 
 class ContentPattern(Block):
@@ -86,10 +86,12 @@ class ProgramGrader(TextBlock):
     args: tuple[str, ...] = ()
     """templates over the row; one that names a file in the eval's folder is that file"""
     timeout: Seconds = 30
+    on_timeout: OnTimeout = "fail"
     network: bool = False
     """whether it may talk to others"""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
 
 class CodeGrader(TextBlock):
@@ -99,8 +101,10 @@ class CodeGrader(TextBlock):
     assertions: Names = Field(min_length=1)
     language: Literal["python", "javascript"] = "python"
     timeout: Seconds = 30
+    on_timeout: OnTimeout = "fail"
 
     templates: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
     @property
     def measures(self) -> tuple[Measure, ...]:

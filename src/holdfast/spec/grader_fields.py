@@ -12,6 +12,8 @@ from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings
 from holdfast.spec.regex import Dialect, compile_regex
 
 Measure = Literal["tokens", "seconds"]
+OnTimeout = Literal["fail", "error"]
+"""what a check is that takes too long because of the answer: failed, with the score 0, or an error and tried again"""
 
 
 class GraderBlock(Block):
@@ -205,6 +207,9 @@ class MathGrader(TextBlock):
     expected: str | int | float = "{{ expected }}"
     timeout: Seconds = 10
     """for one comparison"""
+    on_timeout: OnTimeout = "fail"
+
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
 
 class TriggerGrader(GraderBlock):

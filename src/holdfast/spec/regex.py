@@ -1,8 +1,7 @@
 """Regular expressions as users write them, matched so that none can freeze a run.
 
 Most patterns are matched by RE2, whose time grows linearly with the text. Those that RE2 lacks (look-around,
-back-references) are matched by Python's `re`, and only in a process that can be killed: `search` and `last_end` raise
-`Slow` there, and whoever called asks a worker and calls again with its answer in `ANSWERS`.
+back-references) are matched by Python's `re`, and only in a process that can be killed: see `slow`.
 
 A pattern has Python's meaning wherever Python can read it: `re2_syntax` translates it without changing a verdict. What
 only RE2 can read (`[[:alpha:]]`, `\\pL`, `\\z`, `\\Q…\\E`, flags in the middle) has RE2's meaning. With the dialect
@@ -14,9 +13,10 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from contextvars import ContextVar
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
     from re import Pattern
@@ -40,11 +40,13 @@ _MEMORY: Final = 32 << 20
 """bytes that RE2 may use for one pattern"""
 _STEPS: Final = 20_000_000
 """size of the pattern times length of the text: in the worst case about 0.2 s"""
+MATCH_SECONDS: Final = 5.0
+"""for a match in another process"""
 _SECONDS: Final = 0.1
 """for all matches of a pattern in a text, each of which takes little"""
 
 
-class Request(NamedTuple):
+class Match(NamedTuple):
     """A match to be made in another process."""
 
     source: str
@@ -53,17 +55,15 @@ class Request(NamedTuple):
     operation: Literal["search", "last_end"]
     text: str
 
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+        return MATCH_SECONDS
 
-class Slow(Exception):
-    """A match could take long: it has to be made where it can be stopped."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(f"{request.source!r} is not matched here")
-        self.request = request
-
-
-ANSWERS: ContextVar[dict[Request, int | None] | None] = ContextVar("ANSWERS", default=None)
-"""what a worker has said about matches that are too slow to be made here"""
+    @property
+    def too_slow(self) -> str:
+        """What to say when it takes longer."""
+        return f"the pattern took longer than {self.seconds:g} s: {self.source!r}"
 
 
 class Regex:
@@ -118,11 +118,8 @@ class Regex:
                 return _found(engine, operation, text, time.monotonic() + _SECONDS)
             except TimeoutError:
                 pass
-        request = Request(self.pattern, self._ignore_case, self._dialect, operation, text)
-        answers = ANSWERS.get()
-        if answers is None or request not in answers:
-            raise Slow(request)
-        return answers[request]
+        end: int | None = answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text))
+        return end
 
     def _engine(self, operation: str, text: str) -> Any:
         """Return RE2's form of the pattern; None where only Python's `re` says for certain what it says."""
