@@ -271,6 +271,15 @@ SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type"
 
 
 class TestJsonSchema:
+    def test_an_open_fence_and_many_empty_lines_are_read_in_no_time(self, tmp_path):
+        block = {"type": "json_schema", "schema": SCHEMA, "extract": True}
+        assert score(tmp_path, block, "```json" + "\n" * 500_000) == 0
+
+    def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path):
+        found = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
+        assert found.score == 0 and found.feedback.startswith("a number is too large to be checked")
+        assert score(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 400) == 1
+
     @pytest.mark.parametrize(
         ("answer", "extract", "right"),
         [

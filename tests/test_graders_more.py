@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, grader_identity, threshold
 from holdfast.graders.mathematics_worker import compared
+from holdfast.graders.pool import Pool
 from holdfast.graders.prompt import FAIL, PASS
+from holdfast.graders.similarity import Comparison
 from holdfast.spec.grader_load import GRADERS
-from holdfast.spec.regex import compile_regex
 from tests.support.running import ROOT, lines, server
 from tests.support.specs import grade, load
 
@@ -40,6 +40,7 @@ class TestSimilarity:
             ({"method": "levenshtein"}, "hallo", 0.8),
             ({"method": "jaro_winkler"}, "hello", 1),
             ({}, "", 0),
+            ({"expected": "Caf\u00e9"}, "Cafe\u0301", 1),
         ],
         ids=str,
     )
@@ -52,6 +53,18 @@ class TestSimilarity:
     def test_nothing_to_compare_with_is_an_error(self, tmp_path):
         error = grade(tmp_path, {"type": "similarity"}, "any", expected=" ")
         assert isinstance(error, AttemptError) and "empty for this row" in error.message
+
+    def test_long_texts_are_compared_elsewhere(self, tmp_path):
+        long = "abc " * 2000
+        assert score(tmp_path, {"type": "similarity"}, long + "d", expected=long) == pytest.approx(1, abs=0.001)
+
+    def test_texts_that_take_too_long_to_compare_are_an_error_of_that_grade(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Comparison, "seconds", 0.3)
+        words = [f"{number * number % 9973:04}" for number in range(2500)]
+        block = {"type": "similarity", "method": "partial"}
+        error = grade(tmp_path, block, " ".join(words), expected=" ".join(sorted(words)))
+        assert isinstance(error, AttemptError) and error.kind == "timeout"
+        assert "comparing 12,499 with 12,499 characters by `partial` took longer" in error.message
 
 
 class TestMath:
@@ -68,6 +81,13 @@ class TestMath:
             ("2", "I am at 2", True),
             ("xy", "yx", True),
             (r"\sqrt{2}", r"$2^{1/2}$", True),
+            ("-5", "it is \N{MINUS SIGN}5", True),
+            ("-5", "$\N{MINUS SIGN}5$", True),
+            ("1200", "about 1.2e3 of them", True),
+            ("1200", "1.2E+3", True),
+            ("0.0012", r"\boxed{1.2e-3}", True),
+            ("2e3", "2000", True),
+            ("1200", "1.2e4", False),
         ],
     )
     def test_equal_as_mathematics(self, expected, answer, equal):
@@ -78,21 +98,44 @@ class TestMath:
         assert "is not mathematics" in compared(expected, "$1$")["error"]
 
     def test_an_answer_without_any_is_wrong(self):
-        assert compared("5", "I do not know") == {"equal": False, "found": None}
+        found = compared("5", "I do not know")
+        assert (found["equal"], found["found"], found["reason"]) == (False, None, "no mathematics found in the answer")
 
-    def test_a_comparison_without_end_is_given_up_and_the_next_one_works(self, tmp_path):
+    def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path):
         run = holdfast.evaluate(
             name="maths",
             samples=[{"id": "endless", "say": "$10^{10^{10^{10}}}$"}, {"id": "easy", "say": "$\\frac{10}{2}$"}],
             prompt="{{ say }}",
             target={"command": ["echo", "{{ prompt }}"]},
-            graders=[{"type": "math", "expected": 5, "timeout": 2}],
+            graders=[
+                {"type": "math", "expected": 5, "timeout": 2},
+                {"type": "math", "name": "retried", "expected": 5, "timeout": 2, "on_timeout": "error"},
+            ],
             runs_dir=tmp_path / "runs",
             accept_errors=True,
         )
-        grades = {entry["sample"]: entry for entry in lines(run.path / "grades.jsonl")}
-        assert grades["endless"]["status"] == "error" and "within 2 s" in grades["endless"]["feedback"]
-        assert grades["easy"]["score"] == 1
+        grades = {(one["sample"], one["grader"]): one for one in lines(run.path / "grades.jsonl")}
+        late = grades["endless", "math"]
+        assert (late["score"], late["status"], late["feedback"]) == (0, "failed", "timed out after 2 s")
+        assert grades["endless", "retried"]["status"] == "error"
+        assert grades["easy", "math"]["score"] == grades["easy", "retried"]["score"] == 1
+
+    def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path):
+        async def compare() -> str:
+            pool = Pool("mathematics_worker.py", size=2)
+            endless = {"expected": "5", "answer": "$10^{10^{10^{10}}}$"}
+            easy = {"expected": "5", "answer": "$5$"}
+            tasks = {
+                asyncio.create_task(pool.ask(one, 1000)): name for one, name in ((endless, "endless"), (easy, "easy"))
+            }
+            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            await pool.close()
+            return ", ".join(tasks[task] for task in done)
+
+        assert asyncio.run(compare()) == "easy"
 
 
 @pytest.mark.parametrize(("kind", "package"), [("similarity", "rapidfuzz"), ("math", "math-verify")])
@@ -311,7 +354,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
         target={"command": ["echo", "hi"]},
         graders=[
             {"type": "python", "function": str(tmp_path / "bad.py:bad")},
-            {"type": "program", "command": "sleep", "args": ["60"], "timeout": 0.2},
+            {"type": "program", "command": "sleep", "args": ["60"], "timeout": 0.2, "on_timeout": "error"},
             {"type": "behavior", "max_tokens": 5},
             {"type": "code", "assertions": ["output == 'hi'"]},
             {"type": "exact"},
@@ -345,37 +388,6 @@ def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tm
     }
     (failed,) = lines(run.path / "errors.jsonl")
     assert "`where` cannot be evaluated for this row" in failed["message"]
-
-
-class TestPatternsOfOtherTools:
-    @pytest.mark.parametrize(
-        ("pattern", "fits", "misses"),
-        [
-            ("a(?i)b", "aB", "AB"),
-            ("(?i)ab", "AB", "x"),
-            ("x(a(?i)b)c", "xaBc", "xaBC"),
-            ("a(?i)b|c", "C", "A"),
-            ("a(?s).b", "a\nb", "ab"),
-            (r"\((?i)b", "(B", "B"),
-            ("[(?i)](?i)b", "iB", "B"),
-            ("a(?i)b(?-i)c", "aBc", "aBC"),
-        ],
-    )
-    def test_flags_hold_from_where_they_stand(self, pattern, fits, misses):
-        assert compile_regex(pattern).search(fits)
-        assert not compile_regex(pattern).search(misses)
-
-    @pytest.mark.parametrize("pattern", ["[[:alpha:]]+", "(", "a(?U)b", "a(?i"])
-    def test_what_python_cannot_read_is_refused_and_named(self, pattern):
-        with pytest.raises(ValueError, match=re.escape(repr(pattern))):
-            compile_regex(pattern)
-
-    @given(st.text(alphabet="ab(|)[]?i:\\^", max_size=12))
-    def test_no_pattern_does_anything_else_than_compile_or_be_refused(self, pattern):
-        try:
-            compile_regex(pattern)
-        except ValueError as error:
-            assert repr(pattern) in str(error)
 
 
 def test_the_documentation_has_every_kind_and_every_parameter():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests.support.breaking import (
@@ -145,6 +147,72 @@ def test_a_second_signal_leaves_at_once(number: signal.Signals, tmp_path: Path) 
     wait_for(lambda: (tmp_path / "cancelled").exists(), "the first signal to be heeded")
     assert process.poll() is None
     assert ends(process, number)[0] == 128 + number
+
+
+BUSY = {
+    "the event loop is inside C code": "async def reply(prompt):\n    mark()\n    sum(range(10**15))\n",
+    "the event loop sleeps": "async def reply(prompt):\n    mark()\n    time.sleep(1000)\n",
+    "the event loop runs a loop of Python": "async def reply(prompt):\n    mark()\n    while True: pass\n",
+    "a pattern backtracks on the event loop": (
+        "async def reply(prompt):\n    mark()\n    re.match('(a+)+$', 'a' * 60 + '!')\n"
+    ),
+    "a thread keeps the interpreter to itself": "def reply(prompt):\n    mark()\n    sum(range(10**15))\n",
+    "a module is being imported": "mark()\nsum(range(10**15))\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [*((what, signal.SIGINT) for what in BUSY), ("the event loop is inside C code", signal.SIGTERM)],
+)
+def test_a_second_signal_leaves_at_once_whatever_the_process_is_doing(
+    what: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    source = "import re, time\ndef mark():\n    open('called', 'a').close()\n" + BUSY[what]
+    process = start("eval", python_eval(tmp_path, source), cwd=tmp_path)
+    wait_for(lambda: started(tmp_path), "the function to be called")
+    assert ends_by_repeating(process, number) in (128 + number, -number)
+
+
+def ends_by_repeating(process: subprocess.Popen[str], number: signal.Signals) -> int:
+    """Send a signal again and again, as an impatient user does; signals that are not yet delivered do not add up."""
+
+    def gone() -> bool:
+        process.send_signal(number)
+        return process.poll() is not None
+
+    try:
+        wait_for(gone, "the process to end")
+    finally:
+        process.kill()
+        process.communicate()
+    return process.returncode
+
+
+def test_a_second_signal_ends_a_run_with_all_its_workers(tmp_path: Path) -> None:
+    process = start("eval", python_eval(tmp_path, STUBBORN), "--workers", "2", cwd=tmp_path)
+    wait_for(lambda: started(tmp_path), "the function to be called")
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: (tmp_path / "cancelled").exists(), "the first signal to be heeded by a worker")
+    assert process.poll() is None
+    assert ends(process, signal.SIGINT)[0] == 130
+    wait_for(lambda: not leftovers(tmp_path), "the workers to be gone")
+
+
+def test_a_second_signal_ends_a_busy_worker_at_once(tmp_path: Path) -> None:
+    source = BUSY["the event loop is inside C code"].replace("mark()", "open('called', 'a')")
+    crew = start("eval", python_eval(tmp_path, source), "--workers", "1", cwd=tmp_path)
+    wait_for(lambda: started(tmp_path), "the function to be called")
+    (worker,) = [process for process in leftovers(tmp_path) if "work" in process.cmdline()]
+
+    def gone() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            worker.send_signal(signal.SIGINT)
+        return not psutil.pid_exists(worker.pid)
+
+    wait_for(gone, "the worker to end")
+    assert crew.communicate(timeout=PATIENCE)[0] is not None
+    assert crew.returncode == 3, "it has not finished, and nobody told the run to stop"
 
 
 def test_the_next_command_takes_over_from_one_that_left_at_once(tmp_path: Path) -> None:

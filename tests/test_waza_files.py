@@ -401,6 +401,7 @@ def test_parameters_stand_under_config_or_beside_the_type_and_older_kinds_are_re
     assert [found[name].type for name in ("beside", "keyword", "regex")] == ["text"] * 3
     assert (found["keyword"].contains, found["keyword"].not_contains) == (["hello"], ["bye"])  # type: ignore[attr-defined]
     assert found["regex"].regex_match == ["Hello"] and found["regex"].weight == 1  # type: ignore[attr-defined]
+    assert found["regex"].dialect == "re2", "as Go reads patterns"  # type: ignore[attr-defined]
 
 
 def test_a_parameter_that_a_kind_does_not_have_is_named_and_passed_over(tmp_path: Path) -> None:

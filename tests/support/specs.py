@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.setup import Identified, identify
+from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders
+from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
@@ -101,9 +103,16 @@ def grade(
     kept = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
     case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**kept, **(said or {})}), blobs)
 
+    async def verdict() -> Verdict:
+        return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
+
     async def judged() -> Verdict:
-        async with grader:
-            return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
+        elsewhere = Elsewhere()
+        try:
+            async with grader:
+                return await elsewhere.complete(verdict)
+        finally:
+            await elsewhere.close()
 
     try:
         return asyncio.run(judged())
@@ -124,14 +133,16 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
     capsys.readouterr()
-    handler, thresholds = signal.getsignal(signal.SIGTERM), gc.get_threshold()
+    handlers, thresholds = {number: signal.getsignal(number) for number in NUMBERS}, gc.get_threshold()
     try:
         main()
     except SystemExit as leaving:
         said = capsys.readouterr()
         return Ended(leaving.code or 0, said.out, said.err)
     finally:  # what a command may leave behind, since it ends its process
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        Signals.current, Signals.hard = None, False
         gc.set_threshold(*thresholds)
         gc.unfreeze()
     raise AssertionError("main() ends the process")

@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from holdfast import __version__
+from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
@@ -73,16 +74,17 @@ class _Verbs(click.Group):
 def holdfast() -> None:
     """Evaluate language models and agents, and never lose ground.
 
-    A run that is interrupted, in whatever way, goes on with the same command.
+    A run that is interrupted, in whatever way, is resumed by the same command.
     """
+    Signals.harden()
 
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
 
 
-def _terminate(*_: object) -> None:
-    raise _Terminated
+def _stop(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
 def main() -> None:
@@ -92,8 +94,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is how a batch system says that the time is up
-        signal.signal(number, _terminate)
+    Signals(_stop).install()
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:

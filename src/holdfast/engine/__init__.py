@@ -22,6 +22,7 @@
 `attempts`   time-outs, retries and what is a fault of all
 `window`     how many at once
 `brake`      why and how a run stops early
+`signals`    Ctrl-C and SIGTERM, the first and the second
 `progress`   the numbers a display shows
 `log`        what happened, for people
 """

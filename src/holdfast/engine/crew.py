@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from holdfast.engine.progress import Progress
 from holdfast.engine.run import Outcome, already_finished, so_far_of
 from holdfast.engine.setup import Opened
 from holdfast.engine.shared import finish_run, prepare, shared_eval
+from holdfast.engine.signals import Signals
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.plan.plan import make_plan
 from holdfast.spec.load import target_name
@@ -33,7 +34,6 @@ from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from holdfast.display.types import Display
@@ -139,7 +139,7 @@ class _Crew:
         mirror = mirror_of(found, self._rundir, self._display.notice)
         if mirror is not None:
             mirror.start()
-        with _Passing(self._tell):
+        with Signals(self._tell, self._kill):
             while any(worker.poll() is None for worker in self._workers):
                 if options.cancelled.is_set() and self._told is None:
                     self._tell(signal.SIGINT)
@@ -173,6 +173,10 @@ class _Crew:
             with suppress(ProcessLookupError):
                 worker.send_signal(number)
 
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
     def outcome(self, options: Options) -> Outcome:
         """How it ended for all of them."""
         for reader in self._readers:
@@ -187,7 +191,7 @@ class _Crew:
         for ended in self._said:
             reason = reason or ended.reason
         if self._told is not None:
-            reason = Interrupted(signal.SIGTERM if self._told == signal.SIGUSR2 else self._told)
+            reason = Interrupted(self._told)
         codes = [worker.returncode for worker in self._workers]
         if reason is None and not {1, 3} & set(codes) and (any(codes) or not options.skip_graders):
             # Nobody says that it made the report, or why there is none.
@@ -204,20 +208,3 @@ class _Crew:
             )
         so_far = so_far_of(found, index, reason)
         return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders, so_far=so_far)
-
-
-class _Passing:
-    """Signals that tell a run to stop are passed on to its workers."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-                self._before[number] = signal.signal(number, lambda told, _: self._tell(told))
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,8 +1,9 @@
 """Grading, as each output lands.
 
-Graders that answer at once are asked at once. Those that wait, for a judge or for a user's function, have workers of
-their own and a short queue, so that a slow judge slows generation down instead of filling memory. A judge that
-is out of action stops its own grading only: outputs go on being made and kept, and are graded later.
+Graders that answer at once are asked at once, unless they meet work that could take long. Those that wait, for a
+judge, a user's function or such work, have workers of their own and a short queue, so that a slow judge slows
+generation down instead of filling memory. A judge that is out of action stops its own grading only: outputs are still
+made and kept, and are graded later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from msgspec.structs import replace
 from holdfast.engine.attempts import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
+from holdfast.graders.elsewhere import Elsewhere
 from holdfast.spec.grader_fields import PromptGrader
+from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
 
@@ -62,10 +65,11 @@ class Grading:
             if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
         }
         self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
-        waiting = any(not _is_instant(grader) for grader in graders)
+        self._elsewhere = Elsewhere()
+        self._width = width
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)
-        self._workers = [asyncio.create_task(self._serve()) for _ in range(width)] if waiting else []
+        self._workers: list[asyncio.Task[None]] = []
 
     async def grade(self, case: Case, job: Job, ref: OutputRef) -> None:
         """See to the verdicts an output lacks; waits only where the judges are behind."""
@@ -84,9 +88,11 @@ class Grading:
             grader = self._graders[number]
             if self._work.slots[number].turn is not None:
                 continue  # it could not judge just now: the trial stays pending for it
-            if _is_instant(grader):
-                self._keeper.grade(self._check(grader, case, job, number))
+            if _is_instant(grader) and (record := self._check(grader, case, job, number)) is not None:
+                self._keeper.grade(record)
             else:
+                if not self._workers:
+                    self._workers = [asyncio.create_task(self._serve()) for _ in range(self._width)]
                 await self._queue.put((case, job, number))
 
     async def after_turn(self, turn: int, case: Case, job: Job) -> bool:
@@ -103,10 +109,9 @@ class Grading:
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
-                if _is_instant(grader):
-                    record: Grade | None = self._check(grader, case, job, number)
-                else:
-                    record = None if number in self.down else await self._judge(case, job, number)
+                record = self._check(grader, case, job, number) if _is_instant(grader) else None
+                if record is None and number not in self.down:
+                    record = await self._judge(case, job, number)
                 if record is not None:
                     await self._keeper.grade_now(record)
                     said = (record.status, record.score)
@@ -129,6 +134,7 @@ class Grading:
         """Stop the workers."""
         self.abandon()
         await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._elsewhere.close()
 
     async def _serve(self) -> None:
         while True:
@@ -141,12 +147,15 @@ class Grading:
             finally:
                 self._queue.task_done()
 
-    def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade:
+    def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade | None:
+        """Return the verdict of a grader that answers at once; None where it met work that could take long."""
         started = time.monotonic()
         try:
             if number in job.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
             result: Verdict | AttemptError = grader.check(case)
+        except Slow:
+            return None
         except AttemptError as error:
             result = error
         except Exception as error:  # what an answer does to one grader must not end the run
@@ -156,22 +165,35 @@ class Grading:
         return self._record(case, job, number, result, time.monotonic() - started)
 
     async def _judge(self, case: Case, job: Job, number: int) -> Grade | None:
-        """The verdict of a grader that waits; None when it is out of action."""
+        """Return the verdict of a grader that waits; None when it is out of action."""
         grader = self._graders[number]
-        assert not _is_instant(grader)
         name = grader.block.name
         started = time.monotonic()
+
+        async def verdict() -> Verdict:
+            return grader.check(case) if _is_instant(grader) else await grader.judge(case)
 
         async def asked() -> Verdict:
             if number in job.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
-            return await grader.judge(case)
+            return await self._elsewhere.complete(verdict)
+
+        async def asked_once() -> Verdict:
+            try:
+                return await asked()
+            except AttemptError as error:
+                self._attempts.failed(error, job, name, started, final=True)
+                raise
 
         earlier = self._index.verdicts.get(self._key(case, job, number))
         # Outputs that could not be judged before say nothing of the others: with only them left, none would be tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
-            result: Verdict | AttemptError = await self._attempts.grader(asked, job, name, streak)
+            # Retries and the time limit of turns are for graders that ask others; the rest have limits of their own.
+            limited = _is_instant(grader) or hasattr(grader.block, "timeout")
+            result: Verdict | AttemptError = await (
+                asked_once() if limited else self._attempts.grader(asked, job, name, streak)
+            )
         except AttemptError as error:
             result = error
         except Fault as fault:

@@ -6,8 +6,6 @@ import asyncio
 import gc
 import os
 import resource
-import signal
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ import msgspec
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, located, manifest_of, open_run
+from holdfast.engine.signals import Signals
 from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
@@ -164,8 +163,12 @@ def run_loop(
     """Work on an opened run; the loop as it ended, and why it stopped early if it did."""
 
     async def main() -> Loop:
-        loop = Loop(opened, parts, options, display, supply)
-        with _Signals(loop):
+        loop, events = Loop(opened, parts, options, display, supply), asyncio.get_running_loop()
+
+        def stop(number: int) -> None:  # called between any two steps of Python code, so it only leaves a note
+            events.call_soon_threadsafe(loop.interrupt, Interrupted(number))
+
+        with Signals(stop):
             await loop.run()
         return loop
 
@@ -191,37 +194,6 @@ def _allow_many_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class _Signals:
-    """The first Ctrl-C or SIGTERM stops the run in good order, the second leaves at once.
-
-    SIGUSR2, by which a batch system says that the time is nearly up, is as good as SIGTERM.
-    """
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._asked = False
-        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-        self._before = {number: signal.getsignal(number) for number in self._numbers}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in self._numbers:
-                asyncio.get_running_loop().add_signal_handler(number, self._handle, number)
-
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in self._numbers:
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, self._before[number])
-
-    def _handle(self, number: int) -> None:
-        number = signal.SIGTERM if number == signal.SIGUSR2 else number
-        if self._asked:
-            os._exit(128 + number)
-        self._asked = True
-        self._loop.interrupt(Interrupted(number))
 
 
 def already_finished(found: Identified, rundir: RunDir, options: Options) -> Outcome | None:

@@ -4,8 +4,12 @@
 `checks`       exact, text, choice, number: answered at once
 `similarity`   similarity
 `overlap`      bleu, chrf, rouge, char_f1, wer, cer
-`mathematics`  math, asked of a process
+`pool`         processes that are asked what could take for ever, and killed when it does
+`answering`    the other end of it, in the child
+`mathematics`  math, asked of a pool
 `mathematics_worker`  what runs in it
+`elsewhere`    patterns and comparisons that could take long, asked of a pool
+`slow_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
 `prompt`       a judge model

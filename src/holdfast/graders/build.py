@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-REVISIONS: Final = {"prompt": 2, "choice": 1, "number": 1}
+REVISIONS: Final = {"prompt": 2, "choice": 1, "number": 1, "math": 1, "similarity": 1}
 """Raised when the way a grader of ours judges changes, so that its earlier verdicts are not served."""
 
 

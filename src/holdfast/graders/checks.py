@@ -88,8 +88,8 @@ class Text(Check):
     def __init__(self, block: TextGrader, fingerprint: str) -> None:
         super().__init__(fingerprint)
         self.block = block
-        self._match = [compile_regex(pattern) for pattern in block.regex_match]
-        self._not_match = [compile_regex(pattern) for pattern in block.regex_not_match]
+        self._match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_match]
+        self._not_match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_not_match]
 
     def check(self, case: Case) -> Verdict:
         """All its checks on what was said."""
@@ -183,7 +183,7 @@ class Number(Check):
     def __init__(self, block: NumberGrader, fingerprint: str) -> None:
         super().__init__(fingerprint)
         self.block = block
-        self._after = compile_regex(block.after) if block.after is not None else None
+        self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
 
     def check(self, case: Case) -> Verdict:
         """Compare the number found with the expected one."""
@@ -204,8 +204,8 @@ class Number(Check):
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:
             return next(iter(numbers_in(text)[-1:]), None)
-        places = list(self._after.finditer(text))
-        return next(iter(numbers_in(text[places[-1].end() :])), None) if places else None
+        end = self._after.last_end(text)
+        return None if end is None else next(iter(numbers_in(text[end:])), None)
 
 
 def _single(text: str) -> Decimal:

@@ -37,12 +37,16 @@ class _Failed(Exception):
 
 
 def main() -> NoReturn:
-    """Do what SPEC says: `workspace`, `writes`, `network` (open, namespace or tcp), and the limits."""
+    """Do what SPEC says: `workspace`, `writes`, `network` (open, namespace or tcp), and the limits.
+
+    `starting` is a pipe: `begins` is written to it before the program does, and it is closed then.
+    """
     if sys.argv[1] == "probe":
         sys.stdout.write(json.dumps(probe()))
         sys.exit(0)
     spec = json.loads(sys.argv[1])
     try:
+        os.set_inheritable(spec["starting"], False)
         if sys.platform.startswith("linux"):
             _libc().prctl(1, signal.SIGKILL)  # the kernel ends it when the run is killed
         _limit(spec)
@@ -54,6 +58,7 @@ def main() -> NoReturn:
             _drop_powers()
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it becomes would too
             signal.signal(number, signal.SIG_DFL)
+        os.write(spec["starting"], b"begins")
         os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - this is what it is for
     except (OSError, ValueError, _Failed) as error:
         sys.stderr.write(f"{spec['mark']}{error}\n")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case, Verdict
     from holdfast.spec.file_fields import DiffGrader, FileGrader
+    from holdfast.spec.regex import Regex
     from holdfast.store.workspace import Blobs
 
 
@@ -73,9 +74,12 @@ class File(Check):
                 failures += [f"{path} has no {pattern!r}: it is missing" for pattern in (*wanted, *unwanted)]
                 continue
             text = data.decode("utf-8", "replace")
-            failures += [f"{path} has no {p!r}" for p in wanted if not compile_regex(p).search(text)]
-            failures += [f"{path} has {p!r}" for p in unwanted if compile_regex(p).search(text)]
+            failures += [f"{path} has no {p!r}" for p in wanted if not self._regex(p).search(text)]
+            failures += [f"{path} has {p!r}" for p in unwanted if self._regex(p).search(text)]
         return share(count, failures)
+
+    def _regex(self, pattern: str) -> Regex:
+        return compile_regex(pattern, dialect=self.block.dialect)
 
 
 class Diff(Check):

@@ -1,20 +1,22 @@
-"""Run as a script: compares answers as mathematics, one JSON object per line in and out, until its input ends.
+"""Run as a script: compare answers as mathematics.
 
 A process of its own, because a comparison can take for ever, and nothing but a kill ends one that does.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import logging
-import os
 import re
-import signal
-import sys
-from typing import Any
+import unicodedata
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from math_verify import parse, verify  # type: ignore[import-untyped]  # the extra `math`
+
+from holdfast.graders.answering import answer_questions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
@@ -24,40 +26,46 @@ _FUNCTIONS = frozenset(
 )
 
 
-def compared(expected: str, answer: str) -> dict[str, Any]:
-    """`equal`, or `error` where what is expected is not mathematics."""
+_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?[eE][-+]?\d{1,3})(?![\w.]*\w)")
+"""1.2e3; more digits than three in the exponent are no number that anybody means"""
+
+
+def compared(expected: str, answer: str, reach: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Return `equal` and what was `found`, or an `error` where what is expected is not mathematics.
+
+    `reach` is told when the expected answer is read: what goes wrong from there on is the answer's doing.
+    """
     wanted = parsed(expected)
     if not wanted:
         return {"error": f"the expected answer {expected.strip()[:80]!r} is not mathematics"}
-    found = parsed(answer)
-    if not found:
-        return {"equal": False, "found": None}
-    return {"equal": bool(verify(wanted, found, timeout_seconds=None)), "found": str(found[-1])[:200]}
+    reach("answer")
+    try:
+        found = parsed(answer)
+        if not found:
+            return {"equal": False, "found": None, "reason": "no mathematics found in the answer"}
+        return {"equal": bool(verify(wanted, found, timeout_seconds=None)), "found": str(found[-1])[:200]}
+    except Exception as error:  # of a library that meets everything models write
+        return {"equal": False, "found": None, "reason": f"cannot be compared: {type(error).__name__}: {error}"[:300]}
 
 
 def parsed(text: str) -> Any:
-    """A formula that stands alone is read as a whole; in other text, the last one is looked for."""
+    """Read a formula that stands alone as a whole; in other text, look for the last one."""
+    text = unicodedata.normalize("NFC", text).replace("\N{MINUS SIGN}", "-")
+    text = _SCIENTIFIC.sub(lambda number: f"{Decimal(number[1]):f}", text)
     words = {word.lower() for word in _WORD.findall(_COMMAND.sub(" ", text))} - _FUNCTIONS
     alone = not _MARKED.search(text) and not words and "\n" not in text.strip()
     return parse(f"\\boxed{{{text.strip().rstrip('.')}}}" if alone else text, parsing_timeout=None)
 
 
-def main() -> None:
-    """Answer until nobody asks any more."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    logging.disable(logging.CRITICAL)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever is printed on the way is not an answer
-    answers.write("ready\n")
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            answer = compared(asked["expected"], asked["answer"])
-        except Exception as error:  # of a library that meets everything models write
-            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-        answers.write(json.dumps(answer) + "\n")
+def answer(question: dict[str, Any], reach: Callable[[str], None]) -> dict[str, Any]:
+    """Compare the two answers of a question."""
+    try:
+        return compared(question["expected"], question["answer"], reach)
+    except Exception as error:
+        return {"error": f"the expected answer cannot be read: {type(error).__name__}: {error}"[:300]}
 
 
 if __name__ == "__main__":
-    main()
+    logging.disable(logging.CRITICAL)
+    compared("1", "$1$")  # what the library loads at its first use is not the first answer's doing
+    answer_questions(answer)

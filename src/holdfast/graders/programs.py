@@ -18,6 +18,7 @@ from holdfast.graders.types import Verdict
 from holdfast.spec.source import named_file
 
 if TYPE_CHECKING:
+    from holdfast.graders.sandbox import Ran
     from holdfast.graders.types import Case
     from holdfast.spec.file_fields import CodeGrader, ProgramGrader
 
@@ -26,6 +27,7 @@ _JAVASCRIPT: Final = """
 const asked = JSON.parse(require('fs').readFileSync(0, 'utf8'));
 const write = process.stdout.write.bind(process.stdout);
 process.stdout.write = process.stderr.write.bind(process.stderr);
+write('ready\\n');
 const results = asked.assertions.map((assertion) => {
   const names = JSON.parse(JSON.stringify(asked.names));
   names.workspace = process.cwd();
@@ -55,6 +57,8 @@ class Program(Confined):
             raise AttemptError("grader", "an argument holds a NUL character", retry=False)
         async with room(case) as place:
             ran = await run_in(place, arguments, case.said(block), block.timeout, network=block.network)
+        if ran.killed is not None:
+            return _killed(ran, block.on_timeout)
         feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
         details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
         return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
@@ -94,20 +98,33 @@ class Code(Confined):
         asked = {"assertions": self.block.assertions, "names": names}
         async with room(case) as place:
             ran = await run_in(place, self._command, msgspec.json.encode(asked).decode(), self.block.timeout)
+        ready, _, answer = ran.out.partition("\n")
+        if ready != "ready":
+            how = ran.killed or f"exit code {ran.code}"
+            message = f"the assertions could not be evaluated: {how}: {ran.err[-400:].strip()}"
+            raise AttemptError("grader", message, retry=False)
+        if ran.killed is not None:
+            return _killed(ran, self.block.on_timeout)
         try:
-            results = msgspec.json.decode(ran.out, type=list[tuple[bool, str]])
-        except msgspec.MsgspecError:
-            results = []
-        if ran.code != 0 or len(results) != len(self.block.assertions):
-            raise AttemptError(
-                "grader", f"the assertions could not be evaluated: {ran.err[-400:].strip()}", retry=False
-            )
+            results = msgspec.json.decode(answer, type=list[tuple[bool, str]])
+        except msgspec.MsgspecError:  # an assertion, or what it called, has left the process
+            reason = f"exit code {ran.code} before all assertions were evaluated"
+            return Verdict(0.0, reason, {"exit_code": ran.code, "isolation": ran.isolation})
         failures = [
             f"{assertion.strip()} ({said})" if said else f"not true: {assertion.strip()}"
             for assertion, (holds, said) in zip(self.block.assertions, results, strict=True)
             if not holds
         ]
         return share(len(results), failures, {"isolation": ran.isolation})
+
+
+def _killed(ran: Ran, on_timeout: str) -> Verdict:
+    """Return the verdict on a program that began and was killed: what it was given made it loop or crash."""
+    assert ran.killed is not None
+    if ran.timed_out and on_timeout == "error":
+        raise AttemptError("timeout", ran.killed, retry=False)
+    ended = {"exit_code": None, "killed": ran.killed, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
+    return Verdict(0.0, ran.killed, ended)
 
 
 def _names(case: Case, said: str, *, timed: bool) -> dict[str, Any]:

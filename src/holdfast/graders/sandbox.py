@@ -20,7 +20,7 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 from msgspec import UnsetType
@@ -119,15 +119,25 @@ class Ran(NamedTuple):
     err: str
     isolation: Isolation
     """what it was kept from"""
+    killed: str | None = None
+    """why it did not end by itself: `timed out after 10 s`, `killed by SIGSEGV`"""
+    timed_out: bool = False
 
 
 async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: float, *, network: bool = False) -> Ran:
-    """Run a program to its end, with `given` to read. AttemptError where it could not be run, or not to its end."""
+    """Run a program to its end, with `given` to read. AttemptError where it could not be started.
+
+    The time limit begins when the program does: `confine` then writes to a pipe, which the program does not inherit.
+    """
     able, mark = isolation(), f"holdfast-{secrets.token_hex(8)}: "
     if network:
         able = replace(able, network="open")
+    paths = [place.folder / name for name in ("in", "out", "err")]
+    paths[0].write_text(given, encoding="utf-8", errors="surrogatepass")
+    started, starting = os.pipe()
     spec = {
         "mark": mark,
+        "starting": starting,
         "workspace": str(place.workspace),
         "writes": able.writes,
         "network": able.network,
@@ -135,36 +145,61 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
         "file_bytes": MOST_BYTES,
         "memory_bytes": _MEMORY,
     }
-    paths = [place.folder / name for name in ("in", "out", "err")]
-    paths[0].write_text(given, encoding="utf-8", errors="surrogatepass")
-    with paths[0].open("rb") as stdin, paths[1].open("wb") as stdout, paths[2].open("wb") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *_CONFINE,
-            msgspec.json.encode(spec).decode(),
-            *arguments,
-            cwd=place.workspace,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=_environment(place.workspace),
-            start_new_session=True,
-        )
+    with (
+        os.fdopen(started, "rb") as start,
+        paths[0].open("rb") as stdin,
+        paths[1].open("wb") as stdout,
+        paths[2].open("wb") as stderr,
+    ):
         try:
+            process = await asyncio.create_subprocess_exec(
+                *_CONFINE,
+                msgspec.json.encode(spec).decode(),
+                *arguments,
+                cwd=place.workspace,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=_environment(place.workspace),
+                pass_fds=[starting],
+                start_new_session=True,
+            )
+        finally:
+            os.close(starting)
+        timed_out = False
+        try:
+            began = await _all_of(start) == b"begins"
             code = await asyncio.wait_for(process.wait(), seconds)
         except TimeoutError:
-            raise AttemptError("timeout", f"{arguments[0]} did not end within {seconds:g} s", retry=False) from None
+            timed_out = True
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
             await process.wait()
     out, err = (_beginning(path) for path in paths[1:])
+    if timed_out:
+        return Ran(-signal.SIGKILL, out, err, able, f"timed out after {seconds:g} s", timed_out=True)
     if code == 125 and err.startswith(mark):
-        said = err.removeprefix(mark).strip()
-        raise AttemptError("grader", f"{arguments[0]} cannot be run: {said}", retry=False)
+        reason = err.removeprefix(mark).strip()
+        raise AttemptError("grader", f"{arguments[0]} cannot be run: {reason}", retry=False)
+    if not began:
+        raise AttemptError("grader", f"{arguments[0]} could not be started: {err[-400:].strip()}", retry=False)
     if code < 0:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(code)
-        raise AttemptError("grader", f"{arguments[0]} was ended by {name}: {err[-400:].strip()}", retry=False)
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        return Ran(code, out, err, able, f"killed by {name}")
     return Ran(code, out, err, able)
+
+
+async def _all_of(pipe: BinaryIO) -> bytes:
+    """Read a pipe until nobody can write to it any more."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
 
 
 def _environment(workspace: Path) -> dict[str, str]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.grader_fields import JsonSchemaGrader
 
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
+"""with one way to match each line end: with two, many empty lines and no closing fence would take for ever"""
 
 
 class JsonSchema:
@@ -36,6 +37,8 @@ class JsonSchema:
         text = case.output.output
         try:
             value = msgspec.json.decode(_extracted(text) if self.block.extract else text)
+        except msgspec.ValidationError as error:
+            return Verdict(0.0, f"a number is too large to be checked: {error}")
         except (msgspec.DecodeError, RecursionError) as error:
             return Verdict(0.0, f"not JSON: {error}")
         misfit = next(iter(self._validator.iter_errors(value)), None)

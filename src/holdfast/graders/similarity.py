@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unicodedata import normalize
 
 from rapidfuzz import fuzz
 from rapidfuzz.distance import JaroWinkler, Levenshtein
@@ -10,6 +11,7 @@ from rapidfuzz.distance import JaroWinkler, Levenshtein
 from holdfast.errors import AttemptError
 from holdfast.graders.checks import Check, expected_texts
 from holdfast.graders.types import Verdict
+from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -27,6 +29,41 @@ _SHARE: dict[str, Any] = {
 }
 
 
+_STEPS: Final = 20_000_000
+"""how much is compared here: the product of the lengths; for `partial`, which tries every place, times the shorter"""
+
+
+class Comparison(NamedTuple):
+    """Two texts to be compared."""
+
+    method: str
+    wanted: str
+    got: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take in another process."""
+        return 10.0
+
+    @property
+    def too_slow(self) -> str:
+        """What to say when it takes longer."""
+        lengths = f"{len(self.wanted):,} with {len(self.got):,} characters"
+        return f"comparing {lengths} by `{self.method}` took longer than {self.seconds:g} s"
+
+    @property
+    def steps(self) -> int:
+        """How much work it is, at most."""
+        short, long = sorted((len(self.wanted), len(self.got)))
+        return short * long * (short if self.method == "partial" else 1)
+
+
+def similarity(texts: Comparison) -> float:
+    """Return how alike two texts are, from 0 to 1."""
+    method, wanted, got = texts
+    return float(_PERCENT[method](wanted, got) / 100 if method in _PERCENT else _SHARE[method](wanted, got))
+
+
 class Similarity(Check):
     """The score is the similarity, 0 to 1."""
 
@@ -37,7 +74,7 @@ class Similarity(Check):
     def check(self, case: Case) -> Verdict:
         """Compare the answer with the expected texts; the most similar one counts."""
         texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
-        answer = case.said(self.block).strip()
+        answer = normalize("NFC", case.said(self.block).strip())
         if "" in texts:
             raise AttemptError("grader", "the expected text is empty for this row", retry=False)
         if self.block.ignore_case:
@@ -46,7 +83,5 @@ class Similarity(Check):
         return Verdict(score, f"{score:.0%} alike")
 
     def _alike(self, expected: str, answer: str) -> float:
-        method = self.block.method
-        if method in _PERCENT:
-            return float(_PERCENT[method](expected, answer) / 100)
-        return float(_SHARE[method](expected, answer))
+        texts = Comparison(self.block.method, expected, answer)
+        return similarity(texts) if texts.steps <= _STEPS else float(answer_to(texts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.calls import Call
     from holdfast.graders.types import Case
+    from holdfast.spec.regex import Dialect, Regex
     from holdfast.spec.tool_fields import (
         ActionSequenceGrader,
         BehaviorGrader,
@@ -155,7 +155,7 @@ class ToolCalls(Check):
     def __init__(self, block: ToolCallsGrader, fingerprint: str) -> None:
         super().__init__(fingerprint)
         self.block = block
-        self._expected = [_Looked(spec) for spec in block.expect]
+        self._expected = [_Looked(spec, block.dialect) for spec in block.expect]
 
     def check(self, case: Case) -> Verdict:
         """One check per tool, per bound and per expected call."""
@@ -180,9 +180,11 @@ class ToolConstraint(Check):
     def __init__(self, block: ToolConstraintGrader, fingerprint: str) -> None:
         super().__init__(fingerprint)
         self.block = block
-        self._expected = [_Looked(spec) for spec in block.expect_tools]
-        self._rejected = [_Looked(spec) for spec in block.reject_tools]
-        self._allowed = [compile_regex(pattern, re.IGNORECASE) for pattern in block.allow_only]
+        self._expected = [_Looked(spec, block.dialect) for spec in block.expect_tools]
+        self._rejected = [_Looked(spec, block.dialect) for spec in block.reject_tools]
+        self._allowed = [
+            compile_regex(pattern, ignore_case=True, dialect=block.dialect) for pattern in block.allow_only
+        ]
 
     def check(self, case: Case) -> Verdict:
         """One check per entry; what alone is allowed is one."""
@@ -202,10 +204,11 @@ class ToolConstraint(Check):
 class _Looked:
     """A call that is looked for."""
 
-    def __init__(self, spec: CallSpec) -> None:
-        self._tool = compile_regex(spec.tool, re.IGNORECASE)
-        self._args = {name: _matching(matcher) for name, matcher in spec.args.items()}
-        self._texts: list[tuple[re.Pattern[str], Callable[[Call], str]]] = []
+    def __init__(self, spec: CallSpec, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._tool = compile_regex(spec.tool, ignore_case=True, dialect=dialect)
+        self._args = {name: _matching(matcher, dialect) for name, matcher in spec.args.items()}
+        self._texts: list[tuple[Regex, Callable[[Call], str]]] = []
         self.shown = spec.tool
         """in words"""
         if isinstance(spec, ConstraintSpec):
@@ -217,23 +220,23 @@ class _Looked:
 
     def _look(self, pattern: str | None, text: Callable[[Call], str]) -> None:
         if pattern is not None:
-            self._texts.append((compile_regex(pattern, re.IGNORECASE), text))
+            self._texts.append((compile_regex(pattern, ignore_case=True, dialect=self._dialect), text))
             self.shown += f" with {pattern}"
 
     def __call__(self, call: Call) -> bool:
         """Whether it is this one."""
         return (
-            bool(self._tool.search(call.name))
+            self._tool.search(call.name)
             and all(pattern.search(text(call)) for pattern, text in self._texts)
             and all(name in call.arguments and fits(call.arguments[name]) for name, fits in self._args.items())
         )
 
 
-def _matching(matcher: Matcher) -> Callable[[Any], bool]:
+def _matching(matcher: Matcher, dialect: Dialect) -> Callable[[Any], bool]:
     """What an argument has to be, as a function."""
     if matcher.regex is not None:
-        pattern = compile_regex(matcher.regex)
-        return lambda value: bool(pattern.search(as_text(value)))
+        pattern = compile_regex(matcher.regex, dialect=dialect)
+        return lambda value: pattern.search(as_text(value))
     if matcher.contains is not None:
         part = matcher.contains
         return lambda value: part in as_text(value)

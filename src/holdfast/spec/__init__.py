@@ -8,7 +8,9 @@
 `file_fields`    graders of files, and programs on them
 `expected`       what a row expects: one text, or any of several
 `numbers`        numbers as people and models write them
-`regex`          regular expressions as users write them
+`regex`          regular expressions as users write them, and the engine that matches each
+`slow`           work that is done in other processes because it could take long
+`re2_syntax`     Python's regular expressions in the syntax of RE2
 `vacuous`        checks that can hardly fail
 `grader_load`    graders, and the models that judge and play the user
 `reading`        blocks checked by their models, with what is wrong in words

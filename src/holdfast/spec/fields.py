@@ -73,7 +73,7 @@ def _compiles(pattern: str) -> str:
 
 
 def _compiles_loosely(pattern: str) -> str:
-    compile_regex(pattern, re.IGNORECASE)
+    compile_regex(pattern, ignore_case=True)
     return pattern
 
 

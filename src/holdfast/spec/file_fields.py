@@ -1,11 +1,12 @@
 """What users may write in a grader that looks at a trial's files or runs a program on them. Unknown keys are errors."""
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, EvalPath, Names, Pattern, Seconds, WorkspacePath
-from holdfast.spec.grader_fields import GraderBlock, Measure, TextBlock
+from holdfast.spec.grader_fields import GraderBlock, Measure, OnTimeout, PatternBlock, TextBlock
 
 
 class ContentPattern(Block):
@@ -22,7 +23,7 @@ class ContentPattern(Block):
         return self
 
 
-class FileGrader(GraderBlock):
+class FileGrader(PatternBlock):
     """Which files are there, and what is in them."""
 
     type: Literal["file"]
@@ -33,6 +34,12 @@ class FileGrader(GraderBlock):
     checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
     templates: ClassVar[tuple[str, ...]] = ()
     needs_workspace: ClassVar[bool] = True
+
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return those of all files."""
+        for expected in self.content_patterns:
+            for pattern in (*expected.must_match, *expected.must_not_match):
+                yield pattern, False
 
 
 class ExpectedFile(Block):
@@ -81,10 +88,12 @@ class ProgramGrader(TextBlock):
     args: tuple[str, ...] = ()
     """templates over the row; one that names a file in the eval's folder is that file"""
     timeout: Seconds = 30
+    on_timeout: OnTimeout = "fail"
     network: bool = False
     """whether it may talk to others"""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
 
 class CodeGrader(TextBlock):
@@ -94,8 +103,10 @@ class CodeGrader(TextBlock):
     assertions: Names = Field(min_length=1)
     language: Literal["python", "javascript"] = "python"
     timeout: Seconds = 30
+    on_timeout: OnTimeout = "fail"
 
     templates: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
     @property
     def measures(self) -> tuple[Measure, ...]:

@@ -3,7 +3,7 @@
 What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,10 +11,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.fields import BaseUrl, Block, EvalPath, Seconds, Strings, refuse_secret_paths
 from holdfast.spec.numbers import numbers_in
-from holdfast.spec.regex import compile_regex
+from holdfast.spec.regex import Dialect, compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
+OnTimeout = Literal["fail", "error"]
+"""what a check is that takes too long because of the answer: failed, with the score 0, or an error and tried again"""
 
 
 def _given(value: Any) -> Any:
@@ -96,6 +98,24 @@ class TextBlock(GraderBlock):
     """the last reply, or all that the target has said so far, joined by blank lines"""
 
 
+class PatternBlock(GraderBlock):
+    """A grader with regular expressions."""
+
+    dialect: Dialect = "python"
+    """whose meaning a pattern has that both Python's `re` and RE2 can read: `python`, or `re2` (Go's)"""
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return all regular expressions, each with whether it ignores case."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """Add the engine where its verdict could differ from that of Python's `re`, which made all earlier grades."""
+        identity = super().identity()
+        del identity["dialect"]
+        regexes = (compile_regex(p, ignore_case=loose, dialect=self.dialect) for p, loose in self.patterns())
+        return {**identity, "engine": "re2"} if any(regex.key for regex in regexes) else identity
+
+
 class ExactGrader(TextBlock):
     """The whole answer equals the expected one."""
 
@@ -107,7 +127,7 @@ class ExactGrader(TextBlock):
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
-class TextGrader(TextBlock):
+class TextGrader(PatternBlock, TextBlock):
     """The answer contains, or matches, what it should. Ignores case unless the key ends in `_cs`."""
 
     type: Literal["text"]
@@ -135,11 +155,15 @@ class TextGrader(TextBlock):
 
     @model_validator(mode="after")
     def _regexes_compile(self) -> Self:
-        for pattern in [*self.regex_match, *self.regex_not_match]:
+        for pattern, _ in self.patterns():
             compile_regex(pattern)
         if any("" in getattr(self, field) for field in self.checks):
             raise ValueError("checks nothing: an empty text is in every answer")
         return self
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return those of `regex_match` and `regex_not_match`."""
+        return ((pattern, False) for pattern in (*self.regex_match, *self.regex_not_match))
 
 
 class ChoiceGrader(TextBlock):
@@ -154,7 +178,7 @@ class ChoiceGrader(TextBlock):
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
-class NumberGrader(TextBlock):
+class NumberGrader(PatternBlock, TextBlock):
     """A number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
@@ -194,6 +218,10 @@ class NumberGrader(TextBlock):
             return all(len(numbers_in(text)) < 2 for text in alternatives(self.expected, fields))
         except RENDER_ERRORS:
             return False
+
+    def patterns(self) -> Iterable[tuple[str, bool]]:
+        """Return that of `after`."""
+        return () if self.after is None else ((self.after, False),)
 
 
 class JsonSchemaGrader(GraderBlock):
@@ -241,6 +269,9 @@ class MathGrader(TextBlock):
     """of a list any one will do"""
     timeout: Seconds = 10
     """for one comparison"""
+    on_timeout: OnTimeout = "fail"
+
+    later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 

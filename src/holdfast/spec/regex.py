@@ -1,81 +1,214 @@
-"""Regular expressions as users write them: Python's, and what other tools' patterns (RE2) have beside them.
+"""Regular expressions as users write them, matched so that none can freeze a run.
 
-RE2 lets flags stand anywhere, `a(?i)b`, and Python only at the start; there they are rewritten as `a(?i:b)`. What
-Python would read as something else, or not at all, is an error that says what to write.
+Most patterns are matched by RE2, whose time grows linearly with the text. Those that RE2 lacks (look-around,
+back-references) are matched by Python's `re`, and only in a process that can be killed: see `slow`.
+
+A pattern has Python's meaning wherever Python can read it: `re2_syntax` translates it without changing a verdict. What
+only RE2 can read (`[[:alpha:]]`, `\\pL`, `\\z`, `\\Q…\\E`, flags in the middle) has RE2's meaning. With the dialect
+`re2`, which evals of Go programs have, RE2's reading goes first.
 """
 
 from __future__ import annotations
 
 import re
+import time
 import warnings
-from functools import lru_cache
-from typing import Final
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-_FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*(?:-[a-zA-Z]+)?)\)")
+from holdfast.spec.slow import answer_to
+
+if TYPE_CHECKING:
+    from re import Pattern
+
+    from holdfast.spec.re2_syntax import Translation
+
+Dialect = Literal["python", "re2"]
+
 _POSIX_CLASS: Final = re.compile(r"\[\^?\[:\^?\w+:\]")
+_NON_ASCII_WORD: Final = re.compile(r"[^\W\x00-\x7f]")
+_ALIKE: Final = re.compile(
+    r"""(?:
+        [^\\^$.|?*+()\[\]{}] | \\[^\w\s] | \[\^?[\w\ .,;:!?'"/]+\]     # characters and sets of them
+        | [.^|)] | \((?:\?:|(?!\?)) | [*+?]\??(?![*+?])                   # and what stands between
+    )*""",
+    re.VERBOSE | re.ASCII,
+)
+"""patterns that mean the same to Python and to RE2, whatever the text"""
+
+_MEMORY: Final = 32 << 20
+"""bytes that RE2 may use for one pattern"""
+_STEPS: Final = 20_000_000
+"""size of the pattern times length of the text: in the worst case about 0.2 s"""
+MATCH_SECONDS: Final = 5.0
+"""for a match in another process"""
+_SECONDS: Final = 0.1
+"""for all matches of a pattern in a text, each of which takes little"""
+
+
+class Match(NamedTuple):
+    """A match to be made in another process."""
+
+    source: str
+    ignore_case: bool
+    dialect: Dialect
+    operation: Literal["search", "last_end"]
+    text: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+        return MATCH_SECONDS
+
+    @property
+    def too_slow(self) -> str:
+        """What to say when it takes longer."""
+        return f"the pattern took longer than {self.seconds:g} s: {self.source!r}"
+
+
+class Regex:
+    """A regular expression, with the engine that matches it."""
+
+    def __init__(self, source: str, *, ignore_case: bool, dialect: Dialect) -> None:
+        self.pattern = source
+        self._ignore_case = ignore_case
+        self._dialect: Dialect = dialect
+        self._python: Pattern[str] | None = None
+        self._translation: Translation | None = None
+        self._ascii: Any = None
+        """for ASCII text; None where RE2 cannot match it"""
+        readings = (self._read_as_re2, self._read_as_python)
+        problems = []
+        for read in readings if dialect == "re2" else reversed(readings):
+            problem = read()
+            if problem is None:
+                break
+            problems.append(problem)
+        else:
+            raise ValueError(f"not a regular expression: {source!r} ({'; '.join(problems)})")
+
+    def search(self, text: str) -> bool:
+        """Tell whether the pattern matches somewhere in a text."""
+        return self._ask("search", text) is not None
+
+    def last_end(self, text: str) -> int | None:
+        """Return where the last match ends; None without a match."""
+        return self._ask("last_end", text)
+
+    @property
+    def key(self) -> str | None:
+        """Name the engine where its verdicts could differ from those of Python's `re`."""
+        if self._python is not None:
+            return None
+        folds = self._ignore_case and not (self.pattern.isascii() and not re.search(r"[iI\[]", self.pattern))
+        return "re2" if folds or not _ALIKE.fullmatch(self.pattern) else None
+
+    def match_to_the_end(self, operation: str, text: str) -> int | None:
+        """Make a match however long it takes: for a process that may be killed."""
+        engine = self._engine(operation, text)
+        if engine is not None:
+            return _found(engine, operation, text)
+        assert self._python is not None
+        return _found(self._python, operation, text)
+
+    def _ask(self, operation: Literal["search", "last_end"], text: str) -> int | None:
+        engine = self._engine(operation, text)
+        if engine is not None and self._ascii.programsize * len(text) <= _STEPS:
+            try:
+                return _found(engine, operation, text, time.monotonic() + _SECONDS)
+            except TimeoutError:
+                pass
+        end: int | None = answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text))
+        return end
+
+    def _engine(self, operation: str, text: str) -> Any:
+        """Return RE2's form of the pattern; None where only Python's `re` says for certain what it says."""
+        translation = self._translation
+        if self._ascii is None or (operation == "last_end" and translation is not None and not translation.same_spans):
+            return None
+        if text.isascii() or translation is None:
+            return self._ascii
+        if _has_surrogates(text) or (translation.boundaries and _NON_ASCII_WORD.search(text)):
+            return None
+        return self._everywhere
+
+    @cached_property
+    def _everywhere(self) -> Any:
+        assert self._translation is not None
+        return _re2(self._translation.everywhere())
+
+    def _read_as_python(self) -> str | None:
+        if _POSIX_CLASS.search(self.pattern):
+            return "Python has no [[:alpha:]]"
+        from holdfast.spec.re2_syntax import NotTranslatable, Translation
+
+        flags = re.IGNORECASE if self._ignore_case else 0
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of sets in sets, which Python has not
+            try:
+                self._python = re.compile(self.pattern, flags)
+            except (re.error, OverflowError, RecursionError) as error:
+                return str(error)
+            try:
+                self._translation = Translation(self.pattern, flags)
+                self._ascii = _re2(self._translation.ascii)
+            except (NotTranslatable, RecursionError):
+                self._translation = self._ascii = None
+        return None
+
+    def _read_as_re2(self) -> str | None:
+        try:
+            self._ascii = _compiled(self.pattern, case_sensitive=not self._ignore_case)
+        except ValueError as error:
+            return f"RE2: {error}"
+        return None
 
 
 @lru_cache(maxsize=4096)
-def compile_regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """A pattern as graders use it, or a ValueError that names it."""
-    if _POSIX_CLASS.search(pattern):
-        raise ValueError(f"not a regular expression: {pattern!r} (write [A-Za-z] for [[:alpha:]], \\d for [[:digit:]])")
+def compile_regex(source: str, *, ignore_case: bool = False, dialect: Dialect = "python") -> Regex:
+    """Return a pattern as graders use it, or raise a ValueError that names it."""
+    return Regex(source, ignore_case=ignore_case, dialect=dialect)
+
+
+def _re2(pattern: str) -> Any:
+    """Compile a translation; None where it is too large for RE2, as `(a{500}){500}` is."""
     try:
-        try:
-            return _compiled(pattern, flags)
-        except re.error as error:
-            if "global flags not at the start" not in str(error):
-                raise
-        return _compiled(_scoped(pattern), flags)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
+        return _compiled(pattern, case_sensitive=True)
+    except ValueError:
+        return None
 
 
-def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of sets in sets, which Python has not
-        return re.compile(pattern, flags)
+def _compiled(pattern: str, *, case_sensitive: bool) -> Any:
+    import re2  # type: ignore[import-untyped]
+
+    options = re2.Options()
+    options.max_mem, options.log_errors, options.never_capture = _MEMORY, False, True
+    options.case_sensitive = case_sensitive
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0]
+        raise ValueError(reason.decode(errors="replace") if isinstance(reason, bytes) else reason) from error
 
 
-def _scoped(pattern: str) -> str:
-    """Flags in the middle as groups, each to the end of its alternative and again in the next, as RE2 means them."""
-    parts: list[str] = []
-    opened: list[list[str]] = [[]]
-    """by depth: the flags that hold until the group ends"""
-    place = 0
-    while place < len(pattern):
-        character = pattern[place]
-        width = 1
-        if character == "\\":
-            width = 2
-        elif character == "[":
-            width = _class_end(pattern, place) - place
-        elif match := _FLAGS.match(pattern, place):
-            opened[-1].append(match[1])
-            parts.append(f"(?{match[1]}:")
-            place = match.end()
-            continue
-        elif character == "(":
-            opened.append([])
-        elif character == ")":
-            parts.append(")" * len(opened[-1]))
-            if len(opened) > 1:
-                opened.pop()
-        elif character == "|":
-            parts += [")" * len(opened[-1]), "|", *(f"(?{flags}:" for flags in opened[-1])]
-            place += 1
-            continue
-        parts.append(pattern[place : place + width])
-        place += width
-    return "".join(parts) + ")" * len(opened[0])
+def _found(engine: Any, operation: str, text: str, deadline: float | None = None) -> int | None:
+    if _has_surrogates(text) and not isinstance(engine, re.Pattern):
+        text = text.encode(errors="replace").decode()  # half characters, which no UTF-8 has
+    if operation == "search":
+        match = engine.search(text)
+        return None if match is None else int(match.end())
+    end = None
+    for match in engine.finditer(text):
+        end = int(match.end())
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError
+    return end
 
 
-def _class_end(pattern: str, start: int) -> int:
-    """Where a `[…]` ends; a `]` that comes first in it belongs to it."""
-    place = start + 1
-    if pattern[place : place + 1] == "^":
-        place += 1
-    if pattern[place : place + 1] == "]":
-        place += 1
-    while place < len(pattern) and pattern[place] != "]":
-        place += 2 if pattern[place] == "\\" else 1
-    return place + 1
+def _has_surrogates(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

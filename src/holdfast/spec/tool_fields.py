@@ -1,11 +1,12 @@
 """What users may write in a grader that looks at tool calls. Unknown keys are errors."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from holdfast.spec.fields import Block, LoosePattern, Names, Pattern
-from holdfast.spec.grader_fields import GraderBlock, Measure
+from holdfast.spec.grader_fields import GraderBlock, Measure, PatternBlock
 
 
 class Range(Block):
@@ -48,6 +49,13 @@ class CallSpec(Block):
     tool: LoosePattern
     args: dict[str, Matcher] = Field(default={})
 
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return the regular expressions, each with whether it ignores case."""
+        yield self.tool, True
+        for matcher in self.args.values():
+            if matcher.regex is not None:
+                yield matcher.regex, False
+
 
 class ConstraintSpec(CallSpec):
     """The same, with patterns for the arguments that most tools have."""
@@ -55,6 +63,13 @@ class ConstraintSpec(CallSpec):
     command_pattern: LoosePattern | None = None
     path_pattern: LoosePattern | None = None
     skill_pattern: LoosePattern | None = None
+
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return those of the arguments too."""
+        yield from super().patterns()
+        for pattern in (self.command_pattern, self.path_pattern, self.skill_pattern):
+            if pattern is not None:
+                yield pattern, True
 
 
 class ToolBlock(GraderBlock):
@@ -122,7 +137,7 @@ class SkillInvocationGrader(ToolBlock):
         return self
 
 
-class ToolCallsGrader(ToolBlock):
+class ToolCallsGrader(PatternBlock, ToolBlock):
     """Which tools were called, how often, and with what."""
 
     type: Literal["tool_calls"]
@@ -141,8 +156,13 @@ class ToolCallsGrader(ToolBlock):
             raise ValueError(f"no number of calls is at least {self.min_calls} and at most {self.max_calls}")
         return self
 
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return those of the expected calls."""
+        for spec in self.expect:
+            yield from spec.patterns()
 
-class ToolConstraintGrader(ToolBlock):
+
+class ToolConstraintGrader(PatternBlock, ToolBlock):
     """Calls that have to be there, calls that must not, and the only tools that may be called."""
 
     type: Literal["tool_constraint"]
@@ -165,6 +185,13 @@ class ToolConstraintGrader(ToolBlock):
         """What is in the grade's key; an empty `allow_only` that is given differs from one that is not."""
         identity = super().identity()
         return {**identity, "allow_only": None} if self.restricts and not self.allow_only else identity
+
+    def patterns(self) -> Iterator[tuple[str, bool]]:
+        """Return those of all calls and of the allowed names."""
+        for spec in (*self.expect_tools, *self.reject_tools):
+            yield from spec.patterns()
+        for pattern in self.allow_only:
+            yield pattern, True
 
 
 CALLED: dict[str, type[GraderBlock]] = {

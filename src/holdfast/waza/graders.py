@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.spec.grader_fields import TAKEN_NAMES
+from holdfast.spec.grader_fields import TAKEN_NAMES, PatternBlock
 from holdfast.spec.grader_load import GRADERS, names_file, rubric_text
 from holdfast.waza.files import content
 from holdfast.waza.findings import at
@@ -151,6 +151,8 @@ class Graders:
             return None
         if kind in GRADERS:  # of the others it is said later, with all kinds there are
             self._drop_unknown(made, GRADERS[kind])
+            if issubclass(GRADERS[kind], PatternBlock):
+                fields["dialect"] = "re2"
             for key in GRADERS[kind].templates:
                 if key in fields:
                     fields[key] = _literals(fields[key])

@@ -1,0 +1,107 @@
+"""Ctrl-C and SIGTERM: the first stops in good order, the second leaves at once, whatever the process is doing.
+
+SIGUSR2, by which a batch system says that the time is nearly up, counts as SIGTERM.
+
+Handlers in Python run in the main thread, between two steps of Python code. Where no such step comes (the main thread
+is inside C code, or another thread does not let go of the interpreter) only the kernel can end the process: `harden`
+makes each signal reset itself to its default action when it arrives, and the handler, if it runs, undo that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+_MASK_BYTES: Final = {"linux": 128, "darwin": 4}
+"""by platform: the size of a signal mask, behind which `struct sigaction` has its flags"""
+_RESET: Final = {"linux": 0x80000000, "darwin": 0x4}
+"""by platform: SA_RESETHAND"""
+
+
+class Signals:
+    """Handlers of the signals that stop a process, in force from `install` or inside a `with`."""
+
+    current: Signals | None = None
+    """those in force"""
+    hard = False
+
+    def __init__(self, stop: Callable[[int], None], leave: Callable[[], None] = lambda: None) -> None:
+        self._stop = stop
+        """called at the first signal, with SIGINT or SIGTERM"""
+        self._leave = leave
+        """called at the second, right before the process ends"""
+        self._asked = False
+        self._outer: Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Handle signals from now on. Only the main thread can; in any other, signals are left alone."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._outer, Signals.current = Signals.current, self
+        self._asked = self._outer is not None and self._outer._asked
+        for number in NUMBERS:
+            self._before[number] = signal.getsignal(number)
+            self._arm(number)
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._before:
+            return
+        Signals.current = self._outer
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+            if self._outer is not None:
+                self._outer._asked |= self._asked
+                self._outer._arm(number)
+
+    @classmethod
+    def harden(cls) -> None:
+        """From now on the second signal ends this process even when no Python code runs."""
+        cls.hard = True
+        if cls.current is not None:
+            for number in NUMBERS:
+                cls.current._arm(number)
+
+    def _arm(self, number: int) -> None:
+        signal.signal(number, self._handle)
+        if self.hard:
+            _reset_on_arrival(number)
+
+    def _handle(self, number: int, _: object) -> None:
+        counts_as = signal.SIGTERM if number == signal.SIGUSR2 else number
+        if self._asked:
+            self._leave()
+            if sys.stderr is not None and sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h\n")  # the cursor, which the display hides
+            os._exit(128 + counts_as)
+        self._asked = True
+        self._arm(number)
+        self._stop(counts_as)
+
+
+def _reset_on_arrival(number: int) -> None:
+    """Add SA_RESETHAND to a signal's flags, for which Python has no function."""
+    if sys.platform not in _RESET:
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer = ctypes.sizeof(ctypes.c_void_p)
+    action = ctypes.create_string_buffer(256)
+    if libc.sigaction(number, None, action) != 0:
+        return
+    flags = ctypes.c_uint.from_buffer(action, pointer + _MASK_BYTES[sys.platform])
+    flags.value |= _RESET[sys.platform]
+    libc.sigaction(number, action, None)

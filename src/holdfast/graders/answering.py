@@ -1,0 +1,35 @@
+"""Answer the questions of a `pool`, in a process of its own: one line of JSON in, one out, until the input ends."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MEMORY: Final = 4 << 30
+
+
+def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]) -> None:
+    """Call `answer` with each question and with a function that names the stage it has reached."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel ends us when the run is killed
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but the run decides when we end
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever is printed on the way is not an answer
+
+    def write(line: object) -> None:
+        answers.write(json.dumps(line) + "\n")
+
+    write("ready")
+    for question in sys.stdin:
+        write(answer(json.loads(question), write))

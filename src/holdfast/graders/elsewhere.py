@@ -1,0 +1,48 @@
+"""Checks that meet work which could take for ever: it is done in other processes, with a time limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import AttemptError
+from holdfast.graders.pool import NoAnswer, Pool
+from holdfast.spec.slow import ANSWERS, Slow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.graders.types import Verdict
+    from holdfast.spec.slow import Request
+
+
+class Elsewhere:
+    """Processes that do the slow work of checks."""
+
+    def __init__(self) -> None:
+        self._pool = Pool("slow_worker.py")
+
+    async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """Call a check until nothing in it is slow any more: each time there is one more answer."""
+        answers: dict[Request, Any] = {}
+        before = ANSWERS.set(answers)
+        try:
+            while True:
+                try:
+                    return await check()
+                except Slow as slow:
+                    answers[slow.request] = await self._ask(slow.request)
+        finally:
+            ANSWERS.reset(before)
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._pool.close()
+
+    async def _ask(self, request: Request) -> Any:
+        question = {"kind": type(request).__name__, **request._asdict()}
+        try:
+            return (await self._pool.ask(question, request.seconds))["answer"]
+        except NoAnswer as error:
+            if error.late:
+                raise AttemptError("timeout", request.too_slow, retry=False) from None
+            raise AttemptError("grader", f"{type(request).__name__}: {error}", retry=False) from error

@@ -1,0 +1,103 @@
+"""A few processes that answer questions which could take for ever. One that takes too long is killed.
+
+`answering` is the other end. A question and an answer are one line of JSON each; before the answer the process may
+name the stage that it has reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+_LONGEST_ANSWER: Final = 1 << 20
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class NoAnswer(Exception):
+    """A process gave no answer to a question: it took too long, or died of it."""
+
+    def __init__(self, cause: str, stage: str | None, *, late: bool) -> None:
+        super().__init__(cause)
+        self.stage = stage
+        """the last that the process named"""
+        self.late = late
+        """it was killed after the time limit"""
+
+
+class Pool:
+    """Processes that run a script of this package, started when first needed, and one question at a time each."""
+
+    def __init__(self, script: str, size: int = 0) -> None:
+        self._command = [sys.executable, "-P", str(Path(__file__).with_name(script))]
+        self._places = asyncio.Semaphore(size or max(2, min(4, usable_cores())))
+        self._idle: list[Process] = []
+
+    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of a process, or raise NoAnswer; the time limit does not include waiting for a process."""
+        async with self._places:
+            process = self._idle.pop() if self._idle else await self._start()
+            stages: list[str] = []
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await _answer(process, question, stages)
+            except TimeoutError:
+                await _kill(process)
+                raise NoAnswer(f"no answer within {seconds:g} s", *stages[-1:] or (None,), late=True) from None
+            except (OSError, RuntimeError, ValueError) as error:
+                await _kill(process)
+                raise NoAnswer("the process has died", *stages[-1:] or (None,), late=False) from error
+            except BaseException:
+                await _kill(process)  # its next line would answer another question
+                raise
+            self._idle.append(process)
+            return answer
+
+    async def close(self) -> None:
+        """End all processes; those that have a question are ended by whoever cancels it."""
+        while self._idle:
+            await _kill(self._idle.pop())
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LONGEST_ANSWER,
+        )
+        try:
+            assert process.stdout is not None
+            await process.stdout.readline()  # that it is ready: only then the time begins to count
+        except BaseException:
+            await _kill(process)
+            raise
+        return process
+
+
+async def _answer(process: Process, question: dict[str, Any], stages: list[str]) -> dict[str, Any]:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(question).encode() + b"\n")
+    await process.stdin.drain()
+    while True:
+        line = json.loads(await process.stdout.readline())
+        if isinstance(line, dict):
+            return line
+        stages.append(line)
+
+
+async def _kill(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
