@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.ending import run_shown
 from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
@@ -143,32 +143,29 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
         return _share(spec, options, given)
     from holdfast.engine.run import run_eval
 
-    outcome = run_eval(spec, options, make_display(given["display"]))
-
-    from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
-
-    print_outcome(outcome, command_line())
-    _hand_on(outcome, spec, given)
-    return outcome
+    return run_shown(
+        lambda display: run_eval(spec, options, display),
+        given["display"],
+        lambda outcome: _hand_on(outcome, spec, given),
+    )
 
 
 def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     """The same with workers."""
     from holdfast.engine.crew import run_workers
-    from holdfast.report.table import print_outcome
 
-    outcome = run_workers(
-        spec,
-        options,
-        given["workers"],
-        make_display(given["display"]),
-        command=command_line(),
-        log_samples=given["log_samples"],
-        output_path=given["output_path"],
-    )
-    print_outcome(outcome, command_line())
-    _hand_on(outcome, spec, given)
-    return outcome
+    def run(display: Display) -> Outcome:
+        return run_workers(
+            spec,
+            options,
+            given["workers"],
+            display,
+            command=command_line(),
+            log_samples=given["log_samples"],
+            output_path=given["output_path"],
+        )
+
+    return run_shown(run, given["display"], lambda outcome: _hand_on(outcome, spec, given))
 
 
 def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
@@ -251,18 +248,6 @@ def patience(wait: bool) -> float:
         return max(0.0, float(parse_duration(text)))
     except ValueError:
         raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
-
-
-def make_display(wanted: str | None) -> Display:
-    """The display asked for; by default a live one on a terminal, lines elsewhere."""
-    from holdfast.display.text import Events, Plain, Quiet
-
-    kind = wanted or ("rich" if sys.stderr.isatty() else "plain")
-    if kind == "rich":
-        from holdfast.display.live import LiveDisplay
-
-        return LiveDisplay()
-    return Events() if kind == "json" else Plain() if kind == "plain" else Quiet()
 
 
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
+from holdfast.cli.ending import make_display
+from holdfast.cli.eval import Concurrency, hand_on, patience
 from holdfast.cli.places import command_line
 from holdfast.errors import Fault, Interrupted, UsageError
 

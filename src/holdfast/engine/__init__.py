@@ -18,6 +18,7 @@
 `attempts`   time-outs, retries and what is a fault of all
 `window`     how many at once
 `brake`      why and how a run stops early
+`budget`     limits of cost, tokens and time
 `progress`   the numbers a display shows
 `log`        what happened, for people
 """

@@ -1,4 +1,7 @@
-"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike."""
+"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike.
+
+A rate limit is no failure: it uses up neither retries nor the trial's time, and is waited out however long it lasts.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ T = TypeVar("T")
 
 _FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "agent": 0.25}
 _LONGEST_DELAY: Final = 30.0
+_SHORTEST_PAUSE: Final = 0.05
+"""before the first retry of a server that asks for a shorter one, or none; it doubles as the server keeps refusing"""
 _ALIKE: Final = 20
 """so many refusals before the first success, or trials given up in a row, mean that all will fail"""
 
@@ -31,11 +36,28 @@ _jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothin
 
 
 def delay_before(retry: int, error: AttemptError) -> float:
-    """Seconds before the nth retry: what the server asked for, else exponential; jittered so that clients part."""
+    """Return the seconds before the nth retry: what the server asks for, else exponential; jittered to spread clients.
+
+    A server that keeps refusing after the pause it asked for is asked less and less often.
+    """
+    doubled = 2.0 ** min(retry - 1, 30)
     if error.retry_after is not None:
-        return error.retry_after * (1 + _jitter.random() / 4)
-    longest = min(_LONGEST_DELAY, _FIRST_DELAY.get(error.kind, 0.5) * 2.0 ** (retry - 1))
+        shortest = min(_LONGEST_DELAY, _SHORTEST_PAUSE * doubled)
+        return max(error.retry_after, shortest) * (1 + _jitter.random() / 4)
+    longest = min(_LONGEST_DELAY, _FIRST_DELAY.get(error.kind, 0.5) * doubled)
     return longest * (0.5 + _jitter.random() / 2)
+
+
+class Deadline:
+    """The moment at which a trial is given up. Waiting for a rate limit postpones it."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        """by the monotonic clock"""
+
+    def postpone(self, seconds: float) -> None:
+        """Allow the trial that much longer."""
+        self.at += seconds
 
 
 class Streak:
@@ -92,7 +114,7 @@ class Attempts:
         self,
         call: Callable[[], Awaitable[T]],
         job: Job,
-        deadline: float,
+        deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
     ) -> T:
         """Ask the target; its failures steer the window and can stop the run.
@@ -103,20 +125,20 @@ class Attempts:
 
     async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str) -> T:
         """Ask a grader that waits for something; its failures are its own."""
-        deadline = time.monotonic() + self._limits.trial_timeout
+        deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
         return await self._until_it_works(call, job, name, deadline, lambda: 0)
 
     async def _until_it_works(
-        self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: float, progress: Callable[[], int]
+        self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: Deadline, progress: Callable[[], int]
     ) -> T:
-        seconds, retry, so_far = self._limits.turn_timeout, 0, progress()
+        seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
         while True:
             begun = time.monotonic()
             try:
-                async with asyncio.timeout_at(min(begun + seconds, deadline)):
+                async with asyncio.timeout_at(min(begun + seconds, deadline.at)):
                     result = await call()
             except TimeoutError:
-                error: AttemptError | Fault = _too_late(seconds, begun, deadline)
+                error: AttemptError | Fault = _too_late(seconds, begun, deadline.at)
             except AttemptError as raised:
                 error = raised
             except Fault as raised:
@@ -125,16 +147,22 @@ class Attempts:
                 if where == "target":
                     self._streak.success()
                     self._window.succeeded()
+                self._progress.answered(where)
                 return result
-            retry = 1 if progress() > so_far else retry + 1
-            so_far = progress()
-            delay = self._delay(error, retry, deadline)
+            if progress() > so_far:
+                so_far, retry, refusals = progress(), 0, 0
+            limited = error.kind == "rate_limit"
+            refusals = refusals + 1 if limited else 0
+            retry += not limited
+            delay = self._delay(error, refusals or retry, deadline)
             if where == "target" and self._alarmed(error, job, delay is None):
                 delay = None
             self.failed(error, job, where, begun, final=delay is None)
             if delay is None:
                 raise error
-            await self._back_off(error, delay)
+            await self._back_off(error, delay, where)
+            if limited:
+                deadline.postpone(time.monotonic() - begun)
 
     def _alarmed(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
         """Steer by a failure of the target; True when it is one too many."""
@@ -154,12 +182,14 @@ class Attempts:
             self._brake.pull(fault)
         return fault is not None
 
-    def _delay(self, error: AttemptError | Fault, retry: int, deadline: float) -> float | None:
-        """How long to wait before the next try; None when there is none."""
-        if isinstance(error, Fault) or not error.retry or retry > self._limits.retries or self._brake.pulled:
+    def _delay(self, error: AttemptError | Fault, retry: int, deadline: Deadline) -> float | None:
+        """Return how long to wait before the nth retry; None when there is none."""
+        if isinstance(error, Fault) or not error.retry or self._brake.pulled:
             return None
+        if error.kind == "rate_limit":
+            return delay_before(retry, error)
         delay = delay_before(retry, error)
-        return None if time.monotonic() + delay > deadline else delay
+        return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 
     def never_asked(self, error: AttemptError, job: Job, begun: float) -> None:
         """Record that a trial failed before the target was asked. Where the first ones all do, the rest would too."""
@@ -185,14 +215,15 @@ class Attempts:
             )
         )
 
-    async def _back_off(self, error: AttemptError | Fault, delay: float) -> None:
-        """Wait for the next try; where the brake is pulled meanwhile, there is none."""
-        self._progress.backing_off += 1
+    async def _back_off(self, error: AttemptError | Fault, delay: float, where: str) -> None:
+        """Wait before the next attempt; raise the error if the run is stopped meanwhile."""
+        limited = error.kind == "rate_limit"
+        self._progress.wait(where, limited=limited)
         try:
             if await self._brake.sleep(delay):
                 raise error
         finally:
-            self._progress.backing_off -= 1
+            self._progress.waited(where, limited=limited)
 
 
 def _too_late(seconds: float, begun: float, deadline: float) -> AttemptError:

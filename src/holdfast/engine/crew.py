@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.progress import Progress
-from holdfast.engine.run import Outcome, already_finished, so_far_of
+from holdfast.engine.progress import GraderProgress, Progress
+from holdfast.engine.run import Outcome, already_finished, failures_of, so_far_of
 from holdfast.engine.setup import Opened
 from holdfast.engine.shared import finish_run, prepare, shared_eval
 from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.follow import Follower
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
+from holdfast.store.records import ErrorRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,19 +56,21 @@ class Ended(msgspec.Struct):
     """of what stopped it: a fault's kind, `budget`, or nothing"""
     message: str = ""
     remedy: str = ""
+    option: str = ""
+    raised: str = ""
 
     @classmethod
     def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
         """Why a worker's part ended."""
         if isinstance(reason, BudgetReached):
-            return cls("budget", reason.message, reason.remedy)
+            return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
 
     @property
     def reason(self) -> Fault | BudgetReached | None:
         """The same as it stopped the worker."""
         if self.kind == "budget":
-            return BudgetReached(self.message, self.remedy)
+            return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
         return Fault(kind, self.message, remedy=self.remedy or None) if kind else None
 
@@ -94,6 +98,7 @@ class _Crew:
     def __init__(self, shared: Shared, count: int, display: Display) -> None:
         self._found, self._rundir, self._plan = shared
         self._display = display
+        self._begun = time.monotonic()
         self._said: list[Ended] = []
         self._told: int | None = None
         self._readers: list[threading.Thread] = []
@@ -133,7 +138,15 @@ class _Crew:
         follower = Follower(self._rundir, index)
         follower.refresh()
         slots = found.survey.panels.mean
-        progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
+        places = [] if options.skip_graders else grader_places(found.spec)
+        progress = Progress(
+            plan,
+            index.spent,
+            outputs=plan.total - plan.to_run,
+            graded=plan.finished + plan.reused,
+            grades=not (options.skip_graders and found.work.slots),
+            graders={place.name: GraderProgress() for place in places},
+        )
         self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
         with _Passing(self._tell):
             while any(worker.poll() is None for worker in self._workers):
@@ -144,11 +157,7 @@ class _Crew:
                     news = follower.read()
                     follower.apply(news)
                     for name, line in news:
-                        if name == "grades" and line.head.score is not None:
-                            progress.score_sum += line.head.score
-                            progress.score_count += 1
-                        elif name == "steps":
-                            progress.step(line.head.kind)
+                        self._show(name, line.head, progress)
                 progress.outputs = min(plan.total, len(index.outputs))
                 progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
                 progress.mark()
@@ -160,6 +169,35 @@ class _Crew:
                 name = signal.Signals(-worker.returncode).name
                 self._display.notice(f"a worker was ended by {name}; what it had finished is on disk")
         self._display.end()
+
+    def _show(self, name: str, head: Any, progress: Progress) -> None:
+        """Count a new line of a worker's, and show it where it is a failure."""
+        if name == "grades" and head.status != "error":
+            progress.grade(place_name(head.grader, head.turn), head.score)
+        elif name == "steps":
+            progress.step(head.kind)
+        elif name == "errors" and not head.final:
+            progress.retried[head.kind] += 1
+        elif name == "errors":
+            if head.where == "target":
+                progress.given_up += 1
+            else:
+                progress.failed_grades[head.where] += 1
+            self._display.error(
+                ErrorRecord(
+                    key=head.key,
+                    sample=head.sample,
+                    trial=head.trial,
+                    attempt=0,
+                    where=head.where,
+                    kind=head.kind,
+                    message=head.message,
+                    status=None,
+                    time=head.time,
+                    seconds=head.seconds,
+                    final=True,
+                )
+            )
 
     def _tell(self, number: int) -> None:
         self._told = number
@@ -173,9 +211,11 @@ class _Crew:
             reader.join(_LAST_WORDS_SECONDS)
         found, rundir = self._found, self._rundir
         options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
-        if (done := already_finished(found, rundir, options)) is not None:
-            return replace(done, already=False)
         index = rundir.load(mend=False)
+        if (done := already_finished(found, rundir, options)) is not None:
+            failures = failures_of(rundir, found, index, None)
+            wall = time.monotonic() - self._begun
+            return replace(done, already=False, spent=index.spent, failures=failures, wall=wall)
         plan = make_plan(found.survey, found.work, index)
         reason: Fault | BudgetReached | Interrupted | None = None
         for ended in self._said:
@@ -196,8 +236,17 @@ class _Crew:
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
                 remedy="What they finished is on disk.",
             )
-        so_far = so_far_of(found, index, reason)
-        return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders, so_far=so_far)
+        return Outcome(
+            rundir,
+            plan,
+            None,
+            index.spent,
+            reason,
+            skipped_graders=options.skip_graders,
+            so_far=so_far_of(found, index, reason),
+            failures=failures_of(rundir, found, index, reason),
+            wall=time.monotonic() - self._begun,
+        )
 
 
 class _Passing:

@@ -5,6 +5,7 @@
 `client`    the HTTP client all of them share, and what its failures mean
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
+`cores`     how many cores that process may use
 `python`    a Python function
 `http`      a workflow behind HTTP
 `command`   a program
