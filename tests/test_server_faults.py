@@ -116,7 +116,7 @@ def test_waiting_for_a_rate_limit_is_no_part_of_a_trials_time(
     from holdfast.engine.attempts import Deadline
 
     postponed: list[float] = []
-    monkeypatch.setattr(Deadline, "postpone", lambda self, seconds: postponed.append(seconds))
+    monkeypatch.setattr(Deadline, "postpone", lambda _, seconds: postponed.append(seconds))
     provider.control(fail={"429": 1.0}, fail_first=3, retry_after=-1)
     run = evaluate(write_eval(tmp_path, provider.base_url, rows=1), runs_dir=tmp_path / "runs")
     errors = kept(run.path, "errors")

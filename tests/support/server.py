@@ -30,7 +30,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 REFUSALS = {
     "429": (429, "told to fail"),
     "500": (500, "told to fail"),
