@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from holdfast import __version__
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or go on with it.",
@@ -79,6 +79,14 @@ def _terminate(*_: object) -> None:
     raise _Terminated
 
 
+def _show(error: HoldfastError) -> None:
+    """Say what is wrong, each problem on a line of its own that says who speaks, then what to do."""
+    for problem in error.problems if isinstance(error, ConfigError) else (error.message,):
+        click.echo(f"holdfast: {problem}", err=True)
+    if error.remedy is not None:
+        click.echo(f"  {error.remedy}", err=True)
+
+
 def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
@@ -88,7 +96,7 @@ def main() -> None:
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
+        _show(error)
         code = error.exit_code
     except click.ClickException as error:
         error.show()
