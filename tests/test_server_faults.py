@@ -133,6 +133,16 @@ def test_a_limit_of_time_ends_waiting_for_a_rate_limit(tmp_path: Path, provider:
     assert provider.requests > 3 * 6, "more often than the retries of one trial"
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_limit_of_time_ends_waiting_for_a_judge_too(tmp_path: Path, provider: Server) -> None:
+    with server(status=429) as judge:
+        judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
+        keys: dict[str, Any] = {"graders": [judged], "limits": {"max_time": 0.5}}
+        run = evaluate(write_eval(tmp_path, provider.base_url, rows=3, **keys), runs_dir=tmp_path / "runs")
+    assert run.exit_code == 3 and run.reason is not None and "--max-time" in run.reason
+    assert len(kept(run.path)) == 3
+
+
 def test_a_rate_limit_that_lasts_is_reported_with_its_duration(
     tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

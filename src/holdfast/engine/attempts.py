@@ -126,7 +126,11 @@ class Attempts:
     async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str) -> T:
         """Ask a grader that waits for something; its failures are its own."""
         deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
-        return await self._until_it_works(call, job, name, deadline, lambda: 0)
+        self._progress.begin_work()
+        try:
+            return await self._until_it_works(call, job, name, deadline, lambda: 0)
+        finally:
+            self._progress.end_work()
 
     async def _until_it_works(
         self, call: Callable[[], Awaitable[T]], job: Job, where: str, deadline: Deadline, progress: Callable[[], int]

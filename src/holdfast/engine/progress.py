@@ -82,14 +82,14 @@ class Progress:
     rate_limits: dict[str, RateLimit] = field(default_factory=dict)
     """by whom they concern: `target`, or a grader's name"""
     limit: int = 0
+    _at_work: int = 0
     _busy: float = 0.0
     _busy_since: float = 0.0
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=60))
 
     def begin(self) -> None:
         """A trial is being worked on."""
-        if not self.in_flight:
-            self._busy_since = time.monotonic()
+        self.begin_work()
         self.in_flight += 1
 
     def step(self, kind: str) -> None:
@@ -100,7 +100,18 @@ class Progress:
     def end(self) -> None:
         """It is no more."""
         self.in_flight -= 1
-        if not self.in_flight:
+        self.end_work()
+
+    def begin_work(self) -> None:
+        """Something is being done that takes time: a trial, or a grade that is waited for."""
+        if not self._at_work:
+            self._busy_since = time.monotonic()
+        self._at_work += 1
+
+    def end_work(self) -> None:
+        """It is done."""
+        self._at_work -= 1
+        if not self._at_work:
             self._busy += time.monotonic() - self._busy_since
 
     def grade(self, grader: str, score: float | None) -> None:
@@ -135,7 +146,7 @@ class Progress:
     @property
     def busy_seconds(self) -> float:
         """Time of this process with work in hand: what `Spent.seconds` will say of it, without reading the records."""
-        return self._busy + (time.monotonic() - self._busy_since if self.in_flight else 0.0)
+        return self._busy + (time.monotonic() - self._busy_since if self._at_work else 0.0)
 
     @property
     def left(self) -> Plan:
