@@ -72,7 +72,8 @@ def listing(as_json: bool, **given: Any) -> int:
 
     spare = {"size": 5, "dataset": 4, "progress": 3, "target": 2, "age": 1}
     names = ("name", "target", "dataset")
-    columns = [Column(title, name=title in names, spare=spare.get(title, 0)) for title in head]
+    words = ("status", "id")
+    columns = [Column(title, title in names, spare.get(title, 0), title in words) for title in head]
     console = make_console()
     console.print(fitted(columns, rows, console.width, plain=True) if rows else "no runs")
     return 0

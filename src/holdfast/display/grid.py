@@ -29,6 +29,8 @@ class Column(NamedTuple):
     """holds names or sentences, which may wrap; otherwise numbers, which never do"""
     spare: int = 0
     """how well the table does without it: the highest is left out first; 0 always stays"""
+    word: bool = False
+    """holds a word: on the left like a name, whole like a number"""
 
 
 def make_console(piped_width: int = 120) -> Console:
@@ -55,8 +57,12 @@ def fitted(
     )
     for number in kept:
         column = columns[number]
-        title = _wrapped(column.title, widths[number])
-        table.add_column(title, justify="left" if column.name else "right", overflow="fold", width=widths[number])
+        table.add_column(
+            _wrapped(column.title, widths[number]),
+            justify="left" if column.name or column.word else "right",
+            overflow="fold",
+            width=widths[number],
+        )
     for row in rows:
         table.add_row(
             *(_wrapped(row[number], widths[number]) if columns[number].name else row[number] for number in kept)
@@ -69,7 +75,7 @@ def _wrapped(cell: Cell, width: int) -> Cell:
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
     lines = [""]
-    for part in re.findall(r"[^-_/.@\s]*[-_/.@\s]?", cell):
+    for part in re.findall(r"[^-_/.\s]*[-_/.\s]?", cell):
         if cell_len(lines[-1] + part.rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += part
