@@ -11,7 +11,9 @@ import pytest
 
 from holdfast import evaluate
 from holdfast.display.types import Display
+from holdfast.engine.attempts import delay_before
 from holdfast.engine.window import Window
+from holdfast.errors import AttemptError
 from tests.support.breaking import (
     assert_each_once,
     assert_same_numbers,
@@ -162,6 +164,19 @@ class Notices(Display):
 
     def notice(self, message: str) -> None:
         self.notices.append(message)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "last"),
+    [(None, (0.5, 1), (15, 30)), (0, (0.05, 0.0625), (30, 37.5)), (90, (90, 112.5), (90, 112.5))],
+)
+def test_a_server_that_keeps_refusing_is_asked_less_and_less_often(
+    asked: float | None, first: tuple[float, float], last: tuple[float, float]
+) -> None:
+    error = AttemptError("rate_limit", "slow down", retry_after=asked)
+    assert first[0] <= delay_before(1, error) <= first[1]
+    for retry in (20, 1000, 100_000):
+        assert last[0] <= delay_before(retry, error) <= last[1], "bounded, and never for nothing"
 
 
 def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pytest.MonkeyPatch) -> None:
