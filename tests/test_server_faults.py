@@ -307,7 +307,7 @@ def test_a_server_that_rejects_everything_is_not_asked_for_all_of_it(tmp_path: P
     eval_file = write_eval(tmp_path, provider.base_url, rows=300, limits={"concurrency": CONCURRENCY})
     stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
     assert "all of the first 20 attempts failed" in stopped.stdout
-    assert "Mend the target or its parameters" in stopped.stdout
+    assert "Fix the target or its parameters" in stopped.stdout
     assert 20 <= provider.requests <= 20 + CONCURRENCY
     assert {(error["kind"], error["status"]) for error in kept(run_dir(tmp_path), "errors")} == {("bad_request", 400)}
 

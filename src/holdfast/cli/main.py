@@ -80,7 +80,7 @@ def _terminate(*_: object) -> None:
 
 
 def _show(error: HoldfastError) -> None:
-    """Say what is wrong, each problem on a line of its own that says who speaks, then what to do."""
+    """Print each problem on its own line, with the program's name in front, and then the remedy."""
     for problem in error.problems if isinstance(error, ConfigError) else (error.message,):
         click.echo(f"holdfast: {problem}", err=True)
     if error.remedy is not None:

@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def latency(seconds: float) -> str:
-    """`850ms`, `1.2s`, `3m 20s`."""
+    """Format a time that is often below a second: `850ms`, `1.2s`, `3m 20s`."""
     return f"{seconds * 1000:.0f}ms" if seconds < 0.9995 else duration(seconds)
 
 
@@ -61,7 +61,7 @@ def inside(progress: Progress) -> list[str]:
 
 
 def rate(per_second: float) -> str:
-    """`12.3/s`, or per minute or hour where that is slow; empty while there is none."""
+    """Format a rate per second, or per minute or hour where it is low; return an empty text for none."""
     if per_second <= 0:
         return ""
     for factor, unit in ((1, "s"), (60, "min")):
@@ -71,13 +71,13 @@ def rate(per_second: float) -> str:
 
 
 def pace(progress: Progress) -> list[str]:
-    """How fast a run is, and how long it will take, as far as that is known."""
+    """Describe the rate and the time left, as far as they are known."""
     eta = progress.eta
     return [part for part in (rate(progress.rate), "" if eta is None else f"{duration(eta)} left") if part]
 
 
 def scores(progress: Progress, most: int = 6) -> list[str]:
-    """The running score of each grader with the number of its verdicts; of many graders, those that are behind."""
+    """List each grader's running score with the number of its verdicts; of many graders, those that are behind."""
     names = [name for name, counts in progress.graders.items() if counts.scored]
     shown = set(sorted(names, key=lambda name: progress.graders[name].grades)[:most])
     parts = [
@@ -89,13 +89,13 @@ def scores(progress: Progress, most: int = 6) -> list[str]:
 
 
 def spending(progress: Progress) -> list[str]:
-    """Tokens and cost so far, once there are any."""
+    """List tokens and cost so far, once there are any."""
     spent = progress.spent
     return [tokens(spent), money(spent)] if spent.tokens or spent.cost else []
 
 
 def trouble(progress: Progress) -> list[str]:
-    """What has gone wrong so far: what waits, what is repeated, and what this process has given up."""
+    """List what has gone wrong so far: requests that wait, attempts that were retried, trials and grades given up."""
     parts = [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
     if progress.retried:
         others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
@@ -110,24 +110,24 @@ def trouble(progress: Progress) -> list[str]:
 
 
 def rate_limit_text(where: str, limited: RateLimit) -> str:
-    """Say who makes us wait, and for how long nothing has come."""
+    """Describe a rate limit: whose it is, and for how long no answer has come."""
     whom = "" if where == "target" else f" of {where}"
     return f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({counted(limited.waiting, 'request')})"
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """A message on one line, cut where it is very long."""
+    """Put a message on one line, and cut it where it is very long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 
 
 def without_details(message: str) -> str:
-    """A message without the names and numbers in which failures of one cause differ."""
+    """Strip a message of quoted names and numbers, in which failures of one cause differ."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", message)
 
 
 def in_flight(progress: Progress) -> list[str]:
-    """How many trials are being worked on, of how many; a rate limit lowers the limit below those under way."""
+    """Describe how full the window is. A rate limit may have lowered it below what is already in flight."""
     if progress.in_flight > progress.limit > 0:
         return [f"{progress.in_flight} in flight, limit lowered to {progress.limit}"]
     return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []

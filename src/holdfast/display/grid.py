@@ -71,7 +71,7 @@ def fitted(
 
 
 def _wrapped(cell: Cell, width: int) -> Cell:
-    """A name on several lines where it is too long, broken after a hyphen or the like rather than in a word."""
+    """Break a name that is too long into lines, after a hyphen or the like rather than inside a word."""
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
     lines = [""]
@@ -83,7 +83,7 @@ def _wrapped(cell: Cell, width: int) -> Cell:
 
 
 def _least(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], *, plain: bool) -> int:
-    """The width below which a number would be cut, or a name become hard to read."""
+    """Return the width below which a number would be cut, or a name become hard to read."""
     cells = (
         max(_word(columns[number].title), min(_LEAST_NAME, _longest(rows, number)))
         if columns[number].name
@@ -96,7 +96,7 @@ def _least(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list
 def _widths(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], width: int, *, plain: bool
 ) -> dict[int, int]:
-    """How wide each column is: numbers as wide as they are, names as wide as the rest allows."""
+    """Return each column's width: numbers as wide as they are, names as wide as the rest allows."""
     names = [number for number in kept if columns[number].name]
     widths = {number: _needed(columns, rows, number) for number in kept}
     too_wide = sum(widths.values()) + _around(len(kept), plain=plain) - width
@@ -114,7 +114,7 @@ def _widths(
 
 
 def _around(count: int, *, plain: bool) -> int:
-    """Lines and blanks between so many columns."""
+    """Return the width of the lines and blanks around a number of columns."""
     return 2 * (count - 1) if plain else 3 * count + 1
 
 
@@ -131,5 +131,5 @@ def _length(cell: Cell) -> int:
 
 
 def _word(title: str) -> int:
-    """The longest word of a title, which may stand on several lines; very long ones are broken."""
+    """Return the width of a title's longest word; a title may wrap, and very long words are broken."""
     return min(_LONGEST_WORD, max((cell_len(word) for word in title.split()), default=0))

@@ -25,7 +25,7 @@ _SHOWN_ALIKE = 3
 
 
 class ErrorLines:
-    """Failures in words: the first few of each kind, then a line that there are more."""
+    """Describes failures: the first few of each kind, then one line that there are more."""
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[str, str, str]] = Counter()
@@ -143,7 +143,7 @@ class Events(Display):
         self._emit("notice", message=message)
 
     def result(self, result: Result) -> None:
-        """How it ended, as the last event."""
+        """Emit the last event: how the command ended."""
         self._emit("end", **msgspec.to_builtins(result))
 
     def _emit(self, event: str, **fields: Any) -> None:

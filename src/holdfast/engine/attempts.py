@@ -88,13 +88,13 @@ class Streak:
             return Fault(
                 "rejected",
                 f"all of the first {self._refused} attempts failed: {error.message}",
-                remedy=error.remedy or "Mend the target or its parameters, then run the same command again.",
+                remedy=error.remedy or "Fix the target or its parameters, then rerun the same command.",
             )
         if self._given_up >= max(_ALIKE, limit):
             return Fault(
                 "rejected",
                 f"{self._given_up} trials in a row failed after all their retries: {error.message}",
-                remedy=error.remedy or "When the target works again, run the same command: it goes on from here.",
+                remedy=error.remedy or "When the target works again, rerun the same command to resume from here.",
             )
         return None
 

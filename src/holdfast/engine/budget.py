@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """What a run may spend, against what it has spent in all its processes."""
+    """Compares what a run may spend with what all its processes have spent."""
 
     def __init__(self, limits: Limits, progress: Progress, notice: Callable[[str], None]) -> None:
         self._limits = limits
@@ -62,13 +62,13 @@ class Budget:
 
 
 def _round_up(value: float) -> float:
-    """A number with two digits that matter, not below the value."""
+    """Round up to two significant digits."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / step - 1e-9) * step
 
 
 def _cost(dollars: float) -> tuple[str, str]:
-    """As one types it, and as one reads it: with three digits that matter, and cents at least."""
+    """Format a cost as one types it and as one reads it, with three significant digits and at least cents."""
     digits = max(2, 2 - math.floor(math.log10(dollars))) if dollars > 0 else 2
     return f"{dollars:.10g}", f"${dollars:,.{digits}f}"
 

@@ -171,7 +171,7 @@ class _Crew:
         self._display.end()
 
     def _show(self, name: str, head: Any, progress: Progress) -> None:
-        """Count a new line of a worker's, and show it where it is a failure."""
+        """Count a new line of a worker, and show it if it is a failure."""
         if name == "grades" and head.status != "error":
             progress.grade(place_name(head.grader, head.turn), head.score)
         elif name == "steps":

@@ -204,7 +204,7 @@ class Loop:
         return not self.brake.pulled
 
     def _asked_models(self) -> list[str]:
-        """The models that this process will ask."""
+        """List the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
         return [model for model in self._spec.models() if self._target is not None or model in judges]
@@ -387,7 +387,7 @@ class Loop:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _report_rate_limits(self) -> None:
-        """Say, once for each time it happens, that nothing moves because a server asks us to wait."""
+        """Report, once for each time it happens, that nothing moves because of a rate limit."""
         for where, limited in self.progress.rate_limits.items():
             if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
                 limited.reported = True

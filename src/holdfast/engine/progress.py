@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GraderProgress:
-    """What one grader has done in this process."""
+    """Verdicts that one grader has given in this process."""
 
     grades: int = 0
     scored: int = 0
@@ -38,7 +38,7 @@ class RateLimit:
 
     @property
     def seconds(self) -> float:
-        """How long no answer has come."""
+        """Seconds without an answer."""
         return time.monotonic() - self.since
 
 
@@ -65,22 +65,22 @@ class Progress:
     graders: dict[str, GraderProgress] = field(default_factory=dict)
     """by name, in the order of the eval file"""
     retried: Counter[str] = field(default_factory=Counter)
-    """failed attempts that were, or will be, repeated, by class"""
+    """failed attempts that were or will be retried, by class"""
     failed_grades: Counter[str] = field(default_factory=Counter)
     """grades that this process gave up, by grader"""
     given_up: int = 0
     """trials without an output that this process will not try again"""
     ungraded: int = 0
-    """trials with an output that lack a verdict which this process will not ask for again"""
+    """trials with an output whose missing verdict this process will not ask for again"""
     turns: int = 0
     """of conversations with several, since this process began"""
     calls: int = 0
     """of agents, to models and tools, since this process began"""
     in_flight: int = 0
     backing_off: int = 0
-    """attempts that wait to be repeated, rate limits included"""
+    """attempts that wait to be retried, rate limits included"""
     rate_limits: dict[str, RateLimit] = field(default_factory=dict)
-    """by whom they concern: `target`, or a grader's name"""
+    """by whose requests wait: `target`, or a grader's name"""
     limit: int = 0
     _at_work: int = 0
     _busy: float = 0.0
@@ -103,13 +103,13 @@ class Progress:
         self.end_work()
 
     def begin_work(self) -> None:
-        """Something is being done that takes time: a trial, or a grade that is waited for."""
+        """Count a trial, or a grade that takes time, as work in hand."""
         if not self._at_work:
             self._busy_since = time.monotonic()
         self._at_work += 1
 
     def end_work(self) -> None:
-        """It is done."""
+        """Count it as done."""
         self._at_work -= 1
         if not self._at_work:
             self._busy += time.monotonic() - self._busy_since
@@ -123,19 +123,19 @@ class Progress:
             counts.score_sum += score
 
     def wait(self, where: str, *, limited: bool) -> None:
-        """An attempt waits to be repeated; `limited`: because of a rate limit."""
+        """Count an attempt that waits to be retried; `limited`: because of a rate limit."""
         self.backing_off += 1
         if limited:
             self.rate_limits.setdefault(where, RateLimit(time.monotonic())).waiting += 1
 
     def waited(self, where: str, *, limited: bool) -> None:
-        """It waits no longer."""
+        """Stop counting it as waiting."""
         self.backing_off -= 1
         if limited:
             self.rate_limits[where].waiting -= 1
 
     def answered(self, where: str) -> None:
-        """Somebody who may have limited our rate has answered."""
+        """Note an answer, which ends a rate limit of whoever gave it."""
         if (limited := self.rate_limits.get(where)) is None:
             return
         if limited.waiting:

@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def result(self) -> Result:
-        """The same for programs."""
+        """The outcome in a form for programs."""
         reason: str
         match self.reason:
             case Interrupted():
@@ -202,18 +202,18 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
 def failures_of(
     rundir: RunDir, found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
 ) -> Failures | None:
-    """What went wrong, from the run's records; who interrupted it is not kept waiting for much reading."""
+    """Read what went wrong from the run's records; after an interruption only where that takes a moment."""
     most = {"most_bytes": _SOON_BYTES} if isinstance(reason, Interrupted) else {}
     try:
         return read_failures(rundir, found, index, **most)
     except OSError:
-        return None  # it only tells of what is on record
+        return None  # a summary of records that stay on disk
 
 
 def so_far_of(
     found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
 ) -> dict[str, Any] | None:
-    """The numbers of an unfinished run that has grades; who interrupted it is not kept waiting for long."""
+    """Compute the numbers of an unfinished run that has grades; after an interruption only where that is quick."""
     many = found.survey.count * found.spec.trials * max(1, len(found.work.slots)) > _SOON_VERDICTS
     if not index.verdicts or (isinstance(reason, Interrupted) and many):
         return None

@@ -1,4 +1,4 @@
-"""Why trials and grades of a run are missing, and which attempts were repeated, from its `errors.jsonl`."""
+"""Why trials and grades of a run are missing, and how many attempts were retried, from its `errors.jsonl`."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Failures:
     """What went wrong in a run, over all its processes."""
 
     retried: Counter[str] = field(default_factory=Counter)
-    """attempts that were repeated, by class"""
+    """attempts that were retried, by class"""
     pending: dict[str, list[Alike]] = field(default_factory=dict)
     """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
 
 
 def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
-    """Read what failed and is still missing, and count what was repeated."""
+    """Read what failed and is still missing, and count what was retried."""
     failures = Failures()
     last: dict[tuple[str, str], ErrorHead] = {}
     if sum(path.stat().st_size for path in rundir.journals("errors") if path.exists()) > most_bytes:

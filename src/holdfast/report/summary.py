@@ -19,7 +19,7 @@ _SHOWN: Final = 5
 
 
 def facts(metrics: dict[str, Any], spent: Spent | None, wall: float | None) -> Iterator[str]:
-    """Coverage, tokens, cost and time. `spent` is what this run paid itself, `wall` how long this process took."""
+    """List coverage, tokens, cost and time. `spent` is what this run paid itself, `wall` how long this process took."""
     usage, judges = metrics["usage"], metrics["judge_usage"]
     coverage = f"coverage {metrics['coverage']:.1%} of {counted(metrics['total'], 'trial')}"
     took = _took(metrics["timing"]["seconds"], wall)
@@ -42,7 +42,7 @@ def _usage(usage: Mapping[str, Any]) -> str:
 
 
 def _took(all_of_it: float, wall: float | None) -> str:
-    """The time of this process; beside it that of the run, where earlier processes had a part in it."""
+    """Format the time of this process, and that of the whole run where earlier processes had a part in it."""
     if wall is None:
         return duration(all_of_it)
     if all_of_it > wall + max(1.0, wall / 10):
@@ -117,7 +117,7 @@ def missing(so_far: dict[str, Any]) -> str:
 
 
 def with_raised_limit(command: str, reason: BudgetReached) -> str:
-    """The command with a limit in it that lets the run get further."""
+    """Return the command with a limit that lets the run get further."""
     if not reason.option or not command:
         return command
     words = shlex.split(command)
