@@ -99,6 +99,8 @@ class _Crew:
         self._found, self._rundir, self._plan = shared
         self._display = display
         self._begun = time.monotonic()
+        self._followed = Index()
+        """what the journals hold, as far as they were read on the way"""
         self._said: list[Ended] = []
         self._told: int | None = None
         self._readers: list[threading.Thread] = []
@@ -134,7 +136,7 @@ class _Crew:
 
     def watch(self, options: Options) -> None:
         """Show how far they are until all have left."""
-        found, plan, index = self._found, self._plan, Index()
+        found, plan, index = self._found, self._plan, self._followed
         follower = Follower(self._rundir, index)
         follower.refresh()
         slots = found.survey.panels.mean
@@ -162,6 +164,8 @@ class _Crew:
                 progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
                 progress.mark()
                 self._display.tick(progress)
+        with suppress(OSError):
+            follower.refresh()
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
@@ -205,17 +209,21 @@ class _Crew:
             with suppress(ProcessLookupError):
                 worker.send_signal(number)
 
+    def _finished(self, done: Outcome) -> Outcome:
+        """Add what the workers took, and what failed, to the report that one of them made."""
+        failures = failures_of(self._rundir, self._found, self._followed, None)
+        wall = time.monotonic() - self._begun
+        return replace(done, already=False, spent=self._followed.spent, failures=failures, wall=wall)
+
     def outcome(self, options: Options) -> Outcome:
         """How it ended for all of them."""
         for reader in self._readers:
             reader.join(_LAST_WORDS_SECONDS)
         found, rundir = self._found, self._rundir
         options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
-        index = rundir.load(mend=False)
         if (done := already_finished(found, rundir, options)) is not None:
-            failures = failures_of(rundir, found, index, None)
-            wall = time.monotonic() - self._begun
-            return replace(done, already=False, spent=index.spent, failures=failures, wall=wall)
+            return self._finished(done)
+        index = rundir.load(mend=False)
         plan = make_plan(found.survey, found.work, index)
         reason: Fault | BudgetReached | Interrupted | None = None
         for ended in self._said:
@@ -230,7 +238,7 @@ class _Crew:
                 opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
                 done = finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
                 if done.finisher is None or (done := already_finished(found, rundir, options)) is not None:
-                    return replace(done, already=False)
+                    return self._finished(done)
             reason = Fault(
                 "rejected",
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",

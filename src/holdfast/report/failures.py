@@ -75,7 +75,8 @@ def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: i
             message = one_line(head.message)
             alike = groups.setdefault(where, {}).setdefault(without_details(message), Alike(message))
             alike.add(message, head.sample)
-    failures.pending = {where: sorted(each.values(), key=lambda alike: -alike.count) for where, each in groups.items()}
+    for where in sorted(groups, key=lambda where: where != "target"):  # trials come before grades
+        failures.pending[where] = sorted(groups[where].values(), key=lambda alike: -alike.count)
     return failures
 
 
