@@ -139,7 +139,7 @@ def test_an_unfinished_baseline_is_not_compared_and_exits_3(tmp_path: Path, prov
     lab.spec["baseline"] = {"model": "other", "base_url": "http://127.0.0.1:1/v1"}
     done = lab.eval(check=3)
     assert done.asked == len(lab.rows) and "side by side" not in done.out
-    assert "Go on with" in done.out
+    assert "Resume with" in done.out
     lab.spec["baseline"]["base_url"] = provider.base_url
     again = lab.eval()
     assert again.asked == len(lab.rows) and "side by side" in again.out

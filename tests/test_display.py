@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import re
-import select
 import subprocess
 from collections import Counter
 
@@ -16,15 +15,17 @@ import pytest
 from rich.console import Console
 
 import holdfast
-from holdfast.display.format import dollars, duration, inside, money, share, tokens
+from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
+from holdfast.display.grid import Column, fitted
 from holdfast.display.live import LiveDisplay, _drawing
 from holdfast.display.text import Events, Plain, Quiet
-from holdfast.display.types import Display
-from holdfast.engine.progress import Progress
+from holdfast.display.types import Display, Result
+from holdfast.engine.progress import GraderProgress, Progress
 from holdfast.plan.plan import Plan
 from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
 from tests.support.running import HOLDFAST, environment, server, write_eval
+from tests.support.running import holdfast as run_command
 from tests.support.specs import output_of, write_spec
 
 
@@ -74,6 +75,17 @@ class TestNumbers:
     def test_durations(self, seconds, said):
         assert duration(seconds) == said
 
+    @pytest.mark.parametrize(
+        ("per_second", "said"),
+        [(0, ""), (12.34, "12.3/s"), (1, "1.0/s"), (0.5, "30.0/min"), (0.02, "1.2/min"), (0.01, "36.0/h")],
+    )
+    def test_rates(self, per_second, said):
+        assert rate(per_second) == said
+
+    @pytest.mark.parametrize(("seconds", "said"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
+    def test_latencies(self, seconds, said):
+        assert latency(seconds) == said
+
     @pytest.mark.parametrize(("value", "said"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
     def test_scores(self, value, said):
         assert share(value) == said
@@ -114,7 +126,47 @@ class TestProgress:
             state.outputs += 5
             state.mark()
         assert state.rate == pytest.approx(5.0)
+        assert state.eta is None, "nothing was graded yet, and nobody knows how long that takes"
+        state.graded += 20
+        assert state.eta == pytest.approx((200 - 90) / 2), "grading is slower, and as much a part of the run"
+        state.graded += 180
         assert state.eta == pytest.approx((200 - 125) / 5)
+
+    def test_what_this_process_does_not_do_or_gave_up_is_not_waited_for(self, monkeypatch):
+        now = [1000.0]
+        monkeypatch.setattr("holdfast.engine.progress.time.monotonic", lambda: now[0])
+        only_outputs, only_grades = progress(grades=False), progress(generates=False, outputs=100, graded=0)
+        for state in (only_outputs, only_grades):
+            state.mark()
+        now[0] += 10
+        only_outputs.outputs += 25
+        only_grades.graded += 50
+        assert only_outputs.eta == pytest.approx(100 / 2.5)
+        assert only_grades.eta == pytest.approx(50 / 5) and only_grades.rate == pytest.approx(5)
+        only_outputs.given_up, only_grades.ungraded = 100, 50
+        assert only_outputs.eta == only_grades.eta == 0
+
+    def test_a_rate_limit_lasts_until_somebody_is_answered(self, monkeypatch):
+        now = [1000.0]
+        monkeypatch.setattr("holdfast.engine.progress.time.monotonic", lambda: now[0])
+        state = progress()
+        for _ in range(3):
+            state.wait("target", limited=True)
+        state.wait("judge", limited=True)
+        state.wait("target", limited=False)
+        now[0] += 80
+        assert state.backing_off == 5 and trouble(state) == [
+            "waiting for a rate limit for 1m 20s (3 requests)",
+            "waiting for a rate limit of judge for 1m 20s (1 request)",
+        ]
+        state.waited("target", limited=True)
+        state.answered("target")
+        now[0] += 7
+        assert trouble(state)[0] == "waiting for a rate limit for 7.0s (2 requests)"
+        for _ in range(2):
+            state.waited("target", limited=True)
+        state.answered("target")
+        assert list(state.rate_limits) == ["judge"]
 
     def test_turns_and_calls_are_counted_where_there_are_any(self):
         state = progress()
@@ -123,9 +175,21 @@ class TestProgress:
             state.step(kind)
         assert inside(state) == ["1 turn", "2 calls"]
 
-    def test_the_score_is_over_what_was_graded(self):
-        assert progress().score is None
-        assert progress(score_sum=3.0, score_count=4).score == 0.75
+    def test_each_grader_has_a_running_score_of_its_own_with_the_number_of_its_verdicts(self):
+        state = progress(graders={"correct": GraderProgress(), "judged": GraderProgress()})
+        assert scores(state) == []
+        for score in (1.0, 1.0, 1.0, 0.0):
+            state.grade("correct", score)
+        state.grade("judged", 0.5)
+        state.grade("judged", None)
+        assert scores(state) == ["correct 0.750 (4)", "judged 0.500 (1)"]
+
+    def test_of_many_graders_those_that_are_behind_are_shown(self):
+        state = progress()
+        for number in range(10):
+            for _ in range(10 - number):
+                state.grade(f"g{number}", 1.0)
+        assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
     def test_what_is_left_follows_from_what_is_done(self):
         left = progress(outputs=150, graded=120).left
@@ -197,15 +261,24 @@ class TestPlain:
         spoken = []
         for _ in range(300):
             now[0] += 0.25
-            display.tick(progress(errors=Counter(server=3)))
+            display.tick(progress(retried=Counter(server=3), graders={"exact": GraderProgress(4, 4, 3.0)}))
             if said := capsys.readouterr().err:
                 spoken.append((now[0] - 1000, said))
         times = [when for when, _ in spoken]
         assert times[0] <= 10 and 6 <= len(times) <= 9
         assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(times))
         line = spoken[0][1]
-        for part in ("75/200", "score –", "12,345 tokens", "$0.0123", "errors server=3"):
+        for part in ("75/200 outputs", "70/200 graded", "exact 0.750 (4)", "12,345 tokens", "$0.0123"):
             assert part in line
+        assert "retried: server 3" in line
+
+    def test_what_is_not_known_yet_is_left_out(self, capsys, monkeypatch):
+        now = [1000.0]
+        monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
+        display = Plain()
+        now[0] += 60
+        display.tick(Progress(plan(), Spent(), outputs=0, graded=0, graders={"exact": GraderProgress()}))
+        assert capsys.readouterr().err == "0/200 outputs  0/200 graded\n"
 
     def test_only_errors_that_are_final_are_worth_a_line(self, capsys):
         display = Plain()
@@ -213,6 +286,23 @@ class TestPlain:
         assert capsys.readouterr().err == ""
         display.error(error())
         assert capsys.readouterr().err == "s1 #2: target: server: told to fail\n"
+
+    def test_a_message_of_several_lines_stays_on_one(self, capsys):
+        Plain().error(error(message="first\n  second\n" + "x" * 1000))
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("s1 #2: target: server: first second xxx") and len(line) < 300
+
+    def test_failures_that_differ_in_names_and_numbers_are_of_one_kind(self, capsys):
+        display = Plain()
+        for number in range(9):
+            display.error(error(sample=f"s{number}", message=f"line {number}: KeyError: 'k{number}'"))
+        display.error(error(where="judge", message="line 1: KeyError: 'k1'"))
+        said = capsys.readouterr().err.splitlines()
+        assert [line.split(":")[0] for line in said] == [
+            *("s0 #2", "s1 #2", "s2 #2"),
+            "… and more like this, which are in errors.jsonl",
+            "s1 #2",
+        ]
 
     def test_notices_are_never_swallowed(self, capsys):
         for display in (Plain(), Quiet()):
@@ -240,11 +330,14 @@ class TestEvents:
         display.notice("note")
         display.tick(progress())
         display.end()
+        display.result(Result(3, "budget", "too much", "runs/x", None, {"score": 0.5}, {"to_run": 1, "to_grade": 0}))
         captured = capsys.readouterr()
         events = [json.loads(line) for line in captured.err.splitlines()]
         assert captured.out == "" and "secret transcript" not in captured.err
-        assert [event["event"] for event in events] == ["begin", "output", "grade", "error", "notice"]
-        begin, output, grade, failed, notice = events
+        assert [event["event"] for event in events] == ["begin", "output", "grade", "error", "notice", "end"]
+        begin, output, grade, failed, notice, end = events
+        assert (end["exit_code"], end["reason"], end["message"], end["run"]) == (3, "budget", "too much", "runs/x")
+        assert (end["metrics"], end["so_far"], end["left"]) == (None, {"score": 0.5}, {"to_run": 1, "to_grade": 0})
         assert (begin["eval"], begin["target"], begin["run"]) == ("e", "t", "p")
         assert (begin["total"], begin["finished"], begin["to_grade"], begin["to_run"]) == (200, 20, 5, 175)
         assert (output["sample"], output["trial"], output["stop"], output["seconds"]) == ("s1", 2, "stop", 1.0)
@@ -253,22 +346,66 @@ class TestEvents:
         assert notice["message"] == "note"
 
 
+def on_a_terminal(*arguments, cwd, columns, code=0, **env):
+    """What the real command writes on a real terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*HOLDFAST, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(TERM="xterm-256color", COLUMNS=str(columns), **env),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        said += chunk
+    os.close(ours)
+    assert process.wait() == code, said.decode()
+    return said.decode()
+
+
 def drawn(state, width=100):
     console = Console(width=width, file=io.StringIO())
-    console.print(_drawing(state))
+    console.print(_drawing(state, width))
     return console.file.getvalue()
 
 
 class TestLive:
     def test_it_shows_progress_score_tokens_and_cost(self):
-        text = drawn(progress(score_sum=3.0, score_count=4, in_flight=7, limit=64))
-        for part in ("75/200", "score 0.750", "70 graded", "12,345 tokens", "$0.0123", "7 of 64 in flight", "left ?"):
+        text = drawn(progress(graders={"exact": GraderProgress(4, 4, 3.0)}, in_flight=7, limit=64))
+        for part in ("75/200 outputs", "exact 0.750 (4)", "70/200 graded", "12,345 tokens", "$0.0123", "7 of 64 in"):
             assert part in text
-        assert "errors" not in text
+        assert not any(word in text for word in ("left", "retried", "failed", "waiting"))
 
-    def test_it_shows_errors_by_class_and_who_waits(self):
-        text = drawn(progress(errors=Counter(rate_limit=12, timeout=3), backing_off=4, given_up=2))
-        assert "errors: rate_limit 12  timeout 3 · 4 waiting to retry · 2 given up for now" in text
+    def test_it_shows_what_is_retried_apart_from_what_failed_and_whose_grades_did(self):
+        state = progress(retried=Counter(rate_limit=12, timeout=3), given_up=2, failed_grades=Counter(judge=5))
+        for _ in range(4):
+            state.wait("target", limited=False)
+        text = drawn(state)
+        assert "retried: rate_limit 12, timeout 3 (4 waiting)" in text
+        assert "failed: 2 trials" in text and "failed grades: judge 5" in text
+
+    def test_it_shows_the_reasons_of_failures(self, capsys):
+        display = LiveDisplay()
+        display.begin("e", "t", "p", plan())
+        for number in range(5):
+            display.error(error(sample=f"s{number}"))
+        display.error(error(final=False, message="repeated"))
+        display.end()
+        said = capsys.readouterr().err
+        assert said.count("target: server: told to fail") == 3 and "and more like this" in said
+        assert "repeated" not in said
+
+    def test_a_window_that_a_rate_limit_has_shrunk_is_said_to_be_lower(self):
+        assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
 
     @pytest.mark.parametrize("width", [20, 40, 200])
     def test_it_fits_every_width(self, width):
@@ -285,31 +422,141 @@ class TestLive:
         assert "[bold]t[/bold]" in said and "[note]" in said
 
     def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path):
-        """The real command on a real terminal."""
         with server(latency=0.02) as mock:
             path = write_eval(tmp_path, mock.base_url, rows=40, limits={"concurrency": 2})
-            ours, theirs = pty.openpty()
-            process = subprocess.Popen(
-                [*HOLDFAST, "eval", str(path)],
-                cwd=tmp_path,
-                env=environment(TERM="xterm-256color", COLUMNS="100"),
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
-            )
-            os.close(theirs)
-            said = b""
-            while select.select([ours], [], [], 60)[0]:
-                try:
-                    chunk = os.read(ours, 65536)
-                except OSError:  # the other end is closed
-                    break
-                if not chunk:
-                    break
-                said += chunk
-            os.close(ours)
-            assert process.wait(60) == 0
-        text = said.decode()
+            text = on_a_terminal("eval", path, cwd=tmp_path, columns=100)
         assert "\x1b[" in text and re.search(r"\d+/40", text) and "in flight" in text
         assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is shown again"
         assert "0.500" in text and text.rstrip().split("\n")[-1].startswith("run: runs/e/")
+
+
+FAILING = """def reply(prompt):
+    if prompt in ("q1", "q2"):
+        raise KeyError("b")
+    return prompt
+def grade(output):
+    if output == "q3":
+        raise RuntimeError("cannot say")
+    return 1.0
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """An eval with two trials that fail in the target, and one in a grader."""
+    (tmp_path / "agent.py").write_text(FAILING)
+    graders = [{"type": "text", "name": "brief", "contains": "q"}]
+    graders.append({"type": "python", "name": "judged-by-a-function-with-a-long-name", "function": "agent.py:grade"})
+    return write_spec(
+        tmp_path,
+        dataset=None,
+        target={"python": "agent.py:reply"},
+        samples=[{"id": f"s{number}", "q": f"q{number}"} for number in range(6)],
+        prompt="{{ q }}",
+        graders=graders,
+        limits={"retries": 0},
+    )
+
+
+TARGET_FAILED = "2 trials failed: 2× agent.py:3: KeyError: 'b' (s1, s2)"
+GRADE_FAILED = "1 grade of judged-by-a-function-with-a-long-name failed: 1× agent.py:7: RuntimeError: cannot say (s3)"
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_a_terminal_says_why_trials_failed_and_cuts_no_number(failing, columns):
+    said = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "")
+    flowing = " ".join(plain.split())
+    assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in flowing
+    assert TARGET_FAILED in flowing and GRADE_FAILED in flowing
+    table = [line for line in plain.splitlines() if line.startswith("│")]
+    assert all(len(line) <= columns for line in table)
+    numbers = [re.findall(r"[0-9.]+", line.split("│", 2)[2]) for line in table]
+    assert [row[:5] for row in numbers if row] == [
+        ["1.000", "0.510", "1.000", "4", "4"],
+        ["1.000", "0.439", "1.000", "3", "3"],
+        ["1.000", "0.439", "1.000", "3", "3"],
+    ]
+
+
+def test_workers_failures_are_shown_and_summed_up_as_those_of_one_process(failing):
+    done = run_command("eval", failing, "--workers", "2", cwd=failing.parent, check=3)
+    assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in done.stderr
+    assert TARGET_FAILED in done.stdout and GRADE_FAILED in done.stdout
+
+
+def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing):
+    accepted = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
+    again = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
+    for done in (accepted, again):
+        assert TARGET_FAILED.replace("failed", "failed and were left out") in done.stdout
+        assert GRADE_FAILED.replace("failed", "failed and was left out") in done.stdout
+    assert "--retry-failed tries them again" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "code"),
+    [((), "errors", 3), (("--accept-errors",), "finished", 0), (("--accept-errors", "gate.brief=2"), "gate", 1)],
+)
+def test_json_ends_with_how_it_ended(failing, more, reason, code):
+    done = run_command("eval", failing, "--display", "json", *more, cwd=failing.parent, check=code)
+    *_, last = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (last["event"], last["reason"], last["exit_code"]) == ("end", reason, code)
+    assert last["left"] == {"to_run": 2, "to_grade": 1}
+    (manifest,) = (failing.parent / "runs").glob("*/*/manifest.json")
+    assert failing.parent / last["run"] == manifest.parent
+    finished = json.loads((manifest.parent / "metrics.json").read_text()) if code != 3 else None
+    assert last["metrics"] == finished
+    assert (last["so_far"] is None) == (code != 3)
+
+
+def test_json_ends_with_an_event_also_where_the_run_cannot_begin(failing):
+    (failing.parent / "agent.py").write_text("def other(): pass")
+    done = run_command("eval", failing, "--display", "json", cwd=failing.parent, check=2)
+    last = next(json.loads(line) for line in done.stderr.splitlines() if line.startswith("{"))
+    assert (last["event"], last["reason"], last["exit_code"], last["run"]) == ("end", "failed", 2, None)
+    assert "reply" in last["message"]
+
+
+class TestTables:
+    COLUMNS = (
+        Column("grader", name=True),
+        Column("score"),
+        Column("95 % interval", spare=1),
+        Column("graded"),
+        Column("pass@1", spare=3),
+        Column("pass@5", spare=2),
+    )
+    ROWS = (
+        ("checkpoint@1/number-of-words", "0.123", "0.111 – 0.222", "1,000,000", "0.333", "0.444"),
+        ("checkpoint@1/number-of-lines", "1.000", "0.999 – 1.001", "999", "0.555", "0.666"),
+    )
+
+    def cells(self, width, *, plain):
+        console = Console(width=width, file=io.StringIO())
+        console.print(fitted(self.COLUMNS, self.ROWS, width, plain=plain))
+        text = console.file.getvalue()
+        assert "…" not in text and all(len(line) <= width for line in text.splitlines())
+        return text
+
+    @pytest.mark.parametrize("plain", [False, True])
+    @pytest.mark.parametrize("width", range(44, 121, 4))
+    def test_columns_are_left_out_before_a_number_is_cut(self, width, plain):
+        text = self.cells(width, plain=plain)
+        shown = [position for position in range(1, 6) if any(row[position] in text for row in self.ROWS)]
+        assert all(row[position] in text for row in self.ROWS for position in shown)
+        assert {1, 3} <= set(shown), "what is never left out"
+        assert shown in ([1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3], [1, 3]), "the least telling goes first"
+
+    def test_names_wrap_where_one_would_break_them(self):
+        text = self.cells(66, plain=False)
+        names = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+        assert "".join(names) == "".join(row[0] for row in self.ROWS)
+        assert all(name.endswith(("-", "/", "words", "lines")) for name in names)
+
+
+def test_scores_are_told_apart_by_colour_unless_that_is_not_wanted(failing):
+    coloured = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100)
+    assert re.search(r"\x1b\[32m1\.000", coloured), "green"
+    plain = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100, NO_COLOR="1")
+    assert "1.000" in plain and "\x1b[32m" not in plain

@@ -6,13 +6,21 @@ import asyncio
 import threading
 import urllib.request
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from holdfast import evaluate
 from holdfast.errors import Fault, UsageError
+from holdfast.spec.load import load_eval
 from holdfast.targets import embedded
+from holdfast.targets.cores import usable_cores
 from holdfast.targets.embedded import serve
+from tests.support.specs import write_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODEL = "local/smollm2-135m"
 
@@ -110,3 +118,86 @@ def test_a_model_that_is_none_is_refused_with_those_there_are() -> None:
 
     with pytest.raises(UsageError, match="no embedded model 'local/other'"):
         asyncio.run(main())
+
+
+class TestCores:
+    """How many threads the server has, by the files that a kernel would show."""
+
+    def machine(self, folder: Path, groups: str, **files: str) -> Path:
+        (folder / "proc/self").mkdir(parents=True)
+        (folder / "proc/self/cgroup").write_text(groups)
+        for path, text in files.items():
+            place = folder / "sys/fs/cgroup" / path.replace("__", "/").replace("_max", ".max")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        return folder
+
+    @pytest.fixture(autouse=True)
+    def sixteen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+        monkeypatch.setattr("os.cpu_count", lambda: 64)
+
+    def test_affinity_counts_where_there_is_no_quota(self, tmp_path: Path) -> None:
+        assert usable_cores(tmp_path) == 16
+        assert usable_cores(self.machine(tmp_path, "0::/a\n", a__cpu_max="max 100000")) == 16
+
+    def test_the_least_quota_of_all_groups_around_us_counts(self, tmp_path: Path) -> None:
+        files = {"a__b__cpu_max": "max 100000", "a__cpu_max": "150000 100000", "cpu_max": "400000 100000"}
+        assert usable_cores(self.machine(tmp_path, "0::/a/b\n", **files)) == 1.5
+
+    def test_inside_a_container_the_mount_itself_is_our_group(self, tmp_path: Path) -> None:
+        assert usable_cores(self.machine(tmp_path, "0::/not/there\n", cpu_max="50000 100000")) == 0.5
+
+    @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
+    @pytest.mark.parametrize(("quota", "cores"), [("250000", 2.5), ("-1", 16)])
+    def test_quotas_of_the_first_version(self, mount: str, quota: str, cores: float, tmp_path: Path) -> None:
+        root = self.machine(tmp_path, "4:memory:/x\n3:cpu,cpuacct:/job\n")
+        group = root / "sys/fs/cgroup" / mount / "job"
+        group.mkdir(parents=True)
+        (group / "cpu.cfs_quota_us").write_text(quota + "\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+        assert usable_cores(root) == cores
+
+    @pytest.mark.parametrize(
+        ("cores", "threads"), [(0.5, 1), (1, 1), (1.9, 1), (2, 1), (2.5, 1), (3, 2), (4, 3), (5, 4), (64, 4)]
+    )
+    def test_one_core_is_left_free(self, cores: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(embedded, "usable_cores", lambda: cores)
+        assert embedded.thread_count() == threads
+
+
+@pytest.mark.parametrize(
+    ("keys", "limits", "seconds"),
+    [
+        ({}, {}, (3600, 21600)),
+        ({}, {"turn_timeout": 7}, (7, 21600)),
+        ({}, {"turn_timeout": 120, "trial_timeout": "10m"}, (120, 600)),
+        ({"target": {"model": "gpt", "base_url": "http://127.0.0.1:1/v1"}}, {}, (120, 600)),
+        (
+            {
+                "target": {"model": "gpt", "base_url": "http://127.0.0.1:1/v1"},
+                "graders": [{"type": "prompt", "rubric": "Good?", "model": MODEL}],
+            },
+            {},
+            (3600, 21600),
+        ),
+    ],
+)
+def test_a_model_on_this_machine_has_time_unless_the_file_says_how_much(
+    keys: dict[str, Any], limits: dict[str, Any], seconds: tuple[float, float], tmp_path: Path
+) -> None:
+    spec = load_eval(write_spec(tmp_path, **{"target": {"model": MODEL}, **keys}, limits=limits))
+    assert (spec.limits.turn_timeout, spec.limits.trial_timeout) == seconds
+
+
+@needs_model
+def test_a_run_says_that_the_model_is_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = evaluate(
+        name="e",
+        samples=[{"q": "Say yes."}],
+        prompt="{{ q }}",
+        target={"model": MODEL, "params": {"max_tokens": 2}},
+        runs_dir=tmp_path / "runs",
+    )
+    assert run.finished
+    assert f"starting {MODEL} on this machine …" in capfd.readouterr().err

@@ -221,14 +221,17 @@ class TestUnfinished:
         cells = [[cell.strip() for cell in line.strip("│┃").split(line[0])] for line in table(done.stdout)]
         head, *found = cells
         by_name = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in found}
-        assert {name: (row["graded"], row["missing"]) for name, row in by_name.items()} == {
-            "any": ("3", "1"),
-            "some": ("2", "1"),
-            "picky": ("1", "3"),
-            "overall": ("1", "3"),
+        assert {name: (row["graded"], row["ungraded"]) for name, row in by_name.items()} == {
+            "any": ("3", "0"),
+            "some": ("2", "0"),
+            "picky": ("1", "2"),
+            "overall": ("1", "2"),
         }
         assert [by_name[name]["score"] for name in by_name] == ["0.667", "0.500", "1.000", "1.000"]
-        assert "incomplete: grades are missing (3 of `picky`, 1 of `any`, 1 of `some`)" in done.stdout
+        assert (
+            "incomplete: 1 of 4 trials has no output; 1 grader has no verdict on some outputs (picky 2)." in done.stdout
+        )
+        assert "1 trial failed: 1× agent.py:" in done.stdout and "2 grades of picky failed: " in done.stdout
         assert "3 of 4 trials have an output, 2 of them without all their grades" in done.stdout
         run = run_dir(tmp_path)
         assert not (run / "metrics.json").exists() and not (run / "results.json").exists()

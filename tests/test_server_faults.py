@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import evaluate
+from holdfast.display.types import Display
+from holdfast.engine.attempts import delay_before
+from holdfast.engine.window import Window
+from holdfast.errors import AttemptError
 from tests.support.breaking import (
     assert_each_once,
     assert_same_numbers,
@@ -70,6 +76,123 @@ def test_a_rate_limit_without_retry_after_is_waited_out_too(tmp_path: Path, prov
     holdfast("eval", write_eval(tmp_path, provider.base_url, rows=3), cwd=tmp_path)
     assert provider.stats()["outcomes"] == {"429": 3, "ok": 3}
     assert metrics(run_dir(tmp_path))["coverage"] == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back-off as long in steps as ever, and a thousand times as short."""
+    from holdfast.engine import attempts
+
+    monkeypatch.setattr(attempts, "_FIRST_DELAY", {"rate_limit": 0.001})
+    monkeypatch.setattr(attempts, "_LONGEST_DELAY", 0.03)
+    monkeypatch.setattr(attempts, "_SHORTEST_PAUSE", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", ["429", "529", "overloaded", "later"])
+def test_a_rate_limit_is_waited_out_however_often_it_is_met(how: str, tmp_path: Path, provider: Server) -> None:
+    provider.control(fail={how: 1.0}, fail_first=12, retry_after=0 if how == "later" else -1)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=3, limits={"retries": 1, "trial_timeout": 60})
+    run = evaluate(eval_file, runs_dir=tmp_path / "runs")
+    assert provider.stats()["outcomes"] == {how: 36, "ok": 3}
+    assert run.finished and run.metrics is not None and run.metrics["coverage"] == 1
+    errors = kept(run.path, "errors")
+    assert Counter((error["kind"], error["final"]) for error in errors) == {("rate_limit", False): 36}
+    assert {output["attempt"] for output in kept(run.path)} == {13}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_judge_that_limits_its_rate_is_waited_for_too(tmp_path: Path, provider: Server) -> None:
+    with server(answer="judge", fail={"429": 1.0}, fail_first=12, retry_after=-1) as judge:
+        judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
+        eval_file = write_eval(tmp_path, provider.base_url, rows=3, graders=[judged], limits={"retries": 0})
+        run = evaluate(eval_file, runs_dir=tmp_path / "runs")
+        assert judge.stats()["outcomes"] == {"429": 36, "ok": 3}
+    assert run.finished and run.score == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_waiting_for_a_rate_limit_is_no_part_of_a_trials_time(
+    tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.engine.attempts import Deadline
+
+    postponed: list[float] = []
+    monkeypatch.setattr(Deadline, "postpone", lambda _, seconds: postponed.append(seconds))
+    provider.control(fail={"429": 1.0}, fail_first=3, retry_after=-1)
+    run = evaluate(write_eval(tmp_path, provider.base_url, rows=1), runs_dir=tmp_path / "runs")
+    errors = kept(run.path, "errors")
+    assert len(postponed) == len(errors) == 3
+    assert all(seconds >= error["seconds"] for seconds, error in zip(postponed, errors, strict=True))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_limit_of_time_ends_waiting_for_a_rate_limit(tmp_path: Path, provider: Server) -> None:
+    provider.control(status=429)
+    eval_file = write_eval(tmp_path, provider.base_url, rows=3, limits={"max_time": 0.5})
+    run = evaluate(eval_file, runs_dir=tmp_path / "runs")
+    assert run.exit_code == 3 and run.reason is not None and "--max-time" in run.reason
+    assert provider.requests > 3 * 6, "more often than the retries of one trial"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_limit_of_time_ends_waiting_for_a_judge_too(tmp_path: Path, provider: Server) -> None:
+    with server(status=429) as judge:
+        judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
+        keys: dict[str, Any] = {"graders": [judged], "limits": {"max_time": 0.5}}
+        run = evaluate(write_eval(tmp_path, provider.base_url, rows=3, **keys), runs_dir=tmp_path / "runs")
+    assert run.exit_code == 3 and run.reason is not None and "--max-time" in run.reason
+    assert len(kept(run.path)) == 3
+
+
+def test_a_rate_limit_that_lasts_is_reported_with_its_duration(
+    tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.loop._PATIENCE_SECONDS", 0.0)
+    provider.control(fail={"429": 1.0}, fail_first=1, retry_after=0.5)
+    display = Notices()
+    run = evaluate(write_eval(tmp_path, provider.base_url, rows=3), runs_dir=tmp_path / "runs", display=display)
+    assert run.finished
+    said = [notice for notice in display.notices if "rate limit" in notice]
+    assert len(said) == 1 and re.match(r"waiting for a rate limit for \d\.\ds \([1-3] requests?\)\. The run", said[0])
+    assert "waiting for a rate limit" in (run.path / "run.log").read_text()
+
+
+class Notices(Display):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, message: str) -> None:
+        self.notices.append(message)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "last"),
+    [(None, (0.5, 1), (15, 30)), (0, (0.05, 0.0625), (30, 37.5)), (90, (90, 112.5), (90, 112.5))],
+)
+def test_a_server_that_keeps_refusing_is_asked_less_and_less_often(
+    asked: float | None, first: tuple[float, float], last: tuple[float, float]
+) -> None:
+    error = AttemptError("rate_limit", "slow down", retry_after=asked)
+    assert first[0] <= delay_before(1, error) <= first[1]
+    for retry in (20, 1000, 100_000):
+        assert last[0] <= delay_before(retry, error) <= last[1], "bounded, and never for nothing"
+
+
+def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("holdfast.engine.window.time.monotonic", lambda: now[0])
+    window = Window(64)
+    for _ in range(5):
+        window.overloaded()
+    assert window.limit == 51, "the requests already under way belong to the same overload"
+    for _ in range(30):
+        now[0] += 2
+        window.overloaded()
+    assert window.limit == 1
+    for _ in range(1000):
+        window.succeeded()
+    assert window.limit == 64
 
 
 def test_errors_are_pending_never_scored_and_only_they_are_asked_again(
@@ -243,16 +366,18 @@ PRICES = {"test-model": {"input": 1_000_000, "output": 2_000_000}}
 
 @pytest.mark.parametrize(
     ("option", "first", "second", "said"),
-    [("--token-budget", "30", "60", "tokens used"), ("--max-cost", "40", "80", "spent")],
+    [("--token-budget", "30", "60", "(30 tokens used)"), ("--max-cost", "40", "80", "($40.00 used)")],
 )
 def test_a_budget_stops_admission_counts_earlier_spending_and_can_be_raised(
     option: str, first: str, second: str, said: str, tmp_path: Path, provider: Server
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 1}}, prices=PRICES)
     stopped = holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
-    assert "budget reached" in stopped.stdout and said in stopped.stdout
-    assert f"Raise {option} to go on" in stopped.stdout
+    assert f"budget reached: {option} {first} {said}. Resume with a higher limit" in stopped.stdout
     assert provider.requests == 10
+    resume = stopped.stdout.split("Resume with:\n  ")[1].splitlines()[0]
+    raised = re.fullmatch(rf"holdfast eval {re.escape(str(eval_file))} {option} (\d+)", resume)
+    assert raised and int(raised[1]) >= ROWS * int(first) / 10, "enough for the rest at the present rate"
 
     holdfast("eval", eval_file, option, first, cwd=tmp_path, check=3)
     assert provider.requests == 10, "what earlier attempts spent counts"
@@ -274,7 +399,8 @@ def test_a_budget_of_time_stops_admission_counts_earlier_time_and_can_be_raised(
     provider.control(latency=0.15)
     eval_file = write_eval(tmp_path, provider.base_url, **{**KEYS, "limits": {"concurrency": 4}})
     stopped = holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
-    assert "budget reached" in stopped.stdout and "Raise --max-time to go on" in stopped.stdout
+    assert re.search(r"budget reached: --max-time 0\.5s \(\d[\d.]*s used\)", stopped.stdout)
+    assert re.search(r"Resume with:\n  holdfast eval .* --max-time [1-9][\d.]*[smh]\n", stopped.stdout)
     asked = provider.requests
     assert 4 <= asked < ROWS
     assert len(kept(run_dir(tmp_path))) == asked, "what is in flight may end"

@@ -114,6 +114,10 @@ class BudgetReached:
 
     message: str
     remedy: str
+    option: str = ""
+    """of the command line, such as `--max-time`"""
+    raised: str = ""
+    """a value for it with which the run would get further"""
 
 
 class ClusterError(HoldfastError):

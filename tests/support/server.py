@@ -7,9 +7,10 @@ while it runs: `POST /control` with a JSON object of these settings, `GET /stats
 
 latency         seconds before an answer
 fail            how each request fails, as {"429": 0.1, "500": 0.1, "hang": 0.05, "cut": 0.05, "garbage": 0.05}; which
-                requests is decided by a digest of the prompt and how often it was asked, so it is repeatable
+                requests is decided by a digest of the prompt and how often it was asked, so it is repeatable;
+                `overloaded` is a 503 that says so, `later` a 503 with Retry-After
 fail_first      only the first so many requests for each prompt can fail (0: any)
-retry_after     sent with a 429, in seconds (negative: not sent)
+retry_after     sent with a 429 and `later`, in seconds (negative: not sent)
 status, code    answer everything with this HTTP status, and this error code in the body
 max_concurrent  answer 429 to requests beyond so many at once
 answer          `echo` (the prompt), `digest` (a number from the prompt) or `judge` (a judge's JSON), or a fixed text
@@ -28,6 +29,15 @@ import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+REFUSALS = {
+    "429": (429, "told to fail"),
+    "500": (500, "told to fail"),
+    "503": (503, "told to fail"),
+    "529": (529, "told to fail"),
+    "overloaded": (503, "The model is overloaded."),
+    "later": (503, "told to fail"),
+}
 
 
 @dataclass
@@ -163,8 +173,9 @@ class Connection(asyncio.Protocol):
         self.busy = None
         self.state.active -= 1
         self.state.outcomes[how] += 1
-        if how in ("429", "500", "503"):
-            self.refuse(int(how))
+        if how in REFUSALS:
+            status, message = REFUSALS[how]
+            self.refuse(status, message, later=how == "later")
             return
         data = self.reply(path, body, prompt)
         if body.get("stream"):
@@ -221,10 +232,10 @@ class Connection(asyncio.Protocol):
         body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
         self.transport.write(self.head(200, len(body), "text/event-stream") + body)
 
-    def refuse(self, status: int) -> None:
+    def refuse(self, status: int, message: str = "told to fail", *, later: bool = False) -> None:
         wait = self.state.settings.retry_after
-        extra = f"Retry-After: {wait}\r\n" if status == 429 and wait >= 0 else ""
-        self.send(status, b'{"error": {"message": "told to fail"}}', extra)
+        extra = f"Retry-After: {wait}\r\n" if (status == 429 or later) and wait >= 0 else ""
+        self.send(status, json.dumps({"error": {"message": message}}).encode(), extra)
 
     def send(self, status: int, body: bytes, extra: str = "") -> None:
         self.transport.write(self.head(status, len(body), extra=extra) + body)

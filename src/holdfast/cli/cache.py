@@ -70,15 +70,14 @@ def listing(as_json: bool, **given: Any) -> int:
         for row in (head, *rows):
             click.echo("\t".join(row))
         return 0
-    from rich.console import Console
-    from rich.table import Table
+    from holdfast.display.grid import Column, fitted, make_console
 
-    table = Table(box=None, pad_edge=False)
-    for column in head:
-        table.add_column(column, justify="right" if column in ("progress", "score", "size", "age") else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(table if rows else "no runs")
+    spare = {"size": 5, "dataset": 4, "progress": 3, "target": 2, "age": 1}
+    names = ("name", "target", "dataset")
+    words = ("status", "id")
+    columns = [Column(title, title in names, spare.get(title, 0), title in words) for title in head]
+    console = make_console()
+    console.print(fitted(columns, rows, console.width, plain=True) if rows else "no runs")
     return 0
 
 

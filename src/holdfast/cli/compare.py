@@ -91,35 +91,43 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from holdfast.display.grid import Column, fitted, make_console
     from holdfast.plan.changes import counted
     from holdfast.report.compare import OVERALL
 
-    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = make_console(piped_width=140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
     if comparison.differences:
         console.print(f"the runs differ in: {'; '.join(comparison.differences)}", soft_wrap=True)
     for name in comparison.not_compared:
         console.print(f"{name}: not compared, because it is not the same grader in both runs", soft_wrap=True)
-    table = Table()
-    for column in ("metric", "first", "second", "first − second", "95 % interval", "p (Holm)", "test", "verdict"):
-        table.add_column(column, justify="left" if column in ("metric", "test", "verdict") else "right")
+    columns = [
+        Column("metric", name=True),
+        Column("first"),
+        Column("second"),
+        Column("first − second"),
+        Column("95 % interval", spare=1),
+        Column("p (Holm)", spare=2),
+        Column("test", name=True, spare=3),
+        Column("verdict", name=True),
+    ]
+    rows = []
     for row in comparison.metrics:
         gap = row.difference
         known = gap.low is not None and gap.high is not None
-        table.add_row(
-            "passed (all graders)" if row.metric == OVERALL else row.metric,
-            f"{row.first:.3f}",
-            f"{row.second:.3f}",
-            f"{gap.mean:+.3f}",
-            f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
-            f"{row.adjusted:.3g}",
-            row.test,
-            row.verdict,
+        rows.append(
+            (
+                "passed (all graders)" if row.metric == OVERALL else row.metric,
+                f"{row.first:.3f}",
+                f"{row.second:.3f}",
+                f"{gap.mean:+.3f}",
+                f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
+                f"{row.adjusted:.3g}",
+                row.test,
+                row.verdict,
+            )
         )
-    console.print(table)
+    console.print(fitted(columns, rows, console.width))
     for row in comparison.metrics:
         if row.difference.detectable is not None:
             console.print(

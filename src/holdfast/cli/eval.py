@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
+from holdfast.cli.ending import run_shown
 from holdfast.cli.export import export_after, export_also
 from holdfast.cli.places import command_line, runs_dir_option, runs_directory
-from holdfast.display.choice import make_display as make_display
 from holdfast.errors import UsageError
 from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
+    from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.run import Outcome
     from holdfast.spec.load import Eval
@@ -223,32 +224,29 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
         return _share(spec, options, given)
     from holdfast.engine.run import run_eval
 
-    outcome = run_eval(spec, options, make_display(given["display"]))
-
-    from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
-
-    print_outcome(outcome, command_line())
-    _hand_on(outcome, spec, given)
-    return outcome
+    return run_shown(
+        lambda display: run_eval(spec, options, display),
+        given["display"],
+        lambda outcome: _hand_on(outcome, spec, given),
+    )
 
 
 def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     """The same with workers."""
     from holdfast.engine.crew import run_workers
-    from holdfast.report.table import print_outcome
 
-    outcome = run_workers(
-        spec,
-        options,
-        given["workers"],
-        make_display(given["display"]),
-        command=command_line(),
-        log_samples=given["log_samples"],
-        output_path=given["output_path"],
-    )
-    print_outcome(outcome, command_line())
-    _hand_on(outcome, spec, given)
-    return outcome
+    def run(display: Display) -> Outcome:
+        return run_workers(
+            spec,
+            options,
+            given["workers"],
+            display,
+            command=command_line(),
+            log_samples=given["log_samples"],
+            output_path=given["output_path"],
+        )
+
+    return run_shown(run, given["display"], lambda outcome: _hand_on(outcome, spec, given))
 
 
 def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:

@@ -9,13 +9,15 @@ import click
 import msgspec
 
 from holdfast.cli.completion import complete_files, complete_runs
-from holdfast.cli.eval import make_display, patience
+from holdfast.cli.ending import run_shown
+from holdfast.cli.eval import patience
 from holdfast.cli.export import export_after
-from holdfast.cli.places import command_line, find_run, home_of, runs_dir_option, runs_directory
+from holdfast.cli.places import find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
+    from holdfast.engine.run import Outcome
     from holdfast.store.rundir import RunDir
 
 
@@ -46,7 +48,6 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     from holdfast.engine.options import Options
     from holdfast.engine.run import run_eval
     from holdfast.formats import load_any
-    from holdfast.report.table import print_outcome
     from holdfast.spec.document import read_document
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
@@ -77,10 +78,17 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         wait=patience(given["wait"]),
         outputs_of=(rundir, manifest),
     )
-    outcome = run_eval(spec, options, make_display(given["display"]))
-    print_outcome(outcome, command_line(), anew="Grade it once more with --again.")
-    if outcome.metrics is not None:
-        export_after(outcome.rundir, spec)
+
+    def export(outcome: Outcome) -> None:
+        if outcome.metrics is not None:
+            export_after(outcome.rundir, spec)
+
+    outcome = run_shown(
+        lambda display: run_eval(spec, options, display),
+        given["display"],
+        export,
+        anew="Grade it once more with --again.",
+    )
     return outcome.exit_code
 
 

@@ -14,7 +14,7 @@ import click
 
 from holdfast import __version__
 from holdfast.engine.signals import Signals
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or go on with it.",
@@ -87,6 +87,14 @@ def _stop(number: int) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
+def _show(error: HoldfastError) -> None:
+    """Print each problem on its own line, with the program's name in front, and then the remedy."""
+    for problem in error.problems if isinstance(error, ConfigError) else (error.message,):
+        click.echo(f"holdfast: {problem}", err=True)
+    if error.remedy is not None:
+        click.echo(f"  {error.remedy}", err=True)
+
+
 def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
@@ -98,7 +106,7 @@ def main() -> None:
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
+        _show(error)
         code = error.exit_code
     except click.ClickException as error:
         error.show()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import make_display, patience
+from holdfast.cli.eval import patience
 from holdfast.cli.places import command_line, find_run
+from holdfast.display.choice import make_display
 
 if TYPE_CHECKING:
     from pathlib import Path

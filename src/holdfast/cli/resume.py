@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
-from holdfast.cli.places import command_line, home_of, runs_dir_option, runs_directory, subject_of
+from holdfast.cli.ending import run_shown
+from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.places import home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 
@@ -103,7 +104,6 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
     from holdfast.engine.options import Options
     from holdfast.engine.run import run_eval
     from holdfast.engine.setup import identify
-    from holdfast.report.table import print_outcome
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
@@ -128,9 +128,9 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         retry_failed=given["retry_failed"],
         wait=patience(given["wait"]),
     )
-    outcome = run_eval(spec, options, make_display(given["display"]))
-    print_outcome(outcome, command_line())
-    hand_on(outcome, spec)
+    outcome = run_shown(
+        lambda display: run_eval(spec, options, display), given["display"], lambda outcome: hand_on(outcome, spec)
+    )
     return outcome.exit_code
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, hand_on, make_display, patience
+from holdfast.cli.eval import Concurrency, hand_on, patience
 from holdfast.cli.places import command_line
+from holdfast.display.choice import make_display
 from holdfast.errors import Fault, Interrupted, UsageError
 
 if TYPE_CHECKING:

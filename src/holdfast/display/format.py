@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from holdfast.plan.changes import counted
+
 if TYPE_CHECKING:
-    from holdfast.engine.progress import Progress
+    from holdfast.engine.progress import Progress, RateLimit
     from holdfast.plan.plan import Plan
     from holdfast.store.index import Spent
 
@@ -32,6 +35,11 @@ def byte_count(size: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.1f} {unit}" if value < 10 else f"{value:,.0f} {unit}"
+
+
+def latency(seconds: float) -> str:
+    """Format a time that is often below a second: `850ms`, `1.2s`, `3m 20s`."""
+    return f"{seconds * 1000:.0f}ms" if seconds < 0.9995 else duration(seconds)
 
 
 def share(value: float | None) -> str:
@@ -62,6 +70,79 @@ def inside(progress: Progress) -> list[str]:
     """How far trials of many turns or calls have come: they may take minutes, and nothing else would move."""
     counts = ((progress.turns, "turn"), (progress.calls, "call"))
     return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
+
+
+def rate(per_second: float) -> str:
+    """Format a rate per second, or per minute or hour where it is low; return an empty text for none."""
+    if per_second <= 0:
+        return ""
+    for factor, unit in ((1, "s"), (60, "min")):
+        if per_second * factor >= 1:
+            return f"{per_second * factor:.1f}/{unit}"
+    return f"{per_second * 3600:.1f}/h"
+
+
+def pace(progress: Progress) -> list[str]:
+    """Describe the rate and the time left, as far as they are known."""
+    eta = progress.eta
+    return [part for part in (rate(progress.rate), "" if eta is None else f"{duration(eta)} left") if part]
+
+
+def scores(progress: Progress, most: int = 6) -> list[str]:
+    """List each grader's running score with the number of its verdicts; of many graders, those that are behind."""
+    names = [name for name, counts in progress.graders.items() if counts.scored]
+    shown = set(sorted(names, key=lambda name: progress.graders[name].grades)[:most])
+    parts = [
+        f"{name} {share(counts.score)} ({counts.scored:,})"
+        for name, counts in progress.graders.items()
+        if name in shown
+    ]
+    return [*parts, *([f"{len(names) - most:,} more graders"] if len(names) > most else [])]
+
+
+def spending(progress: Progress) -> list[str]:
+    """List tokens and cost so far, once there are any."""
+    spent = progress.spent
+    return [tokens(spent), money(spent)] if spent.tokens or spent.cost else []
+
+
+def trouble(progress: Progress) -> list[str]:
+    """List what has gone wrong so far: requests that wait, attempts that were retried, trials and grades given up."""
+    parts = [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
+    if progress.retried:
+        others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
+        parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
+    if progress.given_up:
+        parts.append(f"failed: {counted(progress.given_up, 'trial')}")
+    if progress.failed_grades:
+        graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
+        parts.append(f"failed grades: {graders}")
+    return parts
+
+
+def rate_limit_text(where: str, limited: RateLimit) -> str:
+    """Describe a rate limit: whose it is, and for how long no answer has come."""
+    whom = "" if where == "target" else f" of {where}"
+    return f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({counted(limited.waiting, 'request')})"
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Put a message on one line, and cut it where it is very long."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+def without_details(message: str) -> str:
+    """Strip a message of quoted names and numbers, in which failures of one cause differ."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", message)
+
+
+def in_flight(progress: Progress) -> list[str]:
+    """Describe how full the window is. A rate limit may have lowered it below what is already in flight."""
+    if progress.in_flight > progress.limit > 0:
+        return [f"{progress.in_flight} in flight, limit lowered to {progress.limit}"]
+    return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []
 
 
 def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:

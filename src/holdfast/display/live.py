@@ -1,4 +1,4 @@
-"""The live display: progress, rate, time left, running score, tokens, cost, and what goes wrong."""
+"""The live display: progress, rate, time left, running scores, tokens, cost, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.display.format import duration, inside, money, plan_lines, share, tokens
+from holdfast.display.format import in_flight, inside, pace, plan_lines, scores, spending, trouble
+from holdfast.display.text import ErrorLines
 from holdfast.display.types import Display
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
+    from holdfast.store.records import ErrorRecord
+
+_BAR_WIDTH = 40
 
 
 class LiveDisplay(Display):
@@ -26,6 +30,7 @@ class LiveDisplay(Display):
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
+        self._errors = ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Say what is about to happen, then start drawing."""
@@ -39,10 +44,15 @@ class LiveDisplay(Display):
         """Above the moving part."""
         self._console.print(Text(message, style="yellow"))
 
+    def error(self, record: ErrorRecord) -> None:
+        """Show the first few failures of each kind above the moving part."""
+        if (line := self._errors.line(record)) is not None:
+            self._console.print(Text(line, style="red"))
+
     def tick(self, progress: Progress) -> None:
         """Draw the present state."""
         if self._live is not None:
-            self._live.update(_drawing(progress), refresh=True)
+            self._live.update(_drawing(progress, self._console.width), refresh=True)
 
     def end(self) -> None:
         """Leave the terminal as it was."""
@@ -51,28 +61,29 @@ class LiveDisplay(Display):
             self._live = None
 
 
-def _drawing(progress: Progress) -> RenderableType:
+def _drawing(progress: Progress, width: int) -> RenderableType:
     total = progress.plan.total
-    head = Table.grid(padding=(0, 1))
-    head.add_row(
-        ProgressBar(total=total, completed=progress.outputs, width=40),
-        Text(f"{progress.outputs:,}/{total:,}", style="bold"),
-        Text(f"{progress.rate:.1f}/s"),
-        Text(f"left {duration(progress.eta)}", style="cyan"),
-    )
-    spent = progress.spent
-    facts = [
-        f"score {share(progress.score)}",
-        f"{progress.graded:,} graded",
-        *inside(progress),
-        tokens(spent),
-        money(spent),
-        f"{progress.in_flight} of {progress.limit} in flight",
-    ]
-    lines: list[RenderableType] = [head, Text(" · ".join(facts))]
-    if progress.errors:
-        counts = "  ".join(f"{kind} {count:,}" for kind, count in progress.errors.most_common())
-        waiting = f" · {progress.backing_off} waiting to retry" if progress.backing_off else ""
-        lost = f" · {progress.given_up} given up for now" if progress.given_up else ""
-        lines.append(Text(f"errors: {counts}{waiting}{lost}", style="yellow"))
+    stages = [(progress.outputs, "outputs", pace(progress))] if progress.generates else []
+    if progress.graders:
+        stages.append((progress.graded, "graded", [] if stages else pace(progress)))
+    bars = Table.grid(padding=(0, 1))
+    bars.add_column(no_wrap=True)
+    bars.add_column(justify="right", no_wrap=True)
+    bars.add_column(overflow="ellipsis", no_wrap=True)
+    for count, what, beside in stages:
+        bars.add_row(
+            ProgressBar(
+                total=total,
+                completed=count,
+                width=max(4, min(_BAR_WIDTH, width // 3)),
+                complete_style="cyan",
+                finished_style="green",
+            ),
+            Text(f"{count:,}/{total:,}", style="bold"),
+            Text(" · ".join((what, *beside))),
+        )
+    lines: list[RenderableType] = [bars]
+    facts = [*inside(progress), *spending(progress), *in_flight(progress)]
+    lines += [Text(" · ".join(parts)) for parts in (scores(progress), facts) if parts]
+    lines += [Text(part, style="yellow") for part in trouble(progress)]
     return Group(*lines)

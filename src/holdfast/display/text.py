@@ -10,17 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.display.format import duration, inside, money, plan_lines, share, tokens
+from holdfast.display.format import inside, one_line, pace, plan_lines, scores, spending, trouble, without_details
 from holdfast.display.types import Display
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from holdfast.display.types import Result
     from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
     from holdfast.store.records import ErrorRecord, Grade, Output
 
 _PLAIN_SECONDS = 10.0
 _SHOWN_ALIKE = 3
+
+
+class ErrorLines:
+    """Describes failures: the first few of each kind, then one line that there are more."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+
+    def line(self, record: ErrorRecord) -> str | None:
+        """Describe a failure; None where it is repeated, or enough like it were shown."""
+        if not record.final:
+            return None
+        message = one_line(record.message)
+        alike = (record.where, record.kind, without_details(message))
+        self._seen[alike] += 1
+        if self._seen[alike] <= _SHOWN_ALIKE:
+            return f"{record.sample} #{record.trial}: {record.where}: {record.kind}: {message}"
+        return "… and more like this, which are in errors.jsonl" if self._seen[alike] == _SHOWN_ALIKE + 1 else None
 
 
 def say(line: str) -> None:
@@ -42,7 +61,7 @@ class Plain(Quiet):
 
     def __init__(self) -> None:
         self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, so that one sees it lives
-        self._errors: Counter[tuple[str, str, str]] = Counter()
+        self._errors = ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """What is about to happen."""
@@ -50,32 +69,25 @@ class Plain(Quiet):
 
     def error(self, record: ErrorRecord) -> None:
         """Attempts that are not repeated are worth a line."""
-        if not record.final:
-            return
-        alike = (record.where, record.kind, record.message)
-        self._errors[alike] += 1
-        if self._errors[alike] <= _SHOWN_ALIKE:
-            say(f"{record.sample} #{record.trial}: {record.where}: {record.kind}: {record.message}")
-        elif self._errors[alike] == _SHOWN_ALIKE + 1:
-            say("… and more like this, which are in errors.jsonl")
+        if (line := self._errors.line(record)) is not None:
+            say(line)
 
     def tick(self, progress: Progress) -> None:
         """A line every ten seconds."""
         if time.monotonic() - self._last < _PLAIN_SECONDS:
             return
         self._last = time.monotonic()
-        spent = progress.spent
+        total = f"{progress.plan.total:,}"
+        graded = [f"{progress.graded:,}/{total} graded"] if progress.graders else []
         parts = [
-            f"{progress.outputs:,}/{progress.plan.total:,}",
-            f"{progress.rate:.1f}/s",
-            f"left {duration(progress.eta)}",
-            f"score {share(progress.score)}",
+            f"{progress.outputs:,}/{total} outputs",
+            *graded,
+            *pace(progress),
+            *scores(progress),
             *inside(progress),
-            tokens(spent),
-            money(spent),
+            *spending(progress),
+            *trouble(progress),
         ]
-        if progress.errors:
-            parts.append("errors " + " ".join(f"{kind}={count}" for kind, count in progress.errors.items()))
         say("  ".join(parts))
 
 
@@ -129,6 +141,10 @@ class Events(Display):
     def notice(self, message: str) -> None:
         """Something a person should know."""
         self._emit("notice", message=message)
+
+    def result(self, result: Result) -> None:
+        """Emit the last event: how the command ended."""
+        self._emit("end", **msgspec.to_builtins(result))
 
     def _emit(self, event: str, **fields: Any) -> None:
         line = msgspec.json.encode({"event": event, "time": round(time.time(), 3), **fields})

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
     from holdfast.store.records import ErrorRecord, Grade, Output
+
+
+class Result(Struct, frozen=True):
+    """How a command ended, for programs."""
+
+    exit_code: int
+    reason: str
+    """`finished`, `gate`, `errors`, `ungraded`, `budget`, `fault`, `interrupted` or `failed`"""
+    message: str | None = None
+    """the reason in words, where there is more to say"""
+    run: str | None = None
+    """the run directory"""
+    metrics: dict[str, Any] | None = None
+    """what `metrics.json` holds; None when the run is not finished"""
+    so_far: dict[str, Any] | None = None
+    """the same numbers of a run that is not finished, where they were computed"""
+    left: dict[str, int] | None = None
+    """trials that are not finished: `to_run` and `to_grade`"""
 
 
 class Display:
@@ -32,4 +52,7 @@ class Display:
         """Called a few times a second."""
 
     def end(self) -> None:
-        """No more will come."""
+        """The run is over for this process; what it amounts to is reported by `result`."""
+
+    def result(self, result: Result) -> None:
+        """Report how the command ended, after everything else."""

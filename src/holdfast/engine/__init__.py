@@ -23,6 +23,7 @@
 `window`     how many at once
 `brake`      why and how a run stops early
 `signals`    Ctrl-C and SIGTERM, the first and the second
+`budget`     limits of cost, tokens and time
 `progress`   the numbers a display shows
 `log`        what happened, for people
 """

@@ -1,4 +1,7 @@
-"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike."""
+"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike.
+
+A rate limit is no failure: it uses up neither retries nor the trial's time, and is waited out however long it lasts.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ T = TypeVar("T")
 
 _FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "agent": 0.25}
 _LONGEST_DELAY: Final = 30.0
+_SHORTEST_PAUSE: Final = 0.05
+"""before the first retry of a server that asks for a shorter one, or none; it doubles as the server keeps refusing"""
 _ALIKE: Final = 20
 """so many refusals before the first success, or trials given up in a row, mean that all will fail"""
 
@@ -33,11 +38,28 @@ _jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothin
 
 
 def delay_before(retry: int, error: AttemptError) -> float:
-    """Seconds before the nth retry: what the server asked for, else exponential; jittered so that clients part."""
+    """Return the seconds before the nth retry: what the server asks for, else exponential; jittered to spread clients.
+
+    A server that keeps refusing after the pause it asked for is asked less and less often.
+    """
+    doubled = 2.0 ** min(retry - 1, 30)
     if error.retry_after is not None:
-        return error.retry_after * (1 + _jitter.random() / 4)
-    longest = min(_LONGEST_DELAY, _FIRST_DELAY.get(error.kind, 0.5) * 2.0 ** (retry - 1))
+        shortest = min(_LONGEST_DELAY, _SHORTEST_PAUSE * doubled)
+        return max(error.retry_after, shortest) * (1 + _jitter.random() / 4)
+    longest = min(_LONGEST_DELAY, _FIRST_DELAY.get(error.kind, 0.5) * doubled)
     return longest * (0.5 + _jitter.random() / 2)
+
+
+class Deadline:
+    """The moment at which a trial is given up. Waiting for a rate limit postpones it."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        """by the monotonic clock"""
+
+    def postpone(self, seconds: float) -> None:
+        """Allow the trial that much longer."""
+        self.at += seconds
 
 
 class Streak:
@@ -68,13 +90,13 @@ class Streak:
             return Fault(
                 "rejected",
                 f"all of the first {self._refused} attempts failed: {error.message}",
-                remedy=error.remedy or "Fix the target or its parameters, then run the same command again.",
+                remedy=error.remedy or "Fix the target or its parameters, then rerun the same command.",
             )
         if self._given_up >= max(_ALIKE, limit):
             return Fault(
                 "rejected",
                 f"{self._given_up} trials in a row failed after all their retries: {error.message}",
-                remedy=error.remedy or "When the target works again, run the same command: it goes on from here.",
+                remedy=error.remedy or "When the target works again, rerun the same command to resume from here.",
             )
         return None
 
@@ -94,7 +116,7 @@ class Attempts:
         self,
         call: Callable[[], Awaitable[T]],
         job: Job,
-        deadline: float,
+        deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
     ) -> T:
         """Ask the target; its failures steer the window and can stop the run.
@@ -105,26 +127,30 @@ class Attempts:
 
     async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str, streak: Streak | None = None) -> T:
         """Ask a grader that waits for something. Its failures are its own; a `streak` of them is a Fault of it."""
-        deadline = time.monotonic() + self._limits.trial_timeout
-        return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
+        deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
+        self._progress.begin_work()
+        try:
+            return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
+        finally:
+            self._progress.end_work()
 
     async def _until_it_works(
         self,
         call: Callable[[], Awaitable[T]],
         job: Job,
         where: str,
-        deadline: float,
+        deadline: Deadline,
         progress: Callable[[], int],
         streak: Streak | None = None,
     ) -> T:
-        seconds, retry, so_far = self._limits.turn_timeout, 0, progress()
+        seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
         while True:
             begun = time.monotonic()
             try:
-                async with asyncio.timeout_at(min(begun + seconds, deadline)):
+                async with asyncio.timeout_at(min(begun + seconds, deadline.at)):
                     result = await call()
             except TimeoutError as late:
-                error: AttemptError | Fault = _too_late(seconds, begun, deadline, late)
+                error: AttemptError | Fault = _too_late(seconds, begun, deadline.at, late)
             except AttemptError as raised:
                 error = raised
             except Fault as raised:
@@ -135,10 +161,14 @@ class Attempts:
                     self._window.succeeded()
                 elif streak is not None:
                     streak.success()
+                self._progress.answered(where)
                 return result
-            retry = 1 if progress() > so_far else retry + 1
-            so_far = progress()
-            delay = self._delay(error, retry, deadline)
+            if progress() > so_far:
+                so_far, retry, refusals = progress(), 0, 0
+            limited = error.kind == "rate_limit"
+            refusals = refusals + 1 if limited else 0
+            retry += not limited
+            delay = self._delay(error, refusals or retry, deadline)
             if where == "target" and self._alarmed(error, job, delay is None):
                 delay = None
             fault = None
@@ -149,7 +179,9 @@ class Attempts:
                 raise fault
             if delay is None:
                 raise error
-            await self._back_off(error, delay)
+            await self._back_off(error, delay, where)
+            if limited:
+                deadline.postpone(time.monotonic() - begun)
 
     def _alarmed(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
         """Steer by a failure of the target; True when it is one too many."""
@@ -169,12 +201,14 @@ class Attempts:
             self._brake.pull(fault)
         return fault is not None
 
-    def _delay(self, error: AttemptError | Fault, retry: int, deadline: float) -> float | None:
-        """How long to wait before the next try; None when there is none."""
-        if isinstance(error, Fault) or not error.retry or retry > self._limits.retries or self._brake.pulled:
+    def _delay(self, error: AttemptError | Fault, retry: int, deadline: Deadline) -> float | None:
+        """Return how long to wait before the nth retry; None when there is none."""
+        if isinstance(error, Fault) or not error.retry or self._brake.pulled:
             return None
+        if error.kind == "rate_limit":
+            return delay_before(retry, error)
         delay = delay_before(retry, error)
-        return None if time.monotonic() + delay > deadline else delay
+        return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 
     def never_asked(self, error: AttemptError, job: Job, begun: float) -> None:
         """Record that a trial failed before the target was asked. Where the first ones all do, the rest would too."""
@@ -201,14 +235,15 @@ class Attempts:
             )
         )
 
-    async def _back_off(self, error: AttemptError | Fault, delay: float) -> None:
-        """Wait for the next try; where the brake is pulled meanwhile, there is none."""
-        self._progress.backing_off += 1
+    async def _back_off(self, error: AttemptError | Fault, delay: float, where: str) -> None:
+        """Wait before the next attempt; raise the error if the run is stopped meanwhile."""
+        limited = error.kind == "rate_limit"
+        self._progress.wait(where, limited=limited)
         try:
             if await self._brake.sleep(delay):
                 raise error
         finally:
-            self._progress.backing_off -= 1
+            self._progress.waited(where, limited=limited)
 
 
 def _too_late(seconds: float, begun: float, deadline: float, late: TimeoutError) -> AttemptError:

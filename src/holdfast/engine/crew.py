@@ -14,24 +14,26 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import mirror_of
-from holdfast.engine.progress import Progress
-from holdfast.engine.run import Outcome, already_finished, so_far_of
+from holdfast.engine.progress import GraderProgress, Progress
+from holdfast.engine.run import Outcome, already_finished, failures_of, so_far_of
 from holdfast.engine.setup import Opened
 from holdfast.engine.shared import finish_run, prepare, shared_eval
 from holdfast.engine.signals import Signals
 from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.follow import Follower
 from holdfast.store.index import Index
 from holdfast.store.lease import RunLease
+from holdfast.store.records import ErrorRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,19 +57,21 @@ class Ended(msgspec.Struct):
     """of what stopped it: a fault's kind, `budget`, or nothing"""
     message: str = ""
     remedy: str = ""
+    option: str = ""
+    raised: str = ""
 
     @classmethod
     def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
         """Why a worker's part ended."""
         if isinstance(reason, BudgetReached):
-            return cls("budget", reason.message, reason.remedy)
+            return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
 
     @property
     def reason(self) -> Fault | BudgetReached | None:
         """The same as it stopped the worker."""
         if self.kind == "budget":
-            return BudgetReached(self.message, self.remedy)
+            return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
         return Fault(kind, self.message, remedy=self.remedy or None) if kind else None
 
@@ -95,6 +99,9 @@ class _Crew:
     def __init__(self, shared: Shared, count: int, display: Display) -> None:
         self._found, self._rundir, self._plan = shared
         self._display = display
+        self._begun = time.monotonic()
+        self._followed = Index()
+        """what the journals hold, as far as they were read on the way"""
         self._said: list[Ended] = []
         self._told: int | None = None
         self._readers: list[threading.Thread] = []
@@ -130,11 +137,19 @@ class _Crew:
 
     def watch(self, options: Options) -> None:
         """Show how far they are until all have left."""
-        found, plan, index = self._found, self._plan, Index()
+        found, plan, index = self._found, self._plan, self._followed
         follower = Follower(self._rundir, index)
         follower.refresh()
         slots = found.survey.panels.mean
-        progress = Progress(plan, index.spent, plan.total - plan.to_run, plan.finished + plan.reused)
+        places = [] if options.skip_graders else grader_places(found.spec)
+        progress = Progress(
+            plan,
+            index.spent,
+            outputs=plan.total - plan.to_run,
+            graded=plan.finished + plan.reused,
+            grades=not (options.skip_graders and found.work.slots),
+            graders={place.name: GraderProgress() for place in places},
+        )
         self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
         mirror = mirror_of(found, self._rundir, self._display.notice)
         if mirror is not None:
@@ -148,15 +163,13 @@ class _Crew:
                     news = follower.read()
                     follower.apply(news)
                     for name, line in news:
-                        if name == "grades" and line.head.score is not None:
-                            progress.score_sum += line.head.score
-                            progress.score_count += 1
-                        elif name == "steps":
-                            progress.step(line.head.kind)
+                        self._show(name, line.head, progress)
                 progress.outputs = min(plan.total, len(index.outputs))
                 progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
                 progress.mark()
                 self._display.tick(progress)
+        with suppress(OSError):
+            follower.refresh()
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
@@ -166,6 +179,35 @@ class _Crew:
         if mirror is not None:
             mirror.close()
         self._display.end()
+
+    def _show(self, name: str, head: Any, progress: Progress) -> None:
+        """Count a new line of a worker, and show it if it is a failure."""
+        if name == "grades" and head.status != "error":
+            progress.grade(place_name(head.grader, head.turn), head.score)
+        elif name == "steps":
+            progress.step(head.kind)
+        elif name == "errors" and not head.final:
+            progress.retried[head.kind] += 1
+        elif name == "errors":
+            if head.where == "target":
+                progress.given_up += 1
+            else:
+                progress.failed_grades[head.where] += 1
+            self._display.error(
+                ErrorRecord(
+                    key=head.key,
+                    sample=head.sample,
+                    trial=head.trial,
+                    attempt=0,
+                    where=head.where,
+                    kind=head.kind,
+                    message=head.message,
+                    status=None,
+                    time=head.time,
+                    seconds=head.seconds,
+                    final=True,
+                )
+            )
 
     def _tell(self, number: int) -> None:
         self._told = number
@@ -177,6 +219,12 @@ class _Crew:
         for worker in self._workers:
             worker.kill()
 
+    def _finished(self, done: Outcome) -> Outcome:
+        """Add what the workers took, and what failed, to the report that one of them made."""
+        failures = failures_of(self._rundir, self._found, self._followed, None)
+        wall = time.monotonic() - self._begun
+        return replace(done, already=False, spent=self._followed.spent, failures=failures, wall=wall)
+
     def outcome(self, options: Options) -> Outcome:
         """How it ended for all of them."""
         for reader in self._readers:
@@ -184,7 +232,7 @@ class _Crew:
         found, rundir = self._found, self._rundir
         options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
         if (done := already_finished(found, rundir, options)) is not None:
-            return replace(done, already=False)
+            return self._finished(done)
         index = rundir.load(mend=False)
         plan = make_plan(found.survey, found.work, index)
         reason: Fault | BudgetReached | Interrupted | None = None
@@ -200,11 +248,20 @@ class _Crew:
                 opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
                 done = finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
                 if done.finisher is None or (done := already_finished(found, rundir, options)) is not None:
-                    return replace(done, already=False)
+                    return self._finished(done)
             reason = Fault(
                 "rejected",
                 f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
                 remedy="What they finished is on disk.",
             )
-        so_far = so_far_of(found, index, reason)
-        return Outcome(rundir, plan, None, index.spent, reason, skipped_graders=options.skip_graders, so_far=so_far)
+        return Outcome(
+            rundir,
+            plan,
+            None,
+            index.spent,
+            reason,
+            skipped_graders=options.skip_graders,
+            so_far=so_far_of(found, index, reason),
+            failures=failures_of(rundir, found, index, reason),
+            wall=time.monotonic() - self._begun,
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
+from holdfast.graders.build import place_name
 from holdfast.store.index import OutputRef, VerdictRef, moments
 from holdfast.store.records import to_line
 
@@ -98,10 +99,9 @@ class Keeper:
         self._index.spent.add_grade(record.usage, given, record.seconds)
         self._display.grade(record)
         if record.status == "error":
+            self._progress.ungraded += self._owed.pop(record.key, None) is not None
             return
-        if record.score is not None and record.turn is None:
-            self._progress.score_sum += record.score
-            self._progress.score_count += 1
+        self._progress.grade(place_name(record.grader, record.turn), record.score)
         if record.key in self._owed:
             self._owed[record.key] -= 1
             if self._owed[record.key] == 0:
@@ -116,6 +116,10 @@ class Keeper:
             self._index.grader_attempts[record.key, record.where] = record.attempt
         if record.usage is not None:
             self._index.spent.add(record.usage)
-        self._progress.errors[record.kind] += 1
+        self._index.spent.add_time(record.time - record.seconds, record.time)
+        if not record.final:
+            self._progress.retried[record.kind] += 1
+        elif record.where != "target":
+            self._progress.failed_grades[record.where] += 1
         self._journal.post("errors", to_line(record))
         self._display.error(record)

@@ -16,22 +16,26 @@ from msgspec import UNSET
 
 from holdfast.conversation.talk import Script, converse
 from holdfast.data.dataset import changed_under_us
-from holdfast.engine.attempts import Attempts
+from holdfast.display.format import rate_limit_text
+from holdfast.engine.attempts import Attempts, Deadline
 from holdfast.engine.brake import Brake
+from holdfast.engine.budget import Budget
 from holdfast.engine.grading import Grading
 from holdfast.engine.hooks import Hooks
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.partner import Halted, TrialPartner
-from holdfast.engine.progress import Progress
+from holdfast.engine.progress import GraderProgress, Progress
 from holdfast.engine.steps import StartAnew, Steps
 from holdfast.engine.supply import Supply
 from holdfast.engine.window import Window
 from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.mirror import NatMirror
+from holdfast.graders.build import grader_places
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
 from holdfast.spec.fields import ModelTarget, is_embedded
+from holdfast.spec.grader_fields import PromptGrader
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
@@ -55,6 +59,8 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 10.0
+"""how long a rate limit may last before it is worth a line in the log"""
 _GRACE_SECONDS: Final = 10.0
 """how long what is in flight may go on after a fault of all"""
 
@@ -77,7 +83,6 @@ class Loop:
         self._display = display
         self._spec = found.spec
         self._spent = opened.index.spent
-        self._spent_before = 0.0 if found.spec.limits.max_time is None else self._spent.seconds
         self._script = Script(found.spec)
         self._blobs = Blobs(opened.rundir.files)
         self._workspaces = (
@@ -92,10 +97,16 @@ class Loop:
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()
         self.progress = Progress(
-            plan, self._spent, outputs=plan.total - plan.to_run, graded=plan.finished + plan.reused
+            plan,
+            self._spent,
+            outputs=plan.total - plan.to_run,
+            graded=plan.finished + plan.reused,
+            generates=not options.grade_only,
+            grades=not (options.skip_graders and found.work.slots),
+            graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(found.spec)},
         )
+        self._budget = Budget(found.spec.limits, self.progress, display.notice)
         self._crash: BaseException | None = None
-        self._warned: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
         generates = plan.to_run > 0 and not options.grade_only
         alone = opened.worker is None
@@ -158,6 +169,8 @@ class Loop:
                 self._admit()
             await self._grading.finish()
             self.faults = list(self._grading.down.values())
+            if isinstance(self.brake.reason, BudgetReached):
+                self.brake.reason = self._budget.reached()  # what was in flight has been spent since
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
@@ -169,6 +182,8 @@ class Loop:
             if self._hooks is not None:
                 await self._hooks.before_run()
                 stack.push_async_callback(self._hooks.after_run)
+            for model in filter(is_embedded, self._asked_models()):
+                self._display.notice(f"starting {model} on this machine …")
             for part in (self._target, self._player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
@@ -187,6 +202,12 @@ class Loop:
             await part.__aexit__(None, None, None)
         except Exception as error:
             self._display.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+
+    def _asked_models(self) -> list[str]:
+        """List the models that this process will ask."""
+        blocks = [grader.block for grader in self._graders]
+        judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
+        return [model for model in self._spec.models() if self._target is not None or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admitting and cancel what is in flight; what finished is safe already."""
@@ -237,8 +258,8 @@ class Loop:
                 self._workers.discard(task)
                 return
             job = self._next()
-            if self._window.auto:
-                self._admit()
+            if len(self._workers) < self._window.limit:
+                self._admit()  # the window has grown
 
     def _next(self) -> Job | None:
         """The next unfinished trial, unless it is time to stop."""
@@ -274,7 +295,8 @@ class Loop:
             self._attempts.never_asked(error, job, clock)
             raise
         try:
-            said = await self._have(lines, job, steps, clock + self._spec.limits.trial_timeout)
+            deadline = Deadline(clock + self._spec.limits.trial_timeout)
+            said = await self._have(lines, job, steps, deadline)
         finally:
             if steps is not None:
                 await steps.close()
@@ -303,7 +325,7 @@ class Loop:
         counted = self._turn_by_turn or (steps is not None and steps.counted)
         return record, await self._keeper.output(record, stepwise=counted)
 
-    async def _have(self, lines: Lines, job: Job, steps: Steps | None, deadline: float) -> Said:
+    async def _have(self, lines: Lines, job: Job, steps: Steps | None, deadline: Deadline) -> Said:
         """The conversation; once more from its start where a call that must not happen twice was cut off."""
         assert self._target is not None
         for again in range(self._spec.limits.retries + 1):
@@ -341,27 +363,8 @@ class Loop:
         return self.brake.pulled
 
     def _check_budget(self) -> None:
-        limits, spent = self._spec.limits, self._spent
-        if limits.max_cost is not None and spent.cost >= limits.max_cost:
-            self._budget("max-cost", f"${spent.cost:.4f} of ${limits.max_cost:g} spent")
-        if limits.max_cost is not None and spent.unpriced:
-            self._warn("the target does not say what it costs: max_cost cannot be kept")
-        if limits.token_budget is not None and spent.unmetered:
-            self._warn("the target does not say how many tokens it uses: token_budget cannot be kept")
-        if limits.token_budget is not None and spent.tokens >= limits.token_budget:
-            self._budget("token-budget", f"{spent.tokens:,} of {limits.token_budget:,} tokens used")
-        if limits.max_time is not None:
-            seconds = self._spent_before + self.progress.busy_seconds
-            if seconds >= limits.max_time:
-                self._budget("max-time", f"{seconds:.0f} of {limits.max_time:.0f} s used")
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            self._display.notice(message)
-
-    def _budget(self, name: str, said: str) -> None:
-        self.brake.pull(BudgetReached(f"budget reached: {said}", f"Raise --{name} to go on from here."))
+        if not self.brake.pulled and (reached := self._budget.reached()) is not None:
+            self.brake.pull(reached)
 
     async def _tick(self) -> None:
         faulted = 0.0
@@ -369,6 +372,7 @@ class Loop:
             self.progress.limit = self._window.limit
             self.progress.mark()
             self._display.tick(self.progress)
+            self._report_rate_limits()
             self._check_budget()
             if self._opened.lost and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
@@ -380,6 +384,13 @@ class Loop:
                     self.interrupt(self.brake.reason)  # they would fail alike, or never end
                     faulted = time.monotonic()  # not at each look: they may be closing what they have opened
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _report_rate_limits(self) -> None:
+        """Report, once for each time it happens, that nothing moves because of a rate limit."""
+        for where, limited in self.progress.rate_limits.items():
+            if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
+                limited.reported = True
+                self._display.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
 
     async def _watch_dataset(self) -> None:
         """Stop when the dataset becomes another. Its rows are only read again when its files look touched."""

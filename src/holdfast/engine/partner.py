@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.conversation.responder import Player
-    from holdfast.engine.attempts import Attempts
+    from holdfast.engine.attempts import Attempts, Deadline
     from holdfast.engine.grading import Grading
     from holdfast.engine.steps import Steps
     from holdfast.plan.plan import Job
@@ -47,7 +47,7 @@ class TrialPartner:
         grading: Grading,
         steps: Steps | None,
         checkpoints: frozenset[int],
-        deadline: float,
+        deadline: Deadline,
         stopping: Callable[[], bool],
         blobs: Blobs,
         *,

@@ -5,12 +5,47 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.plan.plan import Plan
 
 if TYPE_CHECKING:
     from holdfast.store.index import Spent
+
+
+@dataclass
+class GraderProgress:
+    """Verdicts that one grader has given in this process."""
+
+    grades: int = 0
+    scored: int = 0
+    score_sum: float = 0.0
+
+    @property
+    def score(self) -> float | None:
+        """The mean of the scores it gave."""
+        return self.score_sum / self.scored if self.scored else None
+
+
+@dataclass
+class RateLimit:
+    """Requests of one party, the target or a grader, that wait because its server has too much to do."""
+
+    since: float
+    """when it began, or when an answer came last, by the monotonic clock"""
+    waiting: int = 0
+    reported: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Seconds without an answer."""
+        return time.monotonic() - self.since
+
+
+class _Mark(NamedTuple):
+    time: float
+    outputs: int
+    graded: int
 
 
 @dataclass
@@ -23,27 +58,38 @@ class Progress:
     """trials that have an output, earlier ones included"""
     graded: int
     """trials with all their verdicts"""
-    score_sum: float = 0.0
-    score_count: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    """failed attempts of this process by class"""
+    generates: bool = True
+    """outputs are made in this process"""
+    grades: bool = True
+    """outputs are graded in this process"""
+    graders: dict[str, GraderProgress] = field(default_factory=dict)
+    """by name, in the order of the eval file"""
+    retried: Counter[str] = field(default_factory=Counter)
+    """failed attempts that were or will be retried, by class"""
+    failed_grades: Counter[str] = field(default_factory=Counter)
+    """grades that this process gave up, by grader"""
     given_up: int = 0
-    """trials this process will not try again"""
+    """trials without an output that this process will not try again"""
+    ungraded: int = 0
+    """trials with an output whose missing verdict this process will not ask for again"""
     turns: int = 0
     """of conversations with several, since this process began"""
     calls: int = 0
     """of agents, to models and tools, since this process began"""
     in_flight: int = 0
     backing_off: int = 0
+    """attempts that wait to be retried, rate limits included"""
+    rate_limits: dict[str, RateLimit] = field(default_factory=dict)
+    """by whose requests wait: `target`, or a grader's name"""
     limit: int = 0
+    _at_work: int = 0
     _busy: float = 0.0
     _busy_since: float = 0.0
-    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=60))
+    _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=60))
 
     def begin(self) -> None:
         """A trial is being worked on."""
-        if not self.in_flight:
-            self._busy_since = time.monotonic()
+        self.begin_work()
         self.in_flight += 1
 
     def step(self, kind: str) -> None:
@@ -54,18 +100,53 @@ class Progress:
     def end(self) -> None:
         """It is no more."""
         self.in_flight -= 1
-        if not self.in_flight:
+        self.end_work()
+
+    def begin_work(self) -> None:
+        """Count a trial, or a grade that takes time, as work in hand."""
+        if not self._at_work:
+            self._busy_since = time.monotonic()
+        self._at_work += 1
+
+    def end_work(self) -> None:
+        """Count it as done."""
+        self._at_work -= 1
+        if not self._at_work:
             self._busy += time.monotonic() - self._busy_since
+
+    def grade(self, grader: str, score: float | None) -> None:
+        """Count a verdict."""
+        counts = self.graders.setdefault(grader, GraderProgress())
+        counts.grades += 1
+        if score is not None:
+            counts.scored += 1
+            counts.score_sum += score
+
+    def wait(self, where: str, *, limited: bool) -> None:
+        """Count an attempt that waits to be retried; `limited`: because of a rate limit."""
+        self.backing_off += 1
+        if limited:
+            self.rate_limits.setdefault(where, RateLimit(time.monotonic())).waiting += 1
+
+    def waited(self, where: str, *, limited: bool) -> None:
+        """Stop counting it as waiting."""
+        self.backing_off -= 1
+        if limited:
+            self.rate_limits[where].waiting -= 1
+
+    def answered(self, where: str) -> None:
+        """Note an answer, which ends a rate limit of whoever gave it."""
+        if (limited := self.rate_limits.get(where)) is None:
+            return
+        if limited.waiting:
+            limited.since, limited.reported = time.monotonic(), False
+        else:
+            del self.rate_limits[where]
 
     @property
     def busy_seconds(self) -> float:
         """Time of this process with work in hand: what `Spent.seconds` will say of it, without reading the records."""
-        return self._busy + (time.monotonic() - self._busy_since if self.in_flight else 0.0)
-
-    @property
-    def score(self) -> float | None:
-        """The running mean over graded trials."""
-        return self.score_sum / self.score_count if self.score_count else None
+        return self._busy + (time.monotonic() - self._busy_since if self._at_work else 0.0)
 
     @property
     def left(self) -> Plan:
@@ -76,20 +157,40 @@ class Progress:
     def mark(self) -> None:
         """Note where we are, for the rate; displays call it at each look."""
         now = time.monotonic()
-        if not self._marks or now - self._marks[-1][0] >= 0.5:
-            self._marks.append((now, self.outputs))
+        if not self._marks or now - self._marks[-1].time >= 0.5:
+            self._marks.append(_Mark(now, self.outputs, self.graded))
+
+    @property
+    def _left_to_run(self) -> int:
+        return max(0, self.plan.total - self.outputs - self.given_up) if self.generates else 0
+
+    @property
+    def _left_to_grade(self) -> int:
+        coming = self.outputs + self._left_to_run
+        return max(0, coming - self.graded - self.ungraded) if self.grades else 0
+
+    def _rates(self) -> tuple[float, float]:
+        """Outputs and fully graded trials per second over the last half minute."""
+        if not self._marks:
+            return 0.0, 0.0
+        then = self._marks[0]
+        elapsed = time.monotonic() - then.time
+        if elapsed <= 0:
+            return 0.0, 0.0
+        return (self.outputs - then.outputs) / elapsed, (self.graded - then.graded) / elapsed
 
     @property
     def rate(self) -> float:
-        """Trials per second over the last half minute."""
-        if not self._marks:
-            return 0.0
-        then, count = self._marks[0]
-        elapsed = time.monotonic() - then
-        return (self.outputs - count) / elapsed if elapsed > 0 else 0.0
+        """Trials per second over the last half minute: generated, or graded once all are generated."""
+        outputs, graded = self._rates()
+        return outputs if self._left_to_run else graded
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the last trial, at the present rate."""
-        rate = self.rate
-        return (self.plan.total - self.outputs) / rate if rate > 0 else None
+        """Seconds until the last trial is generated and graded, at the present rates; None while they are unknown."""
+        slowest = 0.0
+        for left, rate in zip((self._left_to_run, self._left_to_grade), self._rates(), strict=True):
+            if left and rate <= 0:
+                return None
+            slowest = max(slowest, left / rate if left else 0.0)
+        return slowest

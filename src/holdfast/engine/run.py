@@ -6,24 +6,26 @@ import asyncio
 import gc
 import os
 import resource
+import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.display.types import Result
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, located, manifest_of, open_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
+from holdfast.errors import BudgetReached, DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
+from holdfast.report.failures import read_failures
 from holdfast.report.idle import without_rows
 from holdfast.report.metrics import grading_rules, report_so_far, write_report
-from holdfast.spec.fields import CommandTarget, HttpTarget, ModelTarget, NatTarget
-from holdfast.spec.grader_fields import PromptGrader
+from holdfast.spec.fields import CommandTarget, HttpTarget, NatTarget
 from holdfast.spec.load import target_name
 from holdfast.store.claims import end_rounds
 from holdfast.targets.prices import Prices
@@ -33,11 +35,15 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened
     from holdfast.engine.supply import Supply
-    from holdfast.errors import BudgetReached
+    from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index, Spent
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
+
+_SOON_VERDICTS: Final = 50_000
+"""so many are counted in a moment, also for somebody who has pressed Ctrl-C"""
+_SOON_BYTES: Final = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ class Outcome:
     missed_gates: tuple[str, ...] = ()
     so_far: dict[str, Any] | None = None
     """the same numbers of a run that is not finished, where it has grades; they are in no file"""
+    failures: Failures | None = None
+    """what failed and is missing, and what was retried; None where that was not looked at"""
+    wall: float | None = None
+    """seconds that this process worked on it"""
     finisher: str | None = None
     """who made the report, or left without it, where this process is one of several workers and another was to"""
 
@@ -72,6 +82,34 @@ class Outcome:
             made = self.finisher is not None and self.rundir.finished
             return 0 if ungraded_on_purpose or made else 3
         return 1 if self.missed_gates else 0
+
+    @property
+    def result(self) -> Result:
+        """The outcome in a form for programs."""
+        reason: str
+        match self.reason:
+            case Interrupted():
+                reason = "interrupted"
+            case BudgetReached():
+                reason = "budget"
+            case Fault():
+                reason = "fault"
+            case None if self.metrics is not None:
+                reason = "gate" if self.missed_gates else "finished"
+            case None:
+                reason = "errors" if self.exit_code else "ungraded"
+        message = "; ".join(self.missed_gates) or None
+        if self.reason is not None:
+            message = self.reason.message if isinstance(self.reason, BudgetReached) else str(self.reason)
+        return Result(
+            exit_code=self.exit_code,
+            reason=reason,
+            message=message,
+            run=str(self.rundir.path),
+            metrics=self.metrics,
+            so_far=self.so_far,
+            left={"to_run": self.plan.to_run, "to_grade": self.plan.to_grade},
+        )
 
 
 def run_eval(spec: Eval, options: Options, display: Display, target: Target | None = None) -> Outcome:
@@ -108,7 +146,7 @@ def say_notices(spec: Eval, display: Display, found: Identified | None = None) -
 
 def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Outcome:
     """Do what is left of a run that this process has for itself, and make the report if that was all."""
-    found, rundir = opened.identified, opened.rundir
+    found, rundir, begun = opened.identified, opened.rundir, time.monotonic()
     if rundir.finished:
         rundir.reopen()
     log = display.log
@@ -129,12 +167,23 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         log.write(f"end {reason or 'nothing left to start'}")
     finally:
         display.end()
-    spent = opened.index.spent
+    spent, failures = opened.index.spent, failures_of(opened.rundir, found, opened.index, reason)
     finished = left.complete or (options.accept_errors and reason is None)
     if not finished or (options.skip_graders and found.work.slots and left.to_grade):
         skipped, only = options.skip_graders, options.grade_only
         so_far = None if skipped else so_far_of(found, opened.index, reason)
-        return Outcome(rundir, left, None, spent, reason, skipped_graders=skipped, grade_only=only, so_far=so_far)
+        return Outcome(
+            rundir,
+            left,
+            None,
+            spent,
+            reason,
+            skipped_graders=skipped,
+            grade_only=only,
+            so_far=so_far,
+            failures=failures,
+            wall=time.monotonic() - begun,
+        )
     try:
         metrics = write_report(found, rundir, opened.index)
         end_rounds(rundir)
@@ -147,14 +196,29 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
         return Outcome(rundir, left, None, spent, fault)
     log.write(f"finished score={metrics['score']} coverage={metrics['coverage']}")
-    return Outcome(rundir, left, metrics, spent, missed_gates=_gates(found.spec, metrics))
+    gates, wall = _gates(found.spec, metrics), time.monotonic() - begun
+    return Outcome(rundir, left, metrics, spent, missed_gates=gates, failures=failures, wall=wall)
+
+
+def failures_of(
+    rundir: RunDir, found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
+) -> Failures | None:
+    """Read what went wrong from the run's records; after an interruption only where that takes a moment."""
+    most = {"most_bytes": _SOON_BYTES} if isinstance(reason, Interrupted) else {}
+    try:
+        return read_failures(rundir, found, index, **most)
+    except OSError:
+        return None  # a summary of records that stay on disk
 
 
 def so_far_of(
     found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
 ) -> dict[str, Any] | None:
-    """The numbers of an unfinished run that has grades; who interrupted it is not kept waiting for them."""
-    return report_so_far(found, index) if index.verdicts and not isinstance(reason, Interrupted) else None
+    """Compute the numbers of an unfinished run that has grades; after an interruption only where that is quick."""
+    many = found.survey.count * found.spec.trials * max(1, len(found.work.slots)) > _SOON_VERDICTS
+    if not index.verdicts or (isinstance(reason, Interrupted) and many):
+        return None
+    return report_so_far(found, index)
 
 
 def run_loop(
@@ -204,7 +268,10 @@ def already_finished(found: Identified, rundir: RunDir, options: Options) -> Out
         rundir.write_manifest(manifest_of(found))
     total = found.survey.count * found.spec.trials
     plan = Plan(found.survey.count, found.spec.trials, total, 0, 0)
-    return Outcome(rundir, plan, metrics, None, already=True, missed_gates=_gates(found.spec, metrics))
+    incomplete = metrics["coverage"] < 1
+    failures = failures_of(rundir, found, rundir.load(mend=False), None) if incomplete else None
+    gates = _gates(found.spec, metrics)
+    return Outcome(rundir, plan, metrics, None, already=True, missed_gates=gates, failures=failures)
 
 
 def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, Any] | None:
@@ -248,10 +315,7 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
             f"max_cost cannot be kept: {target_name(spec.target)} does not say what it costs",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
         )
-    models = [spec.target.model] if isinstance(spec.target, ModelTarget) else []
-    models += [block.model for _, block in spec.placed_graders() if isinstance(block, PromptGrader) and block.model]
-    models += [spec.responder.model] if spec.responder is not None and spec.responder.model else []
-    for model in models:
+    for model in spec.models():
         if not Prices(model, spec.prices).known:
             raise UsageError(
                 f"max_cost cannot be kept: the price of {model} is not known",

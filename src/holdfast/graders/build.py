@@ -110,11 +110,16 @@ class GraderPlace(NamedTuple):
     """in the eval file"""
 
 
+def place_name(grader: str, turn: int | None) -> str:
+    """Name a grader as metrics do, by where it stands."""
+    return grader if turn is None else f"checkpoint@{turn}/{grader}"
+
+
 def grader_places(spec: Eval) -> list[GraderPlace]:
     """All graders in the order in which they are asked: checkpoints' by turn, then those at the end."""
     places = [
         GraderPlace(
-            f"checkpoint@{checkpoint.after_turn}/{block.name}",
+            place_name(block.name, checkpoint.after_turn),
             block,
             checkpoint.after_turn,
             checkpoint.stops,

@@ -3,6 +3,8 @@
 `stats`    intervals and pass@k, pure
 `tally`    what is counted on the way through a run
 `idle`     graders that checked nothing, in words
+`failures` why trials and grades are missing, and what was retried
+`summary`  the lines below the table
 `metrics`  results.json and metrics.json
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end

@@ -39,7 +39,7 @@ def without_verdicts(places: Sequence[GraderPlace], metrics: Mapping[str, Mappin
 
 
 def _only(counts: Mapping[str, Any], status: str) -> bool:
-    others = {"n", "skipped", "not_reached", "errors", "missing"} - {status}
+    others = {"n", "skipped", "not_reached", "errors", "ungraded"} - {status}
     return bool(counts.get(status)) and not any(counts.get(other) for other in others)
 
 

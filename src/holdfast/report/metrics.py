@@ -56,7 +56,7 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
 
 
 def report_so_far(found: Identified, index: Index) -> dict[str, Any]:
-    """The same numbers of a run that is not finished, each grader's with how many verdicts are `missing`."""
+    """The same numbers of a run that is not finished, each grader's with how many outputs are still `ungraded`."""
     report = _Report(found, index)
     report.count()
     return report.metrics(so_far=True)
@@ -123,6 +123,8 @@ class _Report:
         self._usage, self._judges = UsageTally(), UsageTally()
         self._seconds = array("d")
         self._outputs = self._graded = 0
+        self._looked_at = [0] * len(self._places)
+        """outputs that each grader is to look at"""
 
     def entries(self) -> Iterator[bytes]:
         """A line of results.json for every trial, counting on the way."""
@@ -166,7 +168,9 @@ class _Report:
         found = self._found
         sample, panel = "sha256:" + found.survey.of(position).hex(), found.survey.panels.of(position)
         trials = [self._judge(sample, trial, panel) for trial in range(1, found.spec.trials + 1)]
+        made = sum(each.ref is not None for each in trials)
         for number in panel.graders:
+            self._looked_at[number] += made
             verdicts = [each.verdicts.get(number) for each in trials]
             self._tallies[number].add([verdict for verdict in verdicts if verdict is not None])
         graded = [(each.status, each.score) for each in trials if each.status != "error"]
@@ -209,7 +213,7 @@ class _Report:
                 **tally.summary(),
                 **(corpus_numbers(place.block, self._counts[number]) if number in self._counts else {}),
                 **({} if place.block.where is None else {"rows": rows[number]}),
-                **({"missing": rows[number] * self._found.spec.trials - tally.given} if so_far else {}),
+                **({"ungraded": self._looked_at[number] - tally.given} if so_far else {}),
                 **rules[place.name],
             }
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
@@ -223,7 +227,7 @@ class _Report:
         overall = self._overall.summary()
         decided = self._overall.statuses["passed"] + self._overall.statuses["failed"]
         seconds = sorted(self._seconds)
-        metrics = self._by_grader(so_far=so_far)
+        metrics, ungraded = self._by_grader(so_far=so_far), self._outputs - self._graded
         notices = [*without_rows(spec, self._places, found.survey.panels), *without_verdicts(self._places, metrics)]
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -239,7 +243,7 @@ class _Report:
             "score": overall["score"] if self._places else None,
             "passed": self._overall.statuses["passed"] / decided if decided else None,
             "metrics": metrics,
-            "overall": {**overall, **({"missing": total - self._graded} if so_far else {})} if self._places else None,
+            "overall": {**overall, **({"ungraded": ungraded} if so_far else {})} if self._places else None,
             **({"notices": notices} if notices else {}),
             "usage": self._usage.summary(),
             "judge_usage": self._judges.summary(),

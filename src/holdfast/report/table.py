@@ -6,20 +6,22 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from holdfast.display.format import dollars, duration, share
+from holdfast.display.format import share
+from holdfast.display.grid import Column, fitted, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.graders.build import grader_places
-from holdfast.plan.changes import counted
 from holdfast.report.idle import without_rows
 from holdfast.report.preview import preview
+from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.secrets import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
 
     from holdfast.engine.run import Outcome
     from holdfast.engine.setup import Identified
@@ -27,26 +29,16 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 
-def _console() -> Console:
-    # Names and paths are the users': square brackets and colons in them mean themselves.
-    return Console(
-        markup=False,
-        emoji=False,
-        highlight=False,
-        soft_wrap=not sys.stdout.isatty(),
-        width=None if sys.stdout.isatty() else 120,
-    )
-
-
 def print_outcome(outcome: Outcome, command: str, anew: str = "Start anew with --fresh.") -> None:
-    """The numbers of a finished run; of an unfinished one, what is left and how to go on."""
-    console = _console()
+    """Print the numbers of a finished run; of an unfinished one, what is left and how to resume."""
+    console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
             console.print(f"This run is already finished; nothing was run. {anew}")
-            if outcome.metrics["coverage"] < 1:
-                console.print("Some of its trials have errors, which were accepted: --retry-failed takes them up.")
-        _print_metrics(console, outcome.metrics)
+        _print_metrics(console, outcome, outcome.metrics)
+        _print_failures(console, outcome, left_out=True)
+        if outcome.already and outcome.metrics["coverage"] < 1:
+            console.print("Their errors were accepted: --retry-failed tries them again.")
         for missed in outcome.missed_gates:
             console.print(Text(f"gate not met: {missed}", style="bold red"))
     else:
@@ -54,46 +46,67 @@ def print_outcome(outcome: Outcome, command: str, anew: str = "Start anew with -
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
-def _print_metrics(console: Console, metrics: dict[str, Any], *, so_far: bool = False) -> None:
+def _print_metrics(console: Console, outcome: Outcome, metrics: dict[str, Any], *, so_far: bool = False) -> None:
     title = f"{metrics['eval']} · {metrics['target']}{' · incomplete' if so_far else ''}"
     if metrics["metrics"]:
-        table = Table(title=title, title_justify="left", title_style="bold")
-        # What looks at no row is said below the table; where verdicts are missing, errors are among them.
-        rows = {name: values for name, values in metrics["metrics"].items() if values.get("rows") != 0}
-        kinds = ("not_reached", "missing" if so_far else "errors")
-        extra = [key for key in kinds if any(values.get(key) for values in rows.values())]
-        ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
-        more = [key.replace("_", " ") for key in extra]
-        for column in ("grader", "score", "95 % interval", "passed", "graded", *more, *(f"pass@{k}" for k in ks)):
-            table.add_column(column, justify="left" if column == "grader" else "right")
-        if len(rows) > 1:
-            rows["overall"] = metrics["overall"]
-        for name, values in rows.items():
-            known = values["low"] is not None
-            table.add_row(
-                name,
-                share(values["score"]),
-                f"{values['low']:.3f} – {values['high']:.3f}" if known else "–",
-                f"{values['passed']:,}",
-                f"{values['n']:,}",
-                *(f"{values.get(key) or 0:,}" for key in extra),
-                *(share(values.get(f"pass@{k}")) for k in ks),
-            )
-        console.print(table)
+        console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
     else:
         console.print(Text(title, style="bold"))
-    usage, judges = metrics["usage"], metrics["judge_usage"]
-    costs = [part["cost"] for part in (usage, judges)]
-    counts = [part[key] for part in (usage, judges) for key in ("input_tokens", "output_tokens")]
-    facts = [
-        f"coverage {metrics['coverage']:.1%} of {counted(metrics['total'], 'trial')}",
-        "tokens unknown" if None in counts else f"{sum(counts):,} tokens",
-        "cost unknown" if None in costs else dollars(sum(costs)),
-        duration(metrics["timing"]["seconds"]),
-    ]
-    console.print(" · ".join(facts))
+        console.print("Nothing was graded: the eval has no graders.")
+    for line in facts(metrics, outcome.spent, outcome.wall):
+        console.print(line)
     for notice in metrics.get("notices", ()):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+
+
+def _scores(metrics: dict[str, Any], title: str, width: int, lacking: str) -> Table:
+    """The table of graders. Those that look at no row are named below it."""
+    rows = {name: values for name, values in metrics["metrics"].items() if values.get("rows") != 0}
+    extra = [key for key in ("not_reached", lacking) if any(values.get(key) for values in rows.values())]
+    if len(rows) > 1:
+        rows["overall"] = metrics["overall"]
+    ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
+    columns = [
+        Column("grader", name=True),
+        Column("score"),
+        Column("95 % interval", spare=1),
+        Column("passed"),
+        Column("graded"),
+        *(Column(key.replace("_", " "), spare=2) for key in extra),
+        # Of all columns pass@1 says the least: it is `passed` by `graded`.
+        *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
+    ]
+    cells = [
+        (
+            name,
+            Text(share(values["score"]), style=_colour(values)),
+            _interval(values["low"], values["high"]),
+            f"{values['passed']:,}",
+            f"{values['n']:,}",
+            *(f"{values.get(key) or 0:,}" for key in extra),
+            *(share(values.get(f"pass@{k}")) for k in ks),
+        )
+        for name, values in rows.items()
+    ]
+    return fitted(columns, cells, width, title=title)
+
+
+def _colour(values: dict[str, Any]) -> str:
+    """Green where all passed, red where none did."""
+    if not values["n"]:
+        return ""
+    return "green" if not values["failed"] else "red" if not values["passed"] else "yellow"
+
+
+def _interval(low: float | None, high: float | None, form: str = ".3f") -> str:
+    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
+
+
+def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = False) -> None:
+    for line in retried(outcome.failures):
+        console.print(line)
+    for line in failed(outcome.failures, left_out=left_out):
+        console.print(Text(line, style="red"))
 
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
@@ -104,34 +117,44 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
     assert first.metrics is not None and second.metrics is not None
     ours, theirs = (read_finished(outcome.rundir).scores for outcome in (first, second))
     names = [outcome.metrics["target"] for outcome in (first, second) if outcome.metrics]
-    table = Table(title="side by side", title_justify="left", title_style="bold")
-    for column in ("grader", names[0], f"{names[1]} (baseline)", "difference", "95 % interval", "samples"):
-        table.add_column(column, justify="left" if column == "grader" else "right")
+    columns = [
+        Column("grader", name=True),
+        Column(names[0]),
+        Column(f"{names[1]} (baseline)"),
+        Column("difference"),
+        Column("95 % interval", spare=1),
+        Column("samples", spare=2),
+    ]
+    rows = []
     for grader in first.metrics["metrics"]:
         gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}))
         if gap is None:
             continue
-        known = gap.low is not None and gap.high is not None
-        table.add_row(
-            grader,
-            share(first.metrics["metrics"][grader]["score"]),
-            share(second.metrics["metrics"][grader]["score"]),
-            f"{gap.mean:+.3f}",
-            f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
-            f"{gap.samples:,}",
+        rows.append(
+            (
+                grader,
+                share(first.metrics["metrics"][grader]["score"]),
+                share(second.metrics["metrics"][grader]["score"]),
+                f"{gap.mean:+.3f}",
+                _interval(gap.low, gap.high, "+.3f"),
+                f"{gap.samples:,}",
+            )
         )
-    _console().print(table)
+    console = make_console()
+    console.print(fitted(columns, rows, console.width, title="side by side"))
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     left, reason = outcome.plan, outcome.reason
     if outcome.so_far is not None:
-        _print_metrics(console, outcome.so_far, so_far=True)
-        console.print(_missing(outcome.so_far), soft_wrap=True)
+        _print_metrics(console, outcome, outcome.so_far, so_far=True)
+        console.print(Text(missing(outcome.so_far), style="bold yellow"))
+    _print_failures(console, outcome)
     if isinstance(reason, Fault):
         console.print(Text(f"stopped: {reason}", style="bold red"))
     elif isinstance(reason, BudgetReached):
         console.print(Text(f"{reason.message}. {reason.remedy}", style="bold yellow"))
+        command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
     done = left.total - left.to_run
@@ -148,24 +171,13 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     if reason is None:
         own, *workers = outcome.rundir.journals("errors")
         errors = own if own.exists() or not workers else outcome.rundir.workers / "*" / own.name
-        pending = left.to_grade + (0 if outcome.grade_only else left.to_run)
-        said = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
-        console.print(f"{pending:,} {said}; why: {errors}", soft_wrap=True)
-        console.print("Go on (only they are tried again), or add --accept-errors to finish without them:")
+        pending = (0 if outcome.skipped_graders else left.to_grade) + (0 if outcome.grade_only else left.to_run)
+        state = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
+        console.print(f"{pending:,} {state}; every attempt is in {errors}", soft_wrap=True)
+        console.print("Run the command again to retry only these, or add --accept-errors to finish without them:")
     else:
-        console.print("Go on with:")
+        console.print("Resume with:")
     console.print(f"  {command}", soft_wrap=True)
-
-
-def _missing(so_far: dict[str, Any]) -> Text:
-    """Whose verdicts the numbers of an unfinished run are without, the most first."""
-    counts = {name: values["missing"] for name, values in so_far["metrics"].items() if values["missing"]}
-    most = sorted(counts, key=lambda name: -counts[name])
-    named = ", ".join(f"{counts[name]:,} of `{name}`" for name in most[:5])
-    more = f" and some of {counted(len(most) - 5, 'other grader')}" if len(most) > 5 else ""
-    what = f"grades are missing ({named}{more})" if named else "trials are missing"
-    said = f"incomplete: {what}; these numbers are over the grades there are"
-    return Text(said, style="bold yellow")
 
 
 def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_json: bool) -> None:
@@ -180,7 +192,7 @@ def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_jso
 
     yaml, text = YAML(), StringIO()
     yaml.dump(without_secrets(planned[0][0].spec.document.data), text)
-    console = _console()
+    console = make_console()
     console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
     console.print()
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -357,11 +357,11 @@ class Limits(Block):
     concurrency: int | Literal["auto"] | None = None
     """requests in flight; default 64 (4 for the embedded model)"""
     turn_timeout: Seconds = 120
-    """for one reply of the target"""
+    """for one reply of the target; default an hour where a model runs on this machine"""
     trial_timeout: Seconds = 600
-    """for a whole trial, its retries included"""
+    """for a whole trial, its retries included but not its waits for a rate limit; default 6 hours for such a model"""
     retries: int = Field(default=5, ge=0)
-    """how often a failed attempt is repeated in one process"""
+    """how often a failed attempt is repeated in one process; a rate limit is no failure and is waited out"""
     max_cost: float | None = Field(default=None, gt=0)
     """dollars, for the whole run"""
     token_budget: int | None = Field(default=None, gt=0)
@@ -374,6 +374,17 @@ class Limits(Block):
         if isinstance(self.concurrency, int) and self.concurrency < 1:
             raise ValueError("concurrency is at least 1, or auto")
         return self
+
+    def for_models(self, models: Iterable[str]) -> Self:
+        """Return limits with time for a model that runs on this machine, where the file names none.
+
+        Such a model is as fast as the machine is idle. Its requests share the cores, so a time-out that is too short
+        throws away all of them at once, and they begin again.
+        """
+        if not any(map(is_embedded, models)):
+            return self
+        longer = {"turn_timeout": 3600, "trial_timeout": 6 * 3600}
+        return self.model_copy(update={key: value for key, value in longer.items() if key not in self.model_fields_set})
 
 
 class Price(Block):

@@ -121,6 +121,13 @@ class Eval:
             if grader.where is not None:
                 yield (*location, "where"), grader.where
 
+    def models(self) -> list[str]:
+        """Every model that the eval asks: the target's, then the judges' and the simulated user's."""
+        asked = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
+        kinds = (ModelTarget, PromptGrader, ResponderBlock)
+        names = (block.model for block in asked if isinstance(block, kinds))
+        return list(dict.fromkeys(name for name in names if name))
+
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
         """Every grader with where it stands, checkpoints' first."""
         for place, checkpoint in enumerate(self.checkpoints):
@@ -315,7 +322,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
             problems.append(Problem(document.where(place), f"not a valid expression: {error.message}"))
     if problems:
         raise ConfigError(problems)
-    return replace(built, notices=(*notices, *vacuous_checks(built)))
+    limits = built.limits.for_models(built.models())
+    return replace(built, limits=limits, notices=(*notices, *vacuous_checks(built)))
 
 
 def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:

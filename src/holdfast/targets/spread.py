@@ -113,7 +113,7 @@ class _Server:
             self._rest(time.monotonic())
             raise
         except (AttemptError, Fault) as error:
-            if error.kind in ("refused", "connection", "server"):
+            if error.kind in ("refused", "connection", "server") or error.status in (503, 529):  # or overloaded
                 self._rest(time.monotonic())
             raise
         else:

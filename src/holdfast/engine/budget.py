@@ -1,0 +1,87 @@
+"""The limits of cost, tokens and time that a user set for a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from holdfast.errors import BudgetReached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.engine.progress import Progress
+    from holdfast.spec.fields import Limits
+
+
+class Budget:
+    """Compares what a run may spend with what all its processes have spent."""
+
+    def __init__(self, limits: Limits, progress: Progress, notice: Callable[[str], None]) -> None:
+        self._limits = limits
+        self._progress = progress
+        self._spent = progress.spent
+        self._seconds_before = 0.0 if limits.max_time is None else progress.spent.seconds
+        self._notice = notice
+        self._warned: set[str] = set()
+
+    def reached(self) -> BudgetReached | None:
+        """Return the first limit that is met, with what was used up to now; warn of those that cannot be kept."""
+        limits, spent = self._limits, self._spent
+        if limits.max_cost is not None:
+            if spent.unpriced:
+                self._warn("the target does not say what it costs: max_cost cannot be kept")
+            if spent.cost >= limits.max_cost:
+                return self._at("--max-cost", limits.max_cost, spent.cost, _cost)
+        if limits.token_budget is not None:
+            if spent.unmetered:
+                self._warn("the target does not say how many tokens it uses: token_budget cannot be kept")
+            if spent.tokens >= limits.token_budget:
+                return self._at("--token-budget", limits.token_budget, spent.tokens, _tokens)
+        if limits.max_time is not None:
+            seconds = self._seconds_before + self._progress.busy_seconds
+            if seconds >= limits.max_time:
+                return self._at("--max-time", limits.max_time, seconds, _time)
+        return None
+
+    def _at(self, option: str, limit: float, used: float, written: Callable[[float], tuple[str, str]]) -> BudgetReached:
+        total, done = self._progress.plan.total, self._progress.outputs
+        enough = max(2 * limit, 1.2 * used * total / done if done else 0.0)
+        raised = written(_round_up(enough))[0]
+        return BudgetReached(
+            f"budget reached: {option} {written(limit)[0]} ({written(used)[1]} used)",
+            f"Resume with a higher limit, e.g. {option} {raised}.",
+            option,
+            raised,
+        )
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self._notice(message)
+
+
+def _round_up(value: float) -> float:
+    """Round up to two significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def _cost(dollars: float) -> tuple[str, str]:
+    """Format a cost as one types it and as one reads it, with three significant digits and at least cents."""
+    digits = max(2, 2 - math.floor(math.log10(dollars))) if dollars > 0 else 2
+    return f"{dollars:.10g}", f"${dollars:,.{digits}f}"
+
+
+def _tokens(count: float) -> tuple[str, str]:
+    return f"{count:.0f}", f"{count:,.0f} tokens"
+
+
+def _time(seconds: float) -> tuple[str, str]:
+    if seconds >= 7200:
+        text = f"{seconds / 3600:.3g}h"
+    elif seconds >= 120:
+        text = f"{seconds / 60:.3g}m"
+    else:
+        text = f"{seconds:.3g}s"
+    return text, text

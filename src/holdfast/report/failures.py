@@ -1,0 +1,113 @@
+"""Why trials and grades of a run are missing, and how many attempts were retried, from its `errors.jsonl`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from holdfast.data.panels import Panel
+from holdfast.display.format import one_line, without_details
+from holdfast.graders.build import grader_places
+from holdfast.store.index import read_error_head
+from holdfast.store.lines import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.engine.setup import Identified
+    from holdfast.store.index import ErrorHead, Index, OutputRef
+    from holdfast.store.rundir import RunDir
+
+_MOST_BYTES: Final = 64_000_000
+"""of `errors.jsonl`: a longer one is not read only to be summed up"""
+_NAMED: Final = 3
+
+
+@dataclass
+class Alike:
+    """Failures that differ in nothing but names and numbers."""
+
+    message: str
+    """of the first"""
+    count: int = 0
+    samples: list[str] = field(default_factory=list)
+    """the first few, and `…` where there are more"""
+    same: bool = True
+    """all have the same message to the letter"""
+
+    def add(self, message: str, sample: str) -> None:
+        """Count one more."""
+        self.count += 1
+        self.same = self.same and message == self.message
+        if sample not in self.samples and len(self.samples) <= _NAMED:
+            self.samples.append(sample if len(self.samples) < _NAMED else "…")
+
+    def __str__(self) -> str:
+        similar = "" if self.same else " and similar"
+        return f"{self.count:,}× {self.message}{similar} ({', '.join(self.samples)})"
+
+
+@dataclass
+class Failures:
+    """What went wrong in a run, over all its processes."""
+
+    retried: Counter[str] = field(default_factory=Counter)
+    """attempts that were retried, by class"""
+    pending: dict[str, list[Alike]] = field(default_factory=dict)
+    """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
+
+
+def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
+    """Read what failed and is still missing, and count what was retried."""
+    failures = Failures()
+    last: dict[tuple[str, str], ErrorHead] = {}
+    if sum(path.stat().st_size for path in rundir.journals("errors") if path.exists()) > most_bytes:
+        return failures
+    for head in _heads(rundir):
+        if head.final:
+            last[head.key, head.where] = head
+        else:
+            failures.retried[head.kind] += 1
+    groups: dict[str, dict[str, Alike]] = {}
+    pending = _Pending(found, index)
+    for (key, where), head in last.items():
+        if pending(key, where):
+            message = one_line(head.message)
+            alike = groups.setdefault(where, {}).setdefault(without_details(message), Alike(message))
+            alike.add(message, head.sample)
+    for where in sorted(groups, key=lambda where: where != "target"):  # trials come before grades
+        failures.pending[where] = sorted(groups[where].values(), key=lambda alike: -alike.count)
+    return failures
+
+
+class _Pending:
+    """Tells whether what a failed attempt was to give is still missing."""
+
+    def __init__(self, found: Identified, index: Index) -> None:
+        self._work = found.work
+        self._index = index
+        self._slots: dict[str, list[int]] = {}
+        """graders by the name under which their failures are recorded, which those of a checkpoint may share"""
+        for number, place in enumerate(grader_places(found.spec)):
+            self._slots.setdefault(place.block.name, []).append(number)
+
+    def __call__(self, key: str, where: str) -> bool:
+        ref = self._index.outputs.get(key)
+        if where == "target" or ref is None:
+            return where == "target" and ref is None
+        return any(self._lacks(key, ref, number) for number in self._slots.get(where, ()))
+
+    def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
+        """Whether a grader that looks at an output has no verdict on it, however it reads the row."""
+        panels = (Panel((number,)), Panel((number,), reread=frozenset((number,))))
+        keys = [self._work.grade_key(key, ref, number, panel) for panel in panels]
+        verdicts = [self._index.verdicts.get(grade) for grade in keys if grade is not None]
+        return bool(verdicts) and all(verdict is None or verdict.status == "error" for verdict in verdicts)
+
+
+def _heads(rundir: RunDir) -> Iterator[ErrorHead]:
+    for path in rundir.journals("errors"):
+        for line in scan(path):
+            if line.sound and (head := read_error_head(line.data)) is not None:
+                yield head

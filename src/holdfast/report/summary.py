@@ -1,0 +1,136 @@
+"""The lines below the table at the end of a command: what it took, what failed, what is missing."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.display.format import dollars, duration, latency
+from holdfast.plan.changes import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from holdfast.errors import BudgetReached
+    from holdfast.report.failures import Alike, Failures
+    from holdfast.store.index import Spent
+
+_SHOWN: Final = 5
+
+
+def facts(metrics: dict[str, Any], spent: Spent | None, wall: float | None) -> Iterator[str]:
+    """List coverage, tokens, cost and time. `spent` is what this run paid itself, `wall` how long this process took."""
+    usage, judges = metrics["usage"], metrics["judge_usage"]
+    coverage = f"coverage {metrics['coverage']:.1%} of {counted(metrics['total'], 'trial')}"
+    took = _took(metrics["timing"]["seconds"], wall)
+    if judges["requests"]:
+        yield f"{coverage} · {took}"
+        yield f"target: {_usage(usage)} · judges: {_usage(judges)}"
+    else:
+        yield f"{coverage} · {_usage(usage)} · {took}"
+    if (paid := _paid(usage, judges, spent)) is not None:
+        yield paid
+    middle, slow = (metrics["timing"][f"trial_seconds_p{percent}"] for percent in (50, 95))
+    if middle is not None:
+        yield f"latency per trial: p50 {latency(middle)}, p95 {latency(slow)}"
+
+
+def _usage(usage: Mapping[str, Any]) -> str:
+    counts = (usage["input_tokens"], usage["output_tokens"])
+    tokens = "tokens unknown" if None in counts else f"{sum(counts):,} tokens"
+    return f"{tokens} · {'cost unknown' if usage['cost'] is None else dollars(usage['cost'])}"
+
+
+def _took(all_of_it: float, wall: float | None) -> str:
+    """Format the time of this process, and that of the whole run where earlier processes had a part in it."""
+    if wall is None:
+        return duration(all_of_it)
+    if all_of_it > wall + max(1.0, wall / 10):
+        return f"{duration(wall)} (the whole run: {duration(all_of_it)})"
+    return duration(wall)
+
+
+def _paid(usage: Mapping[str, Any], judges: Mapping[str, Any], spent: Spent | None) -> str | None:
+    """Say what this run paid itself, where that is not what its outputs and grades cost."""
+    if spent is None:
+        return None
+    if None not in (usage["cost"], judges["cost"]) and not spent.unpriced:
+        worth = usage["cost"] + judges["cost"]
+        if dollars(worth) == dollars(spent.cost):
+            return None
+        worth_text, paid = dollars(worth), dollars(spent.cost)
+    else:
+        parts = [part[key] for part in (usage, judges) for key in ("input_tokens", "output_tokens")]
+        if None in parts or spent.unmetered or sum(parts) == spent.tokens:
+            return None
+        worth, worth_text, paid = sum(parts), f"{sum(parts):,} tokens", f"{spent.tokens:,}"
+        return f"of the {worth_text} this run used {paid} itself{_why(worth, spent.tokens)}"
+    return f"of the {worth_text} this run paid {paid} itself{_why(worth, spent.cost)}"
+
+
+def _why(worth: float, paid: float) -> str:
+    return "; the rest was reused" if paid < worth else ", attempts that failed included"
+
+
+def retried(failures: Failures | None) -> Iterator[str]:
+    """Say which attempts were repeated: that is what one sets the concurrency by."""
+    if failures is not None and failures.retried:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.retried.most_common())
+        were = "attempt was" if failures.retried.total() == 1 else "attempts were"
+        yield f"{failures.retried.total():,} {were} retried: {kinds}"
+
+
+def failed(failures: Failures | None, *, left_out: bool) -> Iterator[str]:
+    """Say why trials and grades are missing, the most frequent reason first."""
+    for where, groups in (failures.pending if failures is not None else {}).items():
+        count = sum(alike.count for alike in groups)
+        what = counted(count, "trial") if where == "target" else f"{counted(count, 'grade')} of {where}"
+        head = f"{what} failed{' and ' + ('was' if count == 1 else 'were') + ' left out' if left_out else ''}:"
+        yield from _reasons(head, groups)
+
+
+def _reasons(head: str, groups: list[Alike]) -> Iterator[str]:
+    if len(groups) == 1:
+        yield f"{head} {groups[0]}"
+        return
+    yield head
+    for alike in groups[:_SHOWN]:
+        yield f"  {alike}"
+    if len(groups) > _SHOWN:
+        yield f"  … and {counted(len(groups) - _SHOWN, 'other reason')}; errors.jsonl has them all"
+
+
+def missing(so_far: dict[str, Any]) -> str:
+    """Say what the numbers of an unfinished run do not cover."""
+    unmade = so_far["total"] - so_far["outputs"]
+    parts = []
+    if unmade:
+        parts.append(f"{unmade:,} of {counted(so_far['total'], 'trial')} {'has' if unmade == 1 else 'have'} no output")
+    counts = {name: values["ungraded"] for name, values in so_far["metrics"].items() if values["ungraded"]}
+    if counts:
+        most = sorted(counts, key=lambda name: -counts[name])
+        named = ", ".join(f"{name} {counts[name]:,}" for name in most[:_SHOWN])
+        more = ", …" if len(most) > _SHOWN else ""
+        verb = "has" if len(counts) == 1 else "have"
+        parts.append(f"{counted(len(counts), 'grader')} {verb} no verdict on some outputs ({named}{more})")
+    return f"incomplete: {'; '.join(parts) or 'trials are missing'}. Scores cover only what was graded."
+
+
+def with_raised_limit(command: str, reason: BudgetReached) -> str:
+    """Return the command with a limit that lets the run get further."""
+    if not reason.option or not command:
+        return command
+    words = shlex.split(command)
+    key = f"limits.{reason.option.removeprefix('--').replace('-', '_')}="
+    for number, word in enumerate(words):
+        if word == reason.option and number + 1 < len(words):
+            words[number + 1] = reason.raised
+        elif word.startswith(f"{reason.option}="):
+            words[number] = f"{reason.option}={reason.raised}"
+        elif word.startswith(key):
+            words[number] = key + reason.raised
+        else:
+            continue
+        return shlex.join(words)
+    is_eval = words[1:2] == ["eval"]
+    return shlex.join([*words, *([reason.option, reason.raised] if is_eval else [key + reason.raised])])

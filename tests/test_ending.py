@@ -1,0 +1,163 @@
+"""What a command says when it ends: what it took, who paid for it, what was retried, and how to resume."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.engine.budget import Budget
+from holdfast.engine.progress import Progress
+from holdfast.errors import BudgetReached
+from holdfast.plan.plan import Plan
+from holdfast.report.failures import Alike
+from holdfast.report.summary import facts, with_raised_limit
+from holdfast.spec.fields import Limits
+from holdfast.store.index import Spent
+from tests.support.running import holdfast, run_dir, server, start, wait_for, write_eval
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.running import Server
+
+PRICES = {"test-model": {"input": 100, "output": 200}, "judge": {"input": 1000, "output": 1000}}
+
+
+def numbers(**changed: Any) -> dict[str, Any]:
+    """The parts of metrics.json that the lines below the table are made of."""
+    usage = {"input_tokens": 800, "output_tokens": 200, "requests": 10, "cost": 0.0066}
+    nothing = {"input_tokens": 0, "output_tokens": 0, "requests": 0, "cost": 0.0}
+    timing = {"seconds": 12.0, "trial_seconds_p50": 0.85, "trial_seconds_p95": 3.2}
+    return {"coverage": 1.0, "total": 10, "usage": usage, "judge_usage": nothing, "timing": timing, **changed}
+
+
+class TestFacts:
+    def test_tokens_cost_time_and_latency(self) -> None:
+        assert list(facts(numbers(), Spent(tokens=1000, cost=0.0066), 12.5)) == [
+            "coverage 100.0% of 10 trials · 1,000 tokens · $0.0066 · 12s",
+            "latency per trial: p50 850ms, p95 3.2s",
+        ]
+
+    def test_judges_are_shown_apart(self) -> None:
+        judges = {"input_tokens": 50, "output_tokens": 7, "requests": 3, "cost": None}
+        assert list(facts(numbers(judge_usage=judges), None, None))[:2] == [
+            "coverage 100.0% of 10 trials · 12s",
+            "target: 1,000 tokens · $0.0066 · judges: 57 tokens · cost unknown",
+        ]
+
+    @pytest.mark.parametrize(
+        ("seconds", "wall", "said"),
+        [(0.0, 14.0, "14s"), (12.0, 12.4, "12s"), (75.0, 14.0, "14s (the whole run: 1m 15s)"), (75.0, None, "1m 15s")],
+    )
+    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, said: str) -> None:
+        timing = {"seconds": seconds, "trial_seconds_p50": None, "trial_seconds_p95": None}
+        assert next(iter(facts(numbers(timing=timing), None, wall))).endswith(f" · {said}")
+
+    @pytest.mark.parametrize(
+        ("spent", "said"),
+        [
+            (Spent(tokens=800, cost=0.0053), "of the $0.0066 this run paid $0.0053 itself; the rest was reused"),
+            (Spent(), "of the $0.0066 this run paid $0.00 itself; the rest was reused"),
+            (Spent(cost=0.0071), "of the $0.0066 this run paid $0.0071 itself, attempts that failed included"),
+            (Spent(tokens=700, unpriced=3), "of the 1,000 tokens this run used 700 itself; the rest was reused"),
+        ],
+    )
+    def test_what_this_run_did_not_pay_itself_is_marked(self, spent: Spent, said: str) -> None:
+        assert said in list(facts(numbers(), spent, 1.0))
+
+
+def test_failures_alike_name_a_few_samples() -> None:
+    alike = Alike("KeyError: 'b'")
+    for sample in "aabcde":
+        alike.add("KeyError: 'b'", sample)
+    assert str(alike) == "6× KeyError: 'b' (a, b, c, …)"
+    alike.add("KeyError: 'c'", "f")
+    assert str(alike) == "7× KeyError: 'b' and similar (a, b, c, …)"
+
+
+class TestBudgets:
+    def reached(self, spent: Spent, **limits: Any) -> BudgetReached:
+        progress = Progress(Plan(100, 1, 10, 0, 90), spent, outputs=10, graded=10)
+        reached = Budget(Limits(**limits), progress, lambda _: None).reached()
+        assert reached is not None
+        return reached
+
+    def test_values_are_as_one_types_and_reads_them(self) -> None:
+        cost = self.reached(Spent(cost=0.0012), max_cost=0.001)
+        assert (cost.message, cost.raised) == ("budget reached: --max-cost 0.001 ($0.00120 used)", "0.015")
+        tokens = self.reached(Spent(tokens=1234), token_budget=1000)
+        assert (tokens.message, tokens.raised) == ("budget reached: --token-budget 1000 (1,234 tokens used)", "15000")
+        spent = Spent()
+        spent.add_time(0.0, 0.6)
+        time = self.reached(spent, max_time=0.5)
+        assert (time.message, time.raised) == ("budget reached: --max-time 0.5s (0.6s used)", "7.2s")
+        assert time.remedy == "Resume with a higher limit, e.g. --max-time 7.2s."
+
+    @pytest.mark.parametrize(
+        ("command", "raised"),
+        [
+            ("holdfast eval e.yaml --max-time 0.5s --trials 2", "holdfast eval e.yaml --max-time 9s --trials 2"),
+            ("holdfast eval e.yaml --max-time=0.5s", "holdfast eval e.yaml --max-time=9s"),
+            ("holdfast eval e.yaml limits.max_time=0.5", "holdfast eval e.yaml limits.max_time=9s"),
+            ("holdfast eval 'my eval.yaml'", "holdfast eval 'my eval.yaml' --max-time 9s"),
+            ("holdfast resume 1234", "holdfast resume 1234 limits.max_time=9s"),
+            ("", ""),
+        ],
+    )
+    def test_the_command_that_resumes_has_the_higher_limit(self, command: str, raised: str) -> None:
+        assert with_raised_limit(command, BudgetReached("", "", "--max-time", "9s")) == raised
+
+
+def test_judges_retries_and_what_was_reused_are_in_the_summary(tmp_path: Path, provider: Server) -> None:
+    provider.control(fail={"429": 1.0}, fail_first=1, retry_after=0)
+    with server(answer="judge", fail={"500": 1.0}, fail_first=1) as judge:
+        judged = {"type": "prompt", "rubric": "Good?\n{{ id }}", "model": "judge", "base_url": judge.base_url}
+        keys: dict[str, Any] = {"graders": [judged], "prices": PRICES}
+        first = holdfast("eval", write_eval(tmp_path, provider.base_url, rows=5, **keys), cwd=tmp_path)
+        assert "10 attempts were retried: 5 rate_limit, 5 server" in first.stdout
+        assert re.search(r"target: 15 tokens · \$0\.0020 · judges: [1-9]\d* tokens · \$0\.\d+", first.stdout)
+        assert "latency per trial: p50 " in first.stdout and "itself" not in first.stdout
+        more = holdfast("eval", write_eval(tmp_path, provider.base_url, rows=6, **keys), cwd=tmp_path)
+    assert re.search(r"of the \$0\.0\d+ this run paid \$0\.00\d+ itself; the rest was reused", more.stdout)
+
+
+def test_a_run_without_graders_says_that_nothing_was_graded(tmp_path: Path, provider: Server) -> None:
+    done = holdfast("eval", write_eval(tmp_path, provider.base_url, rows=2, graders=[]), cwd=tmp_path)
+    assert "Nothing was graded: the eval has no graders." in done.stdout
+
+
+def test_the_time_of_a_run_that_failed_is_not_nought(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import time\ndef reply(prompt):\n    time.sleep(0.3)\n    raise OSError('no')\n"
+    )
+    keys: dict[str, Any] = {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}}
+    eval_file = write_eval(tmp_path, "", rows=2, **keys)
+    done = holdfast("eval", eval_file, "--accept-errors", cwd=tmp_path)
+    took = re.search(r"coverage 0\.0% of 2 trials · .* · ([\d.]+)s\n", done.stdout)
+    assert took and float(took[1]) >= 0.3
+
+
+def test_ctrl_c_shows_the_numbers_there_are(tmp_path: Path, provider: Server) -> None:
+    provider.control(latency=0.02)
+    process = start("eval", write_eval(tmp_path, provider.base_url, rows=400, limits={"concurrency": 4}), cwd=tmp_path)
+    try:
+        wait_for(lambda: len(provider.stats()["answered"]) >= 20, "some answers")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "e · test-model · incomplete" in out and re.search(r"│ exact +│ 0\.\d{3} │", out)
+    assert "Resume with:\n  holdfast eval" in out
+    assert not (run_dir(tmp_path) / "metrics.json").exists()
+
+
+def test_every_problem_of_a_file_says_who_speaks(tmp_path: Path) -> None:
+    eval_file = write_eval(tmp_path, "http://127.0.0.1:1/v1", nothing=1, trials=0)
+    refused = holdfast("eval", eval_file, cwd=tmp_path, check=2)
+    assert len(refused.stderr.splitlines()) >= 2
+    assert all(line.startswith(("holdfast: ", "  ")) for line in refused.stderr.splitlines())
+    assert refused.stderr.count("holdfast: ") == 2
