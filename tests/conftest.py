@@ -1,5 +1,7 @@
 """What holds for all tests."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.invocations import made
 from tests.support.nat import nat
-from tests.support.running import Server, holdfast, run_dir, server, write_eval
+from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
 from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
 
 __all__ = ["made", "nat", "own_slurm", "slurm", "sshd", "transport"]
@@ -16,6 +18,8 @@ __all__ = ["made", "nat", "own_slurm", "slurm", "sshd", "transport"]
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+os.environ["HOLDFAST_HOME"] = str(HOME)  # nothing is written to the home directory of whoever runs the tests
 
 
 @pytest.fixture(scope="module")
@@ -35,5 +39,6 @@ def provider() -> Iterator[Server]:
 
 
 def pytest_sessionfinish() -> None:
-    """Leave no cluster running."""
+    """Leave no cluster running, and nothing in a user's folders."""
     stop_shared_lab()
+    shutil.rmtree(HOME, ignore_errors=True)

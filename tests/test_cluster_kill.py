@@ -160,7 +160,7 @@ def test_the_process_of_a_run_is_told_to_stop_and_loses_nothing(tmp_path: Path) 
         run = run_dir(tmp_path)
         said = holdfast("kill", run, cwd=tmp_path).stdout
         assert f"ended process {process.pid}" in said and f"holdfast resume {run}" in said
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
     assert process.returncode == 143
     assert lines(outputs) and not (run / "metrics.json").exists()
     assert "no process holds" in holdfast("kill", run, cwd=tmp_path).stdout

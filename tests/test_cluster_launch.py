@@ -441,7 +441,7 @@ def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
         attached = start("eval", "-c", "nano", "--run", "lab", cwd=site.folder, env=env)
         calmly(lambda: model.requests > 10, "work")
         attached.send_signal(signal.SIGINT)
-        _, said = attached.communicate(timeout=60)
+        _, said = attached.communicate(timeout=300)
         (invocation,) = Registry(site.folder / "home" / "invocations").all()
         assert attached.returncode == 130
         assert "Detached" in said and f"holdfast kill {invocation.id}" in said

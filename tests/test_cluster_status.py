@@ -313,7 +313,7 @@ def test_an_ordinary_run_says_whether_it_runs_is_finished_or_how_to_go_on(tmp_pa
         provider.control(latency=0)
         followed = start("logs", "-f", run, cwd=tmp_path)
         holdfast("eval", eval_file, cwd=tmp_path)
-        assert "begin pid=" in followed.communicate(timeout=60)[0]
+        assert "begin pid=" in followed.communicate(timeout=300)[0]
     assert "finished: score 0.500, coverage 100.0%" in holdfast("status", run, cwd=tmp_path).stdout
     assert "finished" in holdfast("status", run.name.rpartition("-")[2], cwd=tmp_path).stdout
 

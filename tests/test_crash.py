@@ -218,7 +218,7 @@ def test_a_command_target_dies_with_a_killed_run(tmp_path: Path) -> None:
     )
     process.kill()
     process.communicate()
-    assert not psutil.wait_procs(sleepers, timeout=30)[1]
+    assert not psutil.wait_procs(sleepers, timeout=300)[1]
     wait_for(lambda: not leftovers(tmp_path), "all processes to be gone")
     assert lines(run_dir(tmp_path) / "errors.jsonl") == []
 
@@ -235,4 +235,4 @@ def test_the_embedded_model_dies_with_a_killed_run(tmp_path: Path) -> None:
     )
     process.kill()
     process.communicate()
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not psutil.wait_procs(children, timeout=300)[1]

@@ -27,7 +27,7 @@ def test_what_a_page_shows_works(page: Path, tmp_path: Path):
         for line in body.splitlines():
             if line.startswith("$ "):
                 done = subprocess.run(
-                    ["bash", "-c", line[2:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+                    ["bash", "-c", line[2:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900
                 )
                 assert done.returncode == wanted, f"{line}\n{done.stdout}\n{done.stderr}"
                 ran += 1

@@ -184,7 +184,7 @@ class TestOnline:
                 cwd=lab.folder,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=900,
             )
         assert sent.returncode == 0, sent.stdout + sent.stderr
         assert {asked["name"] for asked in double.asked("UpsertBucket")} == {run_id(lab)}

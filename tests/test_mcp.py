@@ -205,7 +205,7 @@ def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
         [sys.executable, "shop.py", port], cwd=lab.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         again.kill()
         again.wait()

@@ -53,6 +53,14 @@ class TestOneAnswer:
             assert grade(tmp_path, {"type": "bleu"}, said, expected=references).score == pytest.approx(bleu)
             assert grade(tmp_path, {"type": "chrf"}, said, expected=references).score == pytest.approx(chrf)
 
+    @pytest.mark.parametrize(
+        ("block", "length"),
+        [({"type": "rouge"}, 30_000), ({"type": "char_f1"}, 2_000_000), ({"type": "cer"}, 2_000_000)],
+    )
+    def test_texts_that_would_hold_up_the_run_are_not_compared(self, tmp_path, block, length):
+        error = grade(tmp_path, block, "a b " * (length // 4), expected="b a " * (length // 4))
+        assert isinstance(error, AttemptError) and "too long to compare by" in error.message
+
     def test_an_error_rate_above_1_is_in_the_details(self, tmp_path):
         verdict = grade(tmp_path, {"type": "wer"}, "a b c", expected="x")
         assert verdict.score == 0 and verdict.details == {"error_rate": 3.0}

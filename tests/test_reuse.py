@@ -481,7 +481,7 @@ class TestADatasetThatChangesUnderTheEval:
         process = self.begin(lab, slow)
         lab.rows = change(lab.rows)
         lab.write()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 3, out + err
         assert "the dataset changed while the eval was running" in out
         done = {record["messages"][-1]["content"] for path in lab.runs.glob("e/*") for record in kept(path)}
@@ -494,7 +494,7 @@ class TestADatasetThatChangesUnderTheEval:
     def test_a_mere_touch_does_not_stop_it(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         (lab.folder / "data.jsonl").touch()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         assert slow.requests == 40
 
@@ -503,7 +503,7 @@ class TestADatasetThatChangesUnderTheEval:
         text = "".join(json.dumps(dict(reversed(row.items()))) + "\n\n" for row in lab.rows)
         (lab.folder / "new").write_text(text)
         (lab.folder / "new").replace(lab.folder / "data.jsonl")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
 
     def test_a_killed_run_lends_what_it_had_to_the_changed_eval(self, lab: Lab, slow: Server) -> None:

@@ -139,7 +139,7 @@ def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
         both = [pool.submit(place.ensure, image) for _ in range(2)]
         wait_for(lambda: len(place.slurm.jobs(names=[name])) == 2, "both jobs")
         (place.folder / "go").touch()
-        first, second = (found.result(timeout=60) for found in both)
+        first, second = (found.result(timeout=300) for found in both)
     assert first == second
     assert len(place.imports) == 1
 
@@ -154,7 +154,7 @@ def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
         job = wait_for_job(place.slurm, name, lambda job: job.state == "running")
         place.transport.check(["scancel", "--signal=KILL", "--full", job.id])
         with pytest.raises(ClusterError, match=f"job {job.id}, ended: (failed|cancelled)"):
-            found.result(timeout=60)
+            found.result(timeout=300)
     assert not [file for file in place.files() if not file.startswith(".importing-")]
     place.how("")
     path = place.ensure(image)

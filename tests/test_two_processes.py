@@ -54,7 +54,7 @@ def start_on(host: str, eval_file: Path) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
     """Send a signal and wait for the end."""
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     return process.returncode
 
 
@@ -92,9 +92,9 @@ def test_a_process_that_waits_finds_the_run_finished(
     assert second.stderr is not None
     assert f"waiting for process {first.pid} on {HERE}" in second.stderr.readline()
     first.send_signal(signal.SIGCONT)
-    first.communicate(timeout=60)
+    first.communicate(timeout=300)
     numbers = (run_dir(tmp_path) / "metrics.json").read_bytes()
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (0, 0), err
     assert "already finished" in out
     assert (run_dir(tmp_path) / "metrics.json").read_bytes() == numbers
@@ -111,7 +111,7 @@ def test_a_process_that_waits_goes_on_where_the_other_stopped(
     assert f"waiting for process {first.pid} on {HERE}" in second.stderr.readline()
     provider.control(fail={})
     assert end(first, signal.SIGKILL) == -signal.SIGKILL
-    _, err = second.communicate(timeout=60)
+    _, err = second.communicate(timeout=300)
     assert second.returncode == 0, err
     assert provider.requests == CONCURRENCY + ROWS
     assert_each_once(run_dir(tmp_path), ROWS)
@@ -129,7 +129,7 @@ def test_many_processes_at_once_ask_for_each_sample_once(tmp_path: Path, provide
     provider.control(latency=0.02)
     processes = [start("eval", eval_file, "--wait", cwd=tmp_path) for _ in range(5)]
     for process in processes:
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
     assert [process.returncode for process in processes] == [0] * 5
     assert provider.stats()["asked"] == {f"question {number}": 1 for number in range(ROWS)}
     assert_each_once(run_dir(tmp_path), ROWS)
@@ -194,7 +194,7 @@ def test_a_frozen_process_on_another_machine_loses_the_run_and_leaves_it_alone_w
     assert_each_once(run, ROWS)
     files = {path.name: path.read_bytes() for path in run.glob("*.json*")}
     holder.send_signal(signal.SIGCONT)
-    out, err = holder.communicate(timeout=60)
+    out, err = holder.communicate(timeout=300)
     assert holder.returncode == 3 and "another process" in out + err
     assert {path.name: path.read_bytes() for path in run.glob("*.json*")} == files
 

@@ -78,7 +78,7 @@ def leave(*processes: subprocess.Popen[str]) -> list[str]:
     """Wait until they have ended well; what each said."""
     said = []
     for process in processes:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         said.append(out)
     return said
@@ -137,7 +137,7 @@ def test_a_frozen_worker_is_taken_over_and_changes_nothing_when_it_wakes(
     assert_same_numbers(run, calm)
     files = {path: path.read_bytes() for path in run.rglob("*.json*")}
     frozen.send_signal(signal.SIGCONT)
-    out, err = frozen.communicate(timeout=60)
+    out, err = frozen.communicate(timeout=300)
     assert frozen.returncode == 3 and "another" in out + err
     assert {path: path.read_bytes() for path in run.rglob("*.json*")} == files
     assert holdfast("repair", run, cwd=tmp_path, env=SHORT_LEASE).stdout.startswith(f"{ROWS} outputs and {ROWS} grades")
@@ -340,7 +340,7 @@ def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Pat
     while f"waiting for process {first.pid}" not in other.stderr.readline():
         assert other.poll() is None
     assert end(first, signal.SIGTERM) == 143
-    out, err = other.communicate(timeout=120)
+    out, err = other.communicate(timeout=300)
     assert other.returncode == 3 and "has left without a report" in out, out + err
     assert not (run / "metrics.json").exists()
     (tmp_path / "hold").unlink()
@@ -355,7 +355,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     second = kill_finisher(tmp_path, first)
     assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid
     (tmp_path / "hold").unlink()
-    out, err = crew.communicate(timeout=120)
+    out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was ended by SIGKILL") == 2
     assert err.count("is gone without a report, which is made here now") == 1, "the second worker took over"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.transport import Transport
     from tests.support.slurm import Lab
 
-PATIENCE = 90.0
+PATIENCE = 300.0
 
 
 def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

@@ -6,7 +6,7 @@ So a verdict carries its counts, and `corpus_numbers` turns their sums into what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
@@ -46,7 +46,17 @@ class Overlap(Check):
             raise AttemptError("grader", "a reference is empty for this row", retry=False)
         if self.block.ignore_case:
             texts, answer = [text.casefold() for text in texts], answer.casefold()
+        if any(self.steps(answer, text) > self.most_steps for text in texts):
+            lengths = f"{len(answer):,} with {max(map(len, texts)):,} characters"
+            raise AttemptError("grader", f"too long to compare by `{self.block.type}`: {lengths}", retry=False)
         return self.compare(answer, texts)
+
+    most_steps: ClassVar[int] = 20_000_000_000
+    """more would hold up the run for seconds"""
+
+    def steps(self, answer: str, reference: str) -> int:
+        """How much work a comparison is, at most: most metrics look at each pair of characters."""
+        return len(answer) * len(reference)
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return the verdict on an answer."""
@@ -93,8 +103,19 @@ class Rouge(Overlap):
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
         self._variant = block.variant
-        characters = _Characters() if block.tokenize == "characters" else None
+        self._characters = block.tokenize == "characters"
+        characters = _Characters() if self._characters else None
         self._scorer = RougeScorer([block.variant], use_stemmer=block.stem, tokenizer=characters)
+
+    most_steps = 4_000_000
+
+    def steps(self, answer: str, reference: str) -> int:
+        """The pairs of words, or characters, that `rougeL` compares in Python; the others count them once."""
+        if self._variant != "rougeL":
+            return max(len(answer), len(reference))
+        if self._characters:
+            return len(answer) * len(reference)
+        return len(answer.split()) * len(reference.split())
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return the F-measure, from 0 to 1."""
