@@ -104,7 +104,7 @@ class TestItself:
             (["evall", "x"], "Did you mean 'eval'?"),
             (["inti"], "Did you mean 'init'?"),
             (["nonsense"], "No such command 'nonsense'"),
-            (["eval"], "Missing argument 'CONFIG'"),
+            (["eval"], "name an eval file"),
             (["eval", "e.yaml", "--trails", "3"], "--trials"),
             (["eval", "e.yaml", "--trials", "0"], "--trials"),
             (["eval", "e.yaml", "--concurrency", "0"], "neither a number above 0 nor auto"),
@@ -372,7 +372,9 @@ class TestDisplays:
         assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
 
     def test_errors_and_notices_are_events_too(self, type_in, tmp_path, mock):
-        path = write_eval(tmp_path, mock.base_url, rows=1, graders=[{"type": "number", "expected": "none"}])
+        path = write_eval(
+            tmp_path, mock.base_url, rows=1, graders=[{"type": "number", "expected": "{{ question.split()[0] }}"}]
+        )
         first = [json.loads(line) for line in type_in("eval", path, "--display", "json").err.splitlines()]
         assert [event["status"] for event in first if event["event"] == "grade"] == ["error"]
         again = [json.loads(line) for line in type_in("eval", path, "--fresh", "--display", "json").err.splitlines()]

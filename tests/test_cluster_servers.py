@@ -279,7 +279,7 @@ def test_workers_that_cannot_stay_are_not_queued_for_ever(
         def live(self, role: str) -> list[Any]:
             return []
 
-        known = live
+        known = states = live
 
         def submit_main(self, after: str) -> str:
             return after

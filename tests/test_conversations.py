@@ -524,10 +524,10 @@ def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: 
 
         stopped = lab.eval("--token-budget", spent, check=3)
         assert stopped.asked == 0
-        assert f"{spent} of {spent} tokens used" in stopped.out
+        assert f"--token-budget {spent} ({spent} tokens used)" in stopped.out
 
         stopped = lab.eval("--token-budget", "36", check=3)
         assert stopped.asked == 12 - spent // 3
-        assert "36 of 36 tokens used" in stopped.out
+        assert "--token-budget 36 (36 tokens used)" in stopped.out
         assert {output["sample"] for output in kept(run)} == {"s0", "s1", "s2"}
         assert lab.eval().asked == 4

@@ -297,7 +297,7 @@ class TestWhatIsWrongWithFiles:
             ("d.csv", b"id,q\n1,a\n2\n", ["d.csv:3", "fewer values than the header's 2"]),
             ("d.csv", b'id,q\n1,"a\n', ["d.csv", "cannot be read"]),
             ("d.csv", b"id,q,id\n1,a,2\n", ["d.csv:1", "names a column twice: 'id'"]),
-            ("d.csv", b"id,q\n1,\xff\n", ["d.csv", "cannot be read"]),
+            ("d.csv", b"id,q\n1,\xff\n", ["d.csv", "not UTF-8"]),
             ("d.csv", b"id,q\n", ["no samples"]),
             ("d.csv", b"", ["no samples"]),
             ("d.jsonl.gz", b"not gzip", ["d.jsonl.gz", "cannot be read"]),

@@ -218,7 +218,7 @@ anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.s
 def trial(draw: st.DrawFn) -> Trial | Pending:
     name, said, feedback = draw(anything), draw(anything), draw(anything)
     if draw(st.booleans()):
-        return Pending(name, 1, feedback)
+        return Pending(name, 1, feedback, {})
     messages = [{"role": draw(anything), "content": said, "tool_calls": [{"function": {"name": said}}, said]}]
     output = Output("k", name, 1, 1, messages, said, 1, said, Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))

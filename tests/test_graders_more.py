@@ -296,7 +296,7 @@ class TestRubricFiles:
         ({"type": "prompt", "prompt": ""}, "at least 1 character"),
         ({"type": "prompt", "prompt": "p", "continue_session": True}, "transcript: all"),
         ({"type": "prompt", "prompt": "p", "mode": "pairwise"}, "holdfast compare"),
-        ({"type": "trigger", "mode": "positive"}, "skill_path: is missing"),
+        ({"type": "trigger", "mode": "positive"}, "needs the skill: give `skill_path`"),
         ({"type": "trigger", "mode": "positive", "skill_path": "/etc/SKILL.md"}, "does not name a file inside"),
         ({"type": "similarity", "method": "guess"}, "'ratio'"),
         ({"type": "text", "contains": "x", "transcript": "some"}, "'last' or 'all'"),

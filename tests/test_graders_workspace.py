@@ -248,7 +248,7 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
     told = []
-    grader = type("G", (), {"caveat": Isolation().caveat, "check": None})()
+    grader = type("G", (), {"caveat": Isolation().caveat, "check": None, "block": None})()
     work = type("W", (), {"slots": ()})()
     Grading([grader, grader], work, Index(), None, None, 1, told.append)
     assert told == [Isolation().caveat]

@@ -166,7 +166,7 @@ class TestModel:
         assert outputs(run)["a"]["output"] == "" and outputs(run)["a"]["stop"] == "tool_calls"
         assert outputs(run)["a"]["messages"][-1] == {
             "role": "assistant",
-            "content": "",
+            "content": None,
             "tool_calls": [{"id": "1"}],
             "reasoning_content": "hm",
         }
@@ -548,7 +548,7 @@ class TestSecrets:
             write_spec(
                 tmp_path,
                 target={"model": "m", "base_url": service.url},
-                limits={"retries": 1, "trial_timeout": 5},
+                limits={"retries": 1, "trial_timeout": 5, "max_time": "2s"},  # else a rate limit is waited out
                 graders=[{"type": "exact"}, {"type": "prompt", "rubric": "r"}]
                 if status != 200
                 else [{"type": "exact"}],

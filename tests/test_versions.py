@@ -124,7 +124,7 @@ class TestEvalFiles:
             done = holdfast("eval", "e.yaml", *arguments, cwd=tmp_path)
             assert done.stderr.count(word) == 1, done.stderr
         shown = holdfast("eval", "e.yaml", "--fresh", "--display", "json", cwd=tmp_path).stderr
-        assert word in "".join(event.get("message", "") for event in map(json.loads, shown.splitlines()))
+        assert word in "".join(event.get("message") or "" for event in map(json.loads, shown.splitlines()))
 
     def test_the_command_refuses_another_major(self, tmp_path):
         (tmp_path / "e.yaml").write_text('schemaVersion: "2.0"\n' + EVAL)

@@ -20,6 +20,7 @@ A message says what is wrong and where; `remedy` says what to do. `BudgetReached
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,9 +69,9 @@ class ConfigError(UsageError):
 
 
 def _line(problem: Problem) -> tuple[str, int]:
-    """Sort key: problems of one file by their lines, those without a line first."""
+    """Sort key: problems of one file by their lines, those without a line last."""
     found = re.match(r"(.*?):(\d+)(?=:|$)", problem.where)
-    return (found[1], int(found[2])) if found else (problem.where.partition(":")[0], 0)
+    return (found[1], int(found[2])) if found else (problem.where.partition(":")[0], sys.maxsize)
 
 
 class DataError(UsageError):

@@ -94,7 +94,11 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
 
 def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
     """What a run may spend was said for generating: where that is spent, grading could not even begin."""
-    kept = {key: value for key, value in (data.get("limits") or {}).items() if not key.startswith("max_")}
+    kept = {
+        key: value
+        for key, value in (data.get("limits") or {}).items()
+        if not key.startswith("max_") and key != "token_budget"
+    }
     return {**data, "limits": kept} if "limits" in data else data
 
 

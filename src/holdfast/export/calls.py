@@ -42,7 +42,7 @@ def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Ite
     before: Any = ""
     records = _Records(output, recorded)
     for number, message in enumerate(output.messages):
-        content = message.get("content")
+        content = message.get("content") or ""
         if message.get("role") == "assistant":
             for call in message.get("tool_calls") or ():
                 asked[str(call.get("id") or "")] = call.get("function") or {}

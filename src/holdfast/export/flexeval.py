@@ -43,9 +43,9 @@ def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
     return written
 
 
-def _row(trial: Trial, fields: dict[str, str]) -> dict[str, Any]:
-    output = trial.output
-    fields = trial.fields
+def _row(trial: Trial, names: dict[str, str]) -> dict[str, Any]:
+    """One line; `names` are the fields for the graders' scores."""
+    output, fields = trial.output, trial.fields
     expected = fields.get("references", fields.get("expected", fields.get("answer")))
     values = expected if isinstance(expected, list) else [] if expected is None else [expected]
     # flexeval's metrics take texts alone, and die of a number.
@@ -57,5 +57,5 @@ def _row(trial: Trial, fields: dict[str, str]) -> dict[str, Any]:
         "references": references,
     }
     for grade in trial.grades:
-        row[fields[grade.grader]] = grade.score
+        row[names[grade.grader]] = grade.score
     return row
