@@ -165,7 +165,7 @@ def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(tmp_path: Path, 
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     with small_disk(tmp_path / "runs", "28k"):
         stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
-        assert "outputs.jsonl: No space left on device" in stopped.stdout
+        assert ".jsonl: No space left on device" in stopped.stdout
         assert "Make room" in stopped.stdout
         run = run_dir(tmp_path)
         asked, safe = provider.requests, len(kept(run))
