@@ -224,6 +224,17 @@ def test_growing_a_limit_is_not_called_a_change_of_rows(type_in: Any, tmp_path: 
     assert "rows changed" not in type_in("eval", path, "--limit", "8", "--dry-run").out
 
 
+def test_a_row_without_an_id_is_named_by_its_line(type_in: Any, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def reply(prompt):\n    assert prompt != 'bad', 'no'\n    return prompt\n")
+    path = with_data(tmp_path, "d.jsonl", b'{"q": "good"}\n{"q": "bad"}\n', limit=2)
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps({**spec, "target": {"python": "agent.py:reply"}, "limits": {"retries": 0}}))
+    ended = type_in("eval", path)
+    assert ended.code == 3
+    assert "(d.jsonl:2) #1: target: agent" in ended.err
+    assert "(d.jsonl:2))" in ended.out, "in the summary too"
+
+
 # Terminals
 
 

@@ -48,6 +48,11 @@ class Sample(NamedTuple):
     where: str
     """file and line, for messages"""
 
+    @property
+    def is_nameless(self) -> bool:
+        """Whether the row has no id of its own, so that a digest of it stands for one."""
+        return self.id == self.digest[7:19]
+
 
 @dataclass(frozen=True)
 class Survey:

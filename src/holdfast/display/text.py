@@ -38,7 +38,7 @@ class ErrorLines:
         alike = (record.where, record.kind, without_details(message))
         self._seen[alike] += 1
         if self._seen[alike] <= _SHOWN_ALIKE:
-            return f"{record.sample} #{record.trial}: {record.where}: {record.kind}: {message}"
+            return f"{record.named_sample} #{record.trial}: {record.where}: {record.kind}: {message}"
         return "… and more like this, which are in errors.jsonl" if self._seen[alike] == _SHOWN_ALIKE + 1 else None
 
 

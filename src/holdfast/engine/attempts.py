@@ -232,6 +232,7 @@ class Attempts:
                 final=final,
                 usage=getattr(error, "usage", None),
                 traceback=getattr(error, "traceback", None) or UNSET,
+                row=job.sample.where if job.sample.is_nameless else UNSET,
             )
         )
 

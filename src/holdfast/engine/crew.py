@@ -206,6 +206,7 @@ class _Crew:
                     time=head.time,
                     seconds=head.seconds,
                     final=True,
+                    row=head.row,
                 )
             )
 

@@ -11,6 +11,7 @@ from holdfast.display.format import one_line, without_details
 from holdfast.graders.build import grader_places
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import scan
+from holdfast.store.records import named_sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: i
         if pending(key, where):
             message = one_line(head.message)
             alike = groups.setdefault(where, {}).setdefault(without_details(message), Alike(message))
-            alike.add(message, head.sample)
+            alike.add(message, named_sample(head.sample, head.row))
     for where in sorted(groups, key=lambda where: where != "target"):  # trials come before grades
         failures.pending[where] = sorted(groups[where].values(), key=lambda alike: -alike.count)
     return failures

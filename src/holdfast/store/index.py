@@ -223,6 +223,7 @@ class ErrorHead(msgspec.Struct):
     kind: str = ""
     message: str = ""
     final: bool = False
+    row: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _output_head = msgspec.json.Decoder(OutputHead)

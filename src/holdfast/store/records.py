@@ -163,6 +163,18 @@ class ErrorRecord(Struct, frozen=True):
     """what it used all the same, where that is known"""
     traceback: str | UnsetType = UNSET
     """of the user's code that raised, where one did"""
+    row: str | UnsetType = UNSET
+    """file and line of the row, where the sample has no id of its own"""
+
+    @property
+    def named_sample(self) -> str:
+        """The sample as people find it: by its id, or with the place of its row."""
+        return named_sample(self.sample, self.row)
+
+
+def named_sample(sample: str, row: str | UnsetType) -> str:
+    """Return a sample's id, with file and line behind it where the id is only a digest."""
+    return sample if isinstance(row, UnsetType) else f"{sample} ({row.rpartition('/')[2]})"
 
 
 class Step(Struct, frozen=True):
