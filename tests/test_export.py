@@ -15,6 +15,8 @@ import pytest
 
 from holdfast.engine.setup import identify
 from holdfast.export.mirror import NatMirror
+from holdfast.export.reading import RunReader
+from holdfast.export.tables import rows as rows_of
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
@@ -91,6 +93,7 @@ class TestTables:
         assert (bad["status"], bad["row.question"], bad["output"], bad["score"]) == ("error", "Why?", "", "")
         assert "AssertionError: no" in bad["error"]
         table = parquet.read_table(export(lab, "parquet", run) / "trials.parquet").to_pylist()
+        assert [list(row) for row in rows_of(RunReader(RunDir(run)))] == [list(good)] * 2, "the same columns for all"
         assert [(row["sample"], row["row.question"], row["score"]) for row in table] == [
             ("good", "What?", 1.0),
             ("bad", "Why?", None),

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,9 @@ _NOT_PARAMETERS: Final = ("schemaVersion", "samples", "output", "limits")
 """rows, and what changes no result"""
 
 
+_DATABASES: Final = ("sqlite:", "mysql", "postgresql", "mssql")
+
+
 def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
     """Send a run to a tracking server."""
     uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -48,6 +52,11 @@ def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
         import mlflow
     except ImportError:
         raise UsageError("exporting to MLflow needs mlflow", remedy="pip install mlflow-skinny") from None
+    if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
+        raise UsageError(
+            f"{bare_url(uri)} is a database, which the installed mlflow cannot open by itself",
+            remedy="Give the address of an MLflow server, or install the whole package: pip install mlflow",
+        )
     # By default a server that is not there is asked for minutes.
     with environment(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",

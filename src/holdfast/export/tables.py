@@ -34,9 +34,13 @@ def columns(reader: RunReader) -> list[str]:
 
 
 def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
-    """A row per trial, also of those without an output: what was asked, said and used, and each grader's verdict."""
+    """A row per trial, also of those without an output: what was asked, said and used, and each grader's verdict.
+
+    All have the same columns in the same order.
+    """
+    empty: dict[str, Any] = dict.fromkeys(columns(reader))
     for trial in reader.everything():
-        row: dict[str, Any] = {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
+        row = empty | {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
         if isinstance(trial, Pending):
             yield {**row, "sample": trial.sample, "trial": trial.trial, "status": "error", "error": trial.error}
             continue
