@@ -234,6 +234,16 @@ def test_files_that_look_like_credentials_are_not_sent(tmp_path: Path) -> None:
     assert set(left_out) == {*secrets, "secrets.json"}
 
 
+def test_a_text_of_an_eval_that_is_the_name_of_a_secret_does_not_send_it(tmp_path: Path) -> None:
+    checks = [{"type": "file", "must_not_exist": [".env"]}]
+    rows = [{"id": "a", "question": "env.toml"}]
+    path = write_eval(tmp_path, "http://127.0.0.1:9/v1", dataset=None, samples=rows, workspace={}, graders=checks)
+    for name in (".env", "env.toml"):
+        (tmp_path / name).write_text("SECRET=1\n")
+    names, left_out = sent_names(path)
+    assert set(left_out) == {".env", "env.toml"} and not names & {".env", "env.toml"}
+
+
 def test_links_that_leave_the_folder_are_not_sent_unless_the_eval_names_them(tmp_path: Path) -> None:
     folder = tmp_path / "evals"
     path = write_eval(folder, "http://127.0.0.1:9/v1")

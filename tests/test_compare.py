@@ -178,6 +178,13 @@ def test_graders_are_compared_only_where_they_are_the_same_grader(compare: Any, 
     assert "near: not compared, because it is not the same grader in both runs" in shown
 
 
+def test_a_row_that_is_read_in_another_way_does_not_make_another_grader(compare: Any, tmp_path: Path) -> None:
+    few = finished_run(tmp_path / "few", answered(3, 1))
+    more = finished_run(tmp_path / "more", answered(3, 1) | {"x": "yes"}, rows={"x": {"expected": ["yes", "Yes"]}})
+    (found,) = json.loads(compare(few, more, "--json").out)
+    assert found["not_compared"] == [] and [row["metric"] for row in found["metrics"]] == ["correct"]
+
+
 def test_what_differs_between_two_runs_is_named(compare: Any, strong: Path, tmp_path: Path) -> None:
     other = finished_run(tmp_path / "other", answered(18, 2), prompt="{{ id }}!", system="Be brief.")
     (found,) = json.loads(compare(strong, other, "--json").out)

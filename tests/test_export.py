@@ -99,6 +99,13 @@ class TestTables:
             ("bad", "Why?", None),
         ]
 
+    def test_a_grader_called_row_hides_no_field(self, tmp_path: Path, provider: Server) -> None:
+        lab = Lab(tmp_path, provider)
+        lab.rows = [{"id": "a", "question": "x", "expected": "x", "score": 9}]
+        lab.spec["graders"] = [{"type": "exact", "name": "row"}]
+        table = parquet.read_table(export(lab, "parquet", lab.eval().run) / "trials.parquet").to_pylist()
+        assert (table[0]["row.score"], table[0]["row-2.score"]) == ("9", 1.0)
+
     def test_parquet_has_the_same_with_types(self, finished: Lab) -> None:
         table = parquet.read_table(export(finished, "parquet") / "trials.parquet")
         records = table.to_pylist()

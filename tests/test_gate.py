@@ -267,7 +267,7 @@ def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
     found = checks(gate, lenient, "--baseline", base)
     assert found["correct"] == (
         False,
-        "correct is not the same grader as in the baseline (ignore_case False → True), so it says nothing",
+        "correct is not the same grader as in the baseline (ignore_case False → True): it cannot be compared",
     )
 
 
@@ -340,6 +340,12 @@ def test_github_gets_a_step_summary(gate: Any, base: Path, worse: Path, tmp_path
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     gate(worse, "--baseline", base, "--format", "github")
     assert summary.read_text() == gate(worse, "--baseline", base, "--format", "markdown").out
+
+
+def test_a_step_summary_that_cannot_be_written_is_only_a_warning(gate: Any, base: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/nonexistent/summary")
+    ended = gate(base, "--min", "correct=0.5", "--format", "github")
+    assert ended.code == 0 and "::warning title=holdfast gate::cannot write the step summary" in ended.out
 
 
 def test_names_with_special_characters_break_no_format(gate: Any, tmp_path: Path) -> None:

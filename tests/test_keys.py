@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from holdfast.canonical import canonical, digest
 from holdfast.data.dataset import Dataset
 from holdfast.plan.keys import generation_key, grade_key, run_id
+from holdfast.spec.document import Document
+from holdfast.spec.load import build_eval
+from holdfast.targets.build import target_identity
 from tests.support.specs import EVAL, ROWS, load, who, write_rows
 
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
@@ -432,3 +435,17 @@ def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path):
     spec = load(tmp_path)
     survey = Dataset(spec).survey()
     assert [survey.of(number).hex() for number in range(2)] == [s.digest.removeprefix("sha256:") for s in Dataset(spec)]
+
+
+def test_what_another_eval_named_before_is_not_in_a_targets_key(tmp_path):
+    (tmp_path / "agent.py").write_text(
+        "import importlib\nimportlib.import_module('json')\ndef reply(prompt): return prompt\n"
+    )
+    (tmp_path / "hooks.py").write_text("def save(context): return 1\ndef restore(state, context): pass\n")
+    rows = [{"id": "a"}]
+    common = {"name": "e", "samples": rows, "prompt": "x", "graders": []}
+    plain = {"python": "agent.py:reply"}
+    state = {**plain, "state": {"save": "hooks.py:save", "restore": "hooks.py:restore"}}
+    alone = target_identity(build_eval(Document({**common, "target": plain}), tmp_path))
+    target_identity(build_eval(Document({**common, "target": state}), tmp_path))
+    assert target_identity(build_eval(Document({**common, "target": plain}), tmp_path)) == alone

@@ -102,7 +102,7 @@ def test_starting_from_scratch_leaves_nothing_to_retry(type_in: Any, tmp_path: P
         ({"model": "m", "max_tokens": 20}, "params: {max_tokens: …}"),
         ({"model": "m", "url": "http://x"}, "did you mean 'base_url'?"),
         ({"model": "m", "modle": "x"}, "did you mean 'model'?"),
-        ({"model": "m", "params": {"temperature": float("nan")}}, "target.params.temperature: is no number"),
+        ({"model": "m", "params": {"temperature": float("nan")}}, "target.params.temperature: NaN and infinity"),
     ],
 )
 def test_a_key_in_the_wrong_place_is_answered_with_the_right_one(
@@ -150,6 +150,24 @@ def test_values_separated_by_semicolons_are_recognised(type_in: Any, tmp_path: P
     said = refused(type_in, "eval", path, "-d")
     assert "d.csv:1" in said and """delimiter: ";\"""" in said
     assert type_in("eval", path, "-d", "dataset.delimiter=';'").code == 0
+
+
+def test_a_declared_delimiter_is_not_doubted(type_in: Any, tmp_path: Path) -> None:
+    path = with_data(tmp_path, "d.csv", b"q|r\nWhat?\n", delimiter=",")
+    path.write_text(path.read_text().replace("{{ q }}", "x"))
+    assert type_in("eval", path, "-d").code == 0
+
+
+def test_lines_in_utf_16_are_read(type_in: Any, tmp_path: Path) -> None:
+    path = with_data(tmp_path, "d.jsonl", '{"q": "Café?"}\n{"q": "Ja"}\n'.encode("utf-16"), encoding="utf-16")
+    ended = type_in("eval", path, "-d")
+    assert ended.code == 0 and "user: Café?" in ended.out
+
+
+@pytest.mark.parametrize(("key", "value"), [("field", "rows"), ("delimiter", ";")])
+def test_a_key_for_another_format_is_refused(type_in: Any, tmp_path: Path, key: str, value: str) -> None:
+    path = with_data(tmp_path, "d.jsonl", b'{"q": "x"}\n', **{key: value})
+    assert f"dataset.{key} is for" in refused(type_in, "eval", path, "-d")
 
 
 @pytest.mark.parametrize("name", ["d.csv", "d.jsonl", "d.json"])

@@ -55,7 +55,12 @@ class TestOneAnswer:
 
     @pytest.mark.parametrize(
         ("block", "length"),
-        [({"type": "rouge"}, 30_000), ({"type": "char_f1"}, 2_000_000), ({"type": "cer"}, 2_000_000)],
+        [
+            ({"type": "rouge"}, 30_000),
+            ({"type": "rouge", "tokenize": "characters"}, 30_000),
+            ({"type": "char_f1"}, 2_000_000),
+            ({"type": "cer"}, 2_000_000),
+        ],
     )
     def test_texts_that_would_hold_up_the_run_are_not_compared(self, tmp_path, block, length):
         error = grade(tmp_path, block, "a b " * (length // 4), expected="b a " * (length // 4))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.canonical import digest
 from holdfast.cluster import layout
 from holdfast.cluster.slurm import Slurm
 from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
-from tests.support.running import holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
+from tests.support.running import Server, holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,3 +166,26 @@ def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, tmp_path: Pat
         made = launched(slurm.here, base)
         said = holdfast("resume", f"colleague:{made.directory}", cwd=tmp_path, env=env, check=2).stderr
     assert "only they can read" in said and live(slurm, made) == []
+
+
+def test_a_run_that_this_version_grades_differently_is_resumed_with_its_outputs(
+    tmp_path: Path, provider: Server
+) -> None:
+    graders = [{"type": "similarity"}]
+    eval_file = write_eval(
+        tmp_path, provider.base_url, rows=4, graders=graders, limits={"token_budget": 1, "concurrency": 1}
+    )
+    holdfast("eval", eval_file, cwd=tmp_path, check=3)
+    run = run_dir(tmp_path)
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["identity"]["graders"]["similarity"]["revision"]  # as an earlier version wrote it
+    before = digest(manifest["identity"]["graders"]["similarity"])
+    manifest["fingerprints"]["graders"]["similarity"] = before
+    manifest["id"] = "0" * 8
+    moved = run.with_name(f"test-model-{manifest['id']}")
+    run.rename(moved)
+    (moved / "manifest.json").write_text(json.dumps(manifest))
+    asked = provider.requests
+    done = holdfast("resume", moved, "limits.token_budget=1000000", cwd=tmp_path)
+    assert "this version grades some outputs differently" in done.stderr
+    assert provider.requests == asked + 3, "the output that was there is not asked for again"

@@ -119,8 +119,11 @@ def _show(checks: list[Check], shape: str) -> None:
                 click.echo(f"::{level} title=holdfast gate::{_annotation(check.message)}")
         click.echo(f"::notice title=holdfast gate::gate {word}, {count}")
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(_markdown(checks, word) + "\n")
+            try:
+                with Path(summary).open("a", encoding="utf-8") as file:
+                    file.write(_markdown(checks, word) + "\n")
+            except OSError as error:
+                click.echo(f"::warning title=holdfast gate::cannot write the step summary: {_annotation(str(error))}")
     else:
         for check in checks:
             click.echo(f"{_mark(check, 'ok  ', 'warn', 'FAIL')}  {check.message}")

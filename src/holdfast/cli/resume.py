@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ending import run_shown
 from holdfast.cli.eval import Concurrency, hand_on, patience
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.finding import Subject
+    from holdfast.engine.setup import Identified
+    from holdfast.store.rundir import Manifest
 
 
 @click.command("resume")
@@ -116,7 +119,14 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
     if given["concurrency"] is not None:
         changes.append((("limits", "concurrency"), given["concurrency"]))
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, changes)
-    if with_outputs_of((rundir, manifest), identify(spec)).place is None:
+    if (manifest.eval.get("metadata") or {}) == {"made_by": "holdfast compare --judge"}:
+        raise UsageError(
+            f"{path} holds verdicts of `holdfast compare --judge`", remedy="Give that command again: it resumes."
+        )
+    found = with_outputs_of((rundir, manifest), identify(spec))
+    if found.place is None and _grades_differently(manifest, found):
+        click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
+    elif found.place is None:
         raise UsageError(
             f"{path} is another run than its eval would make now: its data, its code or its graders have changed",
             remedy="Run `holdfast eval` with the eval file, which takes over what still fits and says what changed.",
@@ -132,6 +142,21 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         lambda display: run_eval(spec, options, display), given["display"], lambda outcome: hand_on(outcome, spec)
     )
     return outcome.exit_code
+
+
+def _grades_differently(manifest: Manifest, found: Identified) -> bool:
+    """Whether nothing but the way in which this version grades makes it another run."""
+
+    def plain(graders: dict[str, Any]) -> dict[str, Any]:
+        ours = ("revision", "reread", "engine")
+        return {
+            name: {key: value for key, value in identity.items() if key not in ours}
+            for name, identity in graders.items()
+        }
+
+    same_rows = manifest.fingerprints.get("dataset") == found.parts["dataset"]
+    before, now = (plain(each["graders"]) for each in (manifest.identity, found.identity))
+    return same_rows and manifest.trials == found.spec.trials and canonical(before) == canonical(now)
 
 
 def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:

@@ -138,11 +138,13 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
 def _named(spec: Eval, eval_file: Path, folder: Path) -> set[Path]:
     """Files of the folder that the eval itself names, with the modules they import: these are sent in any case."""
     named = {folder / eval_file.name, *(path for text in dataset_paths(spec) for path in _matches(text, folder))}
-    for text in _leaves(spec.document.data):
+    # Rows hold anything, and a check may name `.env` to say that it must not be there: no word of these sends a secret.
+    for text in _leaves({key: value for key, value in spec.document.data.items() if key != "samples"}):
         reference = text.partition(":")[0] if ".py:" in text else text
-        path = folder / reference
-        if len(reference) < 1000 and "\n" not in reference and reference and path.is_file():
-            named.add(Path(os.path.normpath(path)))
+        path = Path(os.path.normpath(folder / reference))
+        is_short = 0 < len(reference) < 1000 and "\n" not in reference
+        if is_short and path.is_relative_to(folder) and path.is_file() and not _is_credential(path.relative_to(folder)):
+            named.add(path)
     for path in [path for path in named if path.suffix == ".py" and path.is_file()]:
         named.update(source_files(path, folder))
     if spec.workspace is not None and spec.workspace.folder is not None:
@@ -232,7 +234,7 @@ def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
         if "\n" in text or not reference.startswith("..") or len(reference) > 1000:
             continue
         path = Path(os.path.normpath(folder / reference))
-        if path.is_file():
+        if path.is_file() and not _is_credential(Path(reference)):
             found[path] = None
         if path.suffix == ".py" and path.is_file():
             found |= dict.fromkeys(file for file in source_files(path, folder) if _beside(file, path))

@@ -173,7 +173,8 @@ async def converse(lines: Lines, sample: Sample, trial: int, partner: Partner) -
         calls = _all_calls(messages, [*(mark.end for mark in marks), len(messages)], listed)
         trace += reply.trace or ()
         digest = messages_digest(messages, reply.files, calls, trace)
-        marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files))
+        steps = len(trace) if trace else UNSET
+        marks.append(Mark(len(messages), digest, text, usage, partner.seconds, files, steps))
         so_far = replace(reply, trace=trace) if trace else reply
         stopped = await partner.after_turn(number, messages, marks[-1], so_far, calls)
         if stopped:

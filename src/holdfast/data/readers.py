@@ -65,6 +65,11 @@ class Layout(NamedTuple):
     encoding: str = "utf-8"
     field: str | None = None
 
+    @property
+    def is_utf8(self) -> bool:
+        """Whether text files are in UTF-8."""
+        return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+
 
 def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     """Yield the rows of one file, read by its ending or as the dataset declares."""
@@ -78,6 +83,11 @@ def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
             "cannot tell the format from the name",
             remedy="Set dataset.format to jsonl, json, csv or parquet.",
         )
+    for key, value, wanted in (("field", layout.field, "json"), ("delimiter", layout.delimiter, "csv")):
+        if value is not None and kind != wanted:
+            raise DataError(
+                str(path), f"dataset.{key} is for {wanted} files, and this one is {kind}", remedy="Leave it out."
+            )
     try:
         yield from _READERS[kind](path, layout)
     except DataError:
@@ -156,21 +166,33 @@ class _Zstandard(io.RawIOBase):
 
 def _jsonl(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     decode = msgspec.json.Decoder().decode
-    utf8 = layout.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
     with _open(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_as_utf8(file, layout), 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():
                 continue
             where = f"{path}:{number}"
             try:
-                row = decode(line if utf8 else line.decode(layout.encoding))
+                row = decode(line)
             except msgspec.DecodeError as error:
                 raise _not_json(where, line, error) from error
             except UnicodeDecodeError as error:
                 raise _not_decodable(where, layout, error) from error
             yield where, _checked(row, where)
+
+
+def _as_utf8(file: IO[bytes], layout: Layout) -> Iterator[bytes]:
+    """Yield lines in UTF-8: those of a file in UTF-8 as they are, without decoding them here."""
+    if layout.is_utf8:
+        yield from file
+        return
+    text = io.TextIOWrapper(file, encoding=layout.encoding, newline="\n")
+    try:
+        for line in text:
+            yield line.encode()
+    finally:
+        text.detach()  # the file is closed by whoever opened it
 
 
 def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
@@ -187,17 +209,19 @@ def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
         if rows is None:
             raise DataError(str(path), f"has nothing at dataset.field {layout.field!r}", remedy=_keys_of(value))
     if not isinstance(rows, list):
-        raise DataError(str(path), "holds one value, not a list of objects", remedy=_keys_of(value))
+        inside = f"{layout.field}." if layout.field and isinstance(rows, dict) else ""
+        advice = _keys_of(rows if inside else value, inside)
+        raise DataError(str(path), "holds one value, not a list of objects", remedy=advice)
     for number, row in enumerate(rows):
         where = f"{path}[{number}]"
         yield where, _checked(row, where)
 
 
-def _keys_of(value: Any) -> str:
-    """Advise what to write for a file whose top is no list."""
+def _keys_of(value: Any, inside: str = "") -> str:
+    """Advise what to write for a file whose top, or what stands `inside` a key of it, is no list."""
     lists = [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
     if lists:
-        return f"Say where its rows are: dataset.field: {lists[0]}"
+        return f"Say where its rows are: dataset.field: {inside}{lists[0]}"
     return "If it has one object per line, name it .jsonl or set dataset.format: jsonl."
 
 
@@ -219,16 +243,16 @@ def _not_decodable(where: str, layout: Layout, error: UnicodeDecodeError) -> Dat
 
 def _csv(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     delimiter = layout.delimiter or ("\t" if ".tsv" in map(str.lower, path.suffixes) else ",")
-    utf8 = layout.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
-    encoding = "utf-8-sig" if utf8 else layout.encoding
+    encoding = "utf-8-sig" if layout.is_utf8 else layout.encoding
     with _open(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
         reader = csv.DictReader(text, delimiter=delimiter, strict=True)
         names = reader.fieldnames or []
-        if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+        guess = next((mark for mark in ";\t|" if mark in names[0]), None) if len(names) == 1 else None
+        if layout.delimiter is None and guess is not None:
             raise DataError(
                 f"{path}:1",
-                f"the header is one column, {names[0]!r}: its values seem to be separated by {other!r}",
-                remedy=f"Add to the eval file:  dataset: {{path: {path.name}, delimiter: {json.dumps(other)}}}",
+                f"the header is one column, {names[0]!r}: its values seem to be separated by {guess!r}",
+                remedy=f"Add to the eval file:  dataset: {{path: {path.name}, delimiter: {json.dumps(guess)}}}",
             )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}:1", f"the header names a column twice: {', '.join(map(repr, twice))}")

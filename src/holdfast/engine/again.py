@@ -106,7 +106,7 @@ class AgainCalls:
                         continue
                     found = await find(known.call)
                     if found is None:
-                        del self._known[key]  # not, or no longer, `again`
+                        self._known.pop(key, None)  # not, or no longer, `again`
                         continue
                     if found.home is known.home:
                         continue

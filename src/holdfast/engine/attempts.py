@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UNSET
 
+from holdfast.engine.steps import StartAnew
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import ErrorRecord
 
@@ -128,11 +129,15 @@ class Attempts:
     async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str, streak: Streak | None = None) -> T:
         """Ask a grader that waits for something. Its failures are its own; a `streak` of them is a Fault of it."""
         deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
+        return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
+
+    def begin_work(self) -> None:
+        """Count the time from now on as time with work in hand."""
         self._progress.begin_work()
-        try:
-            return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
-        finally:
-            self._progress.end_work()
+
+    def end_work(self) -> None:
+        """End what `begin_work` began."""
+        self._progress.end_work()
 
     async def _until_it_works(
         self,
@@ -151,6 +156,9 @@ class Attempts:
                     result = await call()
             except TimeoutError as late:
                 error: AttemptError | Fault = _too_late(seconds, begun, deadline.at, late)
+            except StartAnew as cut:  # no failure of the target: the trial goes on from its beginning
+                self.failed(cut, job, where, begun, final=False)
+                raise
             except AttemptError as raised:
                 error = raised
             except Fault as raised:

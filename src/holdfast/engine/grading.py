@@ -166,6 +166,13 @@ class Grading:
 
     async def _judge(self, case: Case, job: Job, number: int) -> Grade | None:
         """Return the verdict of a grader that waits; None when it is out of action."""
+        self._attempts.begin_work()
+        try:
+            return await self._ask(case, job, number)
+        finally:
+            self._attempts.end_work()
+
+    async def _ask(self, case: Case, job: Job, number: int) -> Grade | None:
         grader = self._graders[number]
         name = grader.block.name
         started = time.monotonic()
@@ -203,6 +210,7 @@ class Grading:
             return None
         except Exception as error:  # a worker that died of it would leave the others waiting for ever
             result = _raised(error)
+            self._attempts.failed(result, job, name, started, final=True)
         return self._record(case, job, number, result, time.monotonic() - started)
 
     def _key(self, case: Case, job: Job, number: int) -> str:
@@ -248,7 +256,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         return case
     mark = output.marks[turn - 1]
     messages = output.messages[: mark.end]
-    calls = output.calls
+    calls, trace = output.calls, output.trace
     text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
     as_it_was = replace(
         output,
@@ -259,6 +267,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
         state=None,
         files=mark.files,
         calls=UNSET if isinstance(calls, UnsetType) else [call for call in calls if call.turn <= turn],
+        trace=UNSET if isinstance(trace, UnsetType) or isinstance(mark.trace, UnsetType) else trace[: mark.trace],
         usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,
         timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
     )

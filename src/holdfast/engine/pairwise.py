@@ -20,6 +20,7 @@ from holdfast.report.pairwise import Pair
 from holdfast.spec.document import Document
 from holdfast.spec.fields import SCHEMA_VERSION
 from holdfast.spec.grader_fields import PromptGrader
+from holdfast.spec.grader_load import with_rubric
 from holdfast.spec.load import build_eval
 from holdfast.spec.reading import validate_block
 from holdfast.targets.prices import Prices
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Turn
 
+PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
+"""what the manifest of such a run says: its target is asked by this module, never as an ordinary eval"""
 _CHOICES: Final = ("first", "second", "tie")
 _FORM: Final = '{"reason": "<one or two sentences>", "better": "first", "second" or "tie"}'
 _INSTRUCTIONS: Final = f"""\
@@ -114,7 +117,7 @@ def judge_pairs(
     runs: Sequence[RunDir], judge: Document, folder: Path, options: Options, display: Display
 ) -> Comparison:
     """Ask a judge about every pair of answers, in both orders, and resume where an earlier process stopped."""
-    block, others = _judge(judge)
+    block, others = _judge(judge, folder)
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UsageError("a run cannot be judged against itself")
     answers = {_name_of(run): _answers(run) for run in runs}
@@ -150,7 +153,7 @@ def judge_pairs(
     verdicts: dict[str, Choice] = {
         entry["sample"]: cast("Choice", entry["output"])
         for entry in outcome.rundir.read_results()["trials"]
-        if entry["output"] is not None
+        if entry["output"] in _CHOICES
     }
     for pair, sample, (straight, swapped) in met:
         if straight in verdicts and swapped in verdicts:
@@ -164,12 +167,14 @@ def _name_of(run: RunDir) -> str:
     return str(run.path)
 
 
-def _judge(document: Document) -> tuple[PromptGrader, dict[str, Any]]:
+def _judge(document: Document, folder: Path) -> tuple[PromptGrader, dict[str, Any]]:
     """Return the judge that a file describes by the keys of a `prompt` grader, and its other keys."""
     data = {"type": "prompt", "name": "judge", "rubric": _RUBRIC, **document.data}
     others: dict[str, Any] = {key: data.pop(key) for key in _OWN_KEYS if key in data}
     problems: list[Problem] = []
     block = cast("PromptGrader | None", validate_block(PromptGrader, data, (), document, problems))
+    if block is not None:
+        block = with_rubric(block, document, (), folder, problems)
     if block is not None and block.model is None:
         problems.append(Problem(document.where(()), "needs a `model` to judge with"))
     meaningless = "has no meaning for pairs, which are judged by a `rubric` alone"
@@ -217,6 +222,7 @@ def _spec(
     data = {
         "schemaVersion": SCHEMA_VERSION,
         "name": "pairwise",
+        "metadata": PAIRWISE,
         "samples": rows,
         "target": target,
         "system": _INSTRUCTIONS,

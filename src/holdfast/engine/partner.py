@@ -160,7 +160,11 @@ class TrialPartner:
             calls=calls,
             trace=[*reply.trace] if reply.trace else UNSET,
         )
-        return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
+        begun = time.monotonic()
+        try:
+            return await self._grading.after_turn(turn, Case(self._job.sample, so_far, self._blobs), self._job)
+        finally:
+            self._deadline.postpone(time.monotonic() - begun)  # graders have time limits of their own
 
 
 def _usage(said: object) -> Usage:

@@ -45,14 +45,19 @@ def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Ite
         content = message.get("content") or ""
         if message.get("role") == "assistant":
             for call in message.get("tool_calls") or ():
-                asked[str(call.get("id") or "")] = call.get("function") or {}
+                if isinstance(call, dict):
+                    asked[str(call.get("id") or "")] = call.get("function") or {}
             yield from _pair("LLM", model, before, content, records.model(number), f"{output.key}-{number}")
-        elif message.get("role") == "tool":
+        elif message.get("role") == "tool" and isinstance(output.calls, UnsetType):
             function = asked.get(str(message.get("tool_call_id") or ""), {})
             name, arguments = function.get("name") or message.get("name"), _arguments(function.get("arguments"))
             made = records.tool(number, name, arguments)
             yield from _pair("TOOL", name, arguments, content, made, f"{output.key}-{number}")
         before = content
+    for number, known in enumerate([] if isinstance(output.calls, UnsetType) else output.calls):
+        if known.name is not None:  # calls that the messages do not hold
+            whole = _Call(output.timing.started, output.timing.started + output.timing.seconds)
+            yield from _pair("TOOL", known.name, known.arguments, known.result, whole, f"{output.key}-call-{number}")
 
 
 def _pair(kind: str, name: str | None, given: Any, result: Any, call: _Call, uuid: str) -> Iterator[TraceStep]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.export.names import unique_names
 from holdfast.export.reading import Pending
 from holdfast.store.files import replacing
 
@@ -29,7 +30,7 @@ _OWN = (
 
 def columns(reader: RunReader) -> list[str]:
     """Names of all columns: our own, each grader's, and `row.FIELD` for every field that some row has."""
-    verdicts = [f"{name}.{part}" for name in reader.graders for part in ("status", "score", "feedback")]
+    verdicts = [f"{name}.{part}" for name in _names(reader).values() for part in ("status", "score", "feedback")]
     return [*_OWN, *verdicts, *(f"row.{name}" for name in reader.field_names())]
 
 
@@ -39,6 +40,7 @@ def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
     All have the same columns in the same order.
     """
     empty: dict[str, Any] = dict.fromkeys(columns(reader))
+    names = _names(reader)
     for trial in reader.everything():
         row = empty | {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
         if isinstance(trial, Pending):
@@ -60,10 +62,15 @@ def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
             "seconds": output.timing.seconds,
         }
         for grade in trial.grades:
-            row[f"{grade.grader}.status"] = grade.status
-            row[f"{grade.grader}.score"] = grade.score
-            row[f"{grade.grader}.feedback"] = grade.feedback
+            row[f"{names[grade.grader]}.status"] = grade.status
+            row[f"{names[grade.grader]}.score"] = grade.score
+            row[f"{names[grade.grader]}.feedback"] = grade.feedback
         yield row
+
+
+def _names(reader: RunReader) -> dict[str, str]:
+    """The graders' columns by their names: one called `row` must not hide the row's fields."""
+    return unique_names(reader.graders, taken=("row",))
 
 
 def _prompt(output: Output) -> str | None:
@@ -100,7 +107,7 @@ def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
     kinds = {"trial": arrow.int64(), "input_tokens": arrow.int64(), "output_tokens": arrow.int64()}
     kinds |= {"requests": arrow.int64(), "score": arrow.float64(), "cost": arrow.float64(), "seconds": arrow.float64()}
     with replacing(path) as file:
-        scores = {f"{name}.score": arrow.float64() for name in reader.graders}
+        scores = {f"{name}.score": arrow.float64() for name in _names(reader).values()}
         schema = arrow.schema([(name, {**kinds, **scores}.get(name, arrow.string())) for name in columns(reader)])
         waiting = rows(reader)
         with parquet.ParquetWriter(file, schema) as writer:

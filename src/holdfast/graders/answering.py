@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MEMORY: Final = 4 << 30
+OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""signals by which somebody ends processes from outside; no answer makes a program send them to itself"""
 
 
 def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]) -> None:
@@ -23,7 +25,8 @@ def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], d
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = _MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but the run decides when we end
+    for number in OUTSIDE:  # signals to the process group reach us too, but the run decides when we end
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever is printed on the way is not an answer
 

@@ -306,7 +306,9 @@ def _evaluator_identity(block: NatGrader, spec: Eval, where: str) -> dict[str, A
         data = read_config(spec.folder / block.config_file, block.override)
     evaluator = block.evaluator
     if isinstance(evaluator, str):
-        known = (data.get("eval") or {}).get("evaluators") or {}
+        section = data.get("eval") if isinstance(data.get("eval"), dict) else {}
+        known = section.get("evaluators") if isinstance(section, dict) else {}
+        known = known if isinstance(known, dict) else {}
         if evaluator not in known:
             said = f"{block.config_file} has no evaluator {evaluator!r}{suggest(evaluator, known)}"
             raise ConfigError([Problem(where, said)])

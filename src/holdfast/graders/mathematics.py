@@ -31,13 +31,13 @@ class Mathematics:
     async def judge(self, case: Case) -> Verdict:
         """1 when equal to any expected text, else 0; also 0 where the answer is such that it cannot be compared."""
         expected = expected_texts(self.block.expected, case.sample.fields)
-        found = problem = failed = None
+        found = problem = failure = None
         reason = "no mathematics found in the answer"
         for text in expected:
             try:
                 answer = await self._pool.ask({"expected": text, "answer": case.said(self.block)}, self.block.timeout)
             except NoAnswer as error:
-                failed = failed or self._failed(error)
+                failure = failure or error  # another expected text may be equal all the same
                 continue
             if answer.get("equal"):
                 return Verdict(1.0, "", {"found": answer["found"]})
@@ -45,8 +45,8 @@ class Mathematics:
             found, reason = found or answer.get("found"), answer.get("reason") or reason
         if problem is not None:
             raise AttemptError("grader", problem, retry=False)
-        if failed is not None:
-            return failed
+        if failure is not None:
+            return self._failed(failure)
         if found is None:
             return Verdict(0.0, reason, {"found": None})
         wanted = " or ".join(text.strip()[:200] for text in expected[:5])

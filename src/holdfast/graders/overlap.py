@@ -103,8 +103,7 @@ class Rouge(Overlap):
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
         self._variant = block.variant
-        self._characters = block.tokenize == "characters"
-        characters = _Characters() if self._characters else None
+        characters = _Characters() if block.tokenize == "characters" else None
         self._scorer = RougeScorer([block.variant], use_stemmer=block.stem, tokenizer=characters)
 
     most_steps = 4_000_000
@@ -113,14 +112,15 @@ class Rouge(Overlap):
         """The pairs of words, or characters, that `rougeL` compares in Python; the others count them once."""
         if self._variant != "rougeL":
             return max(len(answer), len(reference))
-        if self._characters:
-            return len(answer) * len(reference)
-        return len(answer.split()) * len(reference.split())
+        return self._count(answer) * self._count(reference)
+
+    def _count(self, text: str) -> int:
+        return len(self._scorer._tokenizer.tokenize(text))
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return the F-measure, from 0 to 1."""
         for text in references:
-            if self._of(text, text) == 0:
+            if self._count(text) < (2 if self._variant == "rouge2" else 1):
                 self._refuse(text)
         return _scored(max(self._of(answer, text) for text in references), self._variant)
 

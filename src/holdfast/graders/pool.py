@@ -47,6 +47,7 @@ class Pool:
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of a process, or raise NoAnswer; the time limit does not include waiting for a process."""
         async with self._places:
+            self._idle = [process for process in self._idle if process.returncode is None]
             process = self._idle.pop() if self._idle else await self._start()
             stages: list[str] = []
             try:

@@ -27,6 +27,7 @@ from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError
+from holdfast.graders.answering import OUTSIDE
 from holdfast.store.workspace import MOST_BYTES, restore
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
         raise AttemptError("grader", f"{arguments[0]} could not be started: {err[-400:].strip()}", retry=False)
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        if -code in OUTSIDE:
+            raise AttemptError("grader", f"{arguments[0]} was ended from outside by {name}", retry=False)
         return Ran(code, out, err, able, f"killed by {name}")
     return Ran(code, out, err, able)
 

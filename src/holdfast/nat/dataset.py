@@ -67,7 +67,7 @@ class Reader:
                 self._wrong((key,), "not supported: nothing is downloaded; fetch the file and name it as file_path")
             elif key not in _KNOWN and key not in ("s3", "remote_file_path", "function", "kwargs"):
                 self._wrong((key,), "unknown key")
-        structure = block.get("structure") or {}
+        structure = self._mapping(("structure",), block.get("structure"))
         for key, name in structure.items():
             if key not in _STRUCTURE:
                 self._wrong(("structure", key), "unknown key")
@@ -100,14 +100,26 @@ class Reader:
         """Allowlist and denylist as one expression. A column that a row does not have filters nothing."""
         parts: list[str] = []
         for key in ("allowlist", "denylist"):
-            columns = ((self._block.get("filter") or {}).get(key) or {}).get("field") or {}
+            filters = self._mapping(("filter",), self._block.get("filter"))
+            named = self._mapping(("filter", key), filters.get(key))
+            columns = self._mapping(("filter", key, "field"), named.get("field"))
             for column, values in columns.items():
                 name = self._field(("filter", key, "field", column), column)
                 globs = values if isinstance(values, list) else [values]
-                tests = " or ".join(f"{name} is glob({json.dumps(str(glob))})" for glob in globs) or "false"
+                tests = (
+                    " or ".join(f"{name} is glob({json.dumps(str(glob), ensure_ascii=False)})" for glob in globs)
+                    or "false"
+                )
                 matches = f"({name} is not defined or {tests})"
                 parts.append(matches if key == "allowlist" else f"({name} is not defined or not ({tests}))")
         return " and ".join(parts) or None
+
+    def _mapping(self, location: Location, value: Any) -> dict[str, Any]:
+        if value is None or isinstance(value, dict):
+            return value or {}
+        if not any(problem.where == self._where((*_DATASET, *location)) for problem in self.problems):
+            self._wrong(location, "is a mapping of keys to values")
+        return {}
 
     def _field(self, location: Location, name: Any) -> str:
         if _NAME.fullmatch(str(name)) is None:

@@ -76,13 +76,18 @@ def steps_of(output: Output) -> list[TraceStep]:
         }
         steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
 
+    listed = None if isinstance(output.calls, UnsetType) else output.calls
     for message in output.messages:
         if message.get("role") == "assistant":
             add("LLM_END", None, before, message.get("content") or "")
-            for call in message.get("tool_calls") or ():
-                function = call.get("function") or call
-                add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
+            for call in message.get("tool_calls") or () if listed is None else ():
+                if isinstance(call, dict):
+                    function = call.get("function") or call
+                    add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
         before = message.get("content") or before
+    for known in listed or ():  # which has all calls where the messages do not
+        if known.name is not None:
+            add("TOOL_END", known.name, known.arguments, known.result)
     return steps
 
 

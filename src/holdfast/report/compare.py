@@ -102,8 +102,13 @@ def shared_names(first: Finished, second: Finished) -> list[str]:
 def changed_graders(first: Finished, second: Finished) -> dict[str, list[str]]:
     """Graders that have a name in common and nothing else, each with what differs, from first to second."""
     ours, theirs = (run.identity.get("graders", {}) for run in (first, second))
-    changes = {name: grader_changes(ours[name], theirs[name]) for name in ours if name in theirs}
+    changes = {name: grader_changes(_alone(ours[name]), _alone(theirs[name])) for name in ours if name in theirs}
     return {name: differences for name, differences in changes.items() if differences}
+
+
+def _alone(identity: dict[str, Any]) -> dict[str, Any]:
+    """What a grader is, without what the rows of its run add to its key."""
+    return {key: value for key, value in identity.items() if key != "reread"}
 
 
 def changed_thresholds(first: Finished, second: Finished) -> dict[str, tuple[Any, Any]]:

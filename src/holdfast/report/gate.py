@@ -82,8 +82,9 @@ def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[
     changed = changed_graders(baseline, current)
     for name in metric_names(baseline):
         if name in changed:
-            what = f"{name} is not the same grader as in the baseline ({', '.join(changed[name])}), so it says nothing"
-            checks.append(Check(name, False, what))
+            differences = ", ".join(changed[name])
+            message = f"{name} is not the same grader as in the baseline ({differences}): it cannot be compared"
+            checks.append(Check(name, False, message))
         elif name not in names and name != OVERALL:
             checks.append(Check(name, False, f"{name} is in the baseline and not in this run"))
     if not checks:

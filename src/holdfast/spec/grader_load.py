@@ -60,7 +60,7 @@ def read_graders(
         seen[fields["name"]] = number
         if isinstance(grader, PromptGrader):
             grader = _with_judge(
-                _with_rubric(grader, document, location, folder, problems), document, location, problems
+                with_rubric(grader, document, location, folder, problems), document, location, problems
             )
         if isinstance(grader, NatGrader):
             grader = _with_config(grader, document, location, problems)
@@ -69,7 +69,7 @@ def read_graders(
     return graders
 
 
-def _with_rubric(
+def with_rubric(
     grader: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
 ) -> PromptGrader:
     """Return the grader with the text of the file that its rubric names."""

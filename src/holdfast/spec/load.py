@@ -251,7 +251,7 @@ def build_eval(
 
 def _build(document: Document, folder: Path, functions: Mapping[str, Any], notices: tuple[str, ...]) -> Eval:
     problems = [
-        Problem(document.where(location), "is no number that JSON has, so it cannot be sent or kept")
+        Problem(document.where(location), "NaN and infinity are not valid JSON numbers")
         for location in _not_finite(document.data)
         if location[:1] != ("samples",)  # rows are the dataset's matter
     ]

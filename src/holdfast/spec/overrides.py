@@ -28,7 +28,9 @@ def parse_override(text: str) -> Override:
     try:
         parsed = read_value(value) if value else None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{text!r}: the value is not valid YAML", remedy="Put a text in quotes of YAML's.") from error
+        raise UsageError(
+            f"{text!r}: the value is not valid YAML", remedy="Quote the value, as in 'key=\"a, b\"'."
+        ) from error
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
         return keys, value  # `Answer in the form: N` is a text; mappings are written with braces here
     return keys, parsed

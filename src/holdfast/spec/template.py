@@ -125,7 +125,8 @@ class Template:
                 pass
             case _:
                 return None
-        inside = self.source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
+        source = self.source.removesuffix("\n")  # which YAML's `|` leaves, and a value has none of
+        inside = source[2:-2].removeprefix("-").removesuffix("-").removeprefix("+")
         try:
             return Expression(inside.strip())
         except TemplateSyntaxError:

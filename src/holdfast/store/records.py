@@ -63,6 +63,8 @@ class Mark(Struct, frozen=True):
     """since the conversation began"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the turn: paths to digests of contents"""
+    trace: int | UnsetType = UNSET
+    """how many steps the trace had, where there is one"""
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):

@@ -62,6 +62,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
         case PythonTarget() as block:
             where = spec.document.where
             name, files = function_source(block.python, spec.folder, where(("target", "python")), spec.functions)
+            files = {**files}  # a copy: the scan of a file is shared by all that ask for it
             identity = {"function": name, "source": files, "params": block.params, "version": block.version}
             if block.tools:
                 identity["tools"] = tools_identity(block.tools, spec)
@@ -71,6 +72,8 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             return {"kind": "python", **identity}
         case HttpTarget() as block:
             identity = block.model_dump(include={"http", "request", "response", "version"})
+            if block.stream_end not in (None, "close"):  # what follows the marker is not read
+                identity["stream_end"] = block.stream_end
             return {"kind": "http", **identity, "http": shown_url(block.http)}
         case CommandTarget() as block:
             identity = block.model_dump(include={"command", "stdin", "version"})
