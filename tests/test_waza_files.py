@@ -746,7 +746,7 @@ def test_a_hook_that_fails_before_every_trial_stops_the_run(tmp_path: Path, prov
     (tmp_path / "note.sh").write_text(NOTE)
     stopped = lab.eval("--concurrency", 4, check=3)
     assert "all of the first 20 attempts failed: hooks.before_task: sh ended with 7: oh no" in stopped.out
-    assert "Mend the hook" in stopped.out
+    assert "Fix the hook" in stopped.out
     assert len((tmp_path / "notes.txt").read_text().splitlines()) < 30  # those in flight at the twentieth, and no more
     assert provider.requests == 0
     (tmp_path / "note.sh").write_text("exit 0\n")
@@ -757,7 +757,7 @@ def test_a_hook_that_fails_before_every_trial_stops_the_run(tmp_path: Path, prov
 def test_a_hook_that_must_not_fail_before_the_run_stops_it(tmp_path: Path) -> None:
     path = hooked(tmp_path, before_run=_note("bad", fails=True), after_run=_note("end"))
     done = run_command("eval", path, cwd=tmp_path, check=3)
-    assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "Mend the hook" in done.stderr
+    assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "Fix the hook" in done.stderr
     assert (tmp_path / "notes.txt").read_text() == "bad - -\n"
 
 

@@ -65,7 +65,7 @@ class Hooks:
                     raise Fault(
                         "refused",
                         f"hooks.before_run: {failure}",
-                        remedy="Nothing was started. Mend the hook, then run the same command again.",
+                        remedy="Nothing was started. Fix the hook, then run the same command again.",
                     )
                 self._notice(f"hooks.before_run: {failure}")
 
