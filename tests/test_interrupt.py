@@ -52,7 +52,7 @@ def test_a_signal_stops_the_run_and_prints_the_command_that_goes_on(
     assert f"holdfast eval {eval_file} limits.retries=3" in out
     run = run_dir(tmp_path)
     there, asked = len(kept(run)), provider.requests
-    assert 10 <= there < ROWS
+    assert 10 - CONCURRENCY <= there < ROWS, "what was answered may have been on its way"
     assert asked - there <= CONCURRENCY
     assert kept(run, "errors") == [], "what was cancelled leaves no record"
 
