@@ -148,7 +148,7 @@ def test_nothing_is_graded_twice_unless_again_is_said(lab: Lab) -> None:
     run = generated(lab)
     assert lab.do("grade", run).judged == ROWS
     finished = lab.do("grade", run)
-    assert finished.work == (0, {}) and "once more with --again" in finished.out and "--fresh" not in finished.out
+    assert finished.work == (0, {}) and "Use --again" in finished.out and "--fresh" not in finished.out
     again = lab.do("grade", run, "--again")
     assert again.judged == ROWS and again.graded == {"correct": ROWS, "judge": ROWS}
     assert metrics(run)["metrics"]["judge"]["n"] == ROWS, "the later verdict counts, once"

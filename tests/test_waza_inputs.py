@@ -17,7 +17,7 @@ from holdfast.spec.fields import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext
 from tests.support.breaking import kept
-from tests.support.running import ROOT, holdfast, run_dir, server
+from tests.support.running import holdfast, run_dir, server
 from tests.support.waza import EVAL, TASK, load, notices, refused, rows, tree
 
 if TYPE_CHECKING:
@@ -526,9 +526,6 @@ def test_a_responder_needs_instructions_and_may_have_checkpoints_beyond_its_repl
 
 
 def test_posix_classes_are_read(tmp_path: Path) -> None:
-    pytest.importorskip("re2")
-    if "re2" not in (ROOT / "src/holdfast/spec/regex.py").read_text():
-        pytest.skip("patterns are not RE2's yet")
     grader = '{type: text, name: t, config: {regex_match: ["^Mock[[:space:]]response"]}}'
     holdfast("eval", tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n"), cwd=tmp_path)
     assert json.loads((run_dir(tmp_path, "small") / "metrics.json").read_text())["metrics"]["t"]["score"] == 1.0

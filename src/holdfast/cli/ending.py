@@ -19,7 +19,7 @@ def run_shown(
     run: Callable[[Display], Outcome],
     wanted: str | None,
     after: Callable[[Outcome], None],
-    anew: str = "Start anew with --fresh.",
+    again: str = "Use --fresh to start from scratch.",
 ) -> Outcome:
     """Run with the display that is wanted, print how it ended, and report that to a program which follows.
 
@@ -31,7 +31,7 @@ def run_shown(
 
         from holdfast.report.table import print_outcome  # after the run: starting it needs no rich
 
-        print_outcome(outcome, command_line(), anew)
+        print_outcome(outcome, command_line(), again)
         after(outcome)
     except HoldfastError as error:
         from holdfast.display.types import Result

@@ -87,7 +87,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         lambda display: run_eval(spec, options, display),
         given["display"],
         export,
-        anew="Grade it once more with --again.",
+        again="Use --again to grade it once more.",
     )
     return outcome.exit_code
 

@@ -82,7 +82,7 @@ def _print(report: dict[str, Any]) -> None:
         )
         console.print(table)
         if pair["identical"]:
-            console.print(f"{pair['identical']:,} of the ties are identical answers, which nobody was asked about")
+            console.print(f"{pair['identical']:,} of the ties are identical answers, not sent to the judge")
     if report["bradley_terry"]:
         console.print("Bradley-Terry ratings, 1000 on average; 400 more means 10 to 1:")
         for run, rating in sorted(report["bradley_terry"].items(), key=lambda item: -item[1]):
@@ -92,6 +92,6 @@ def _print(report: dict[str, Any]) -> None:
     if report["left_out"]:
         console.print(f"{report['left_out']:,} trials are left out: one run lacks them, or was asked something else")
     if report["coverage"] < 1:
-        console.print(f"coverage {report['coverage']:.1%}: the other pairs could not be judged and count for nobody")
+        console.print(f"coverage {report['coverage']:.1%}: the other pairs could not be judged and are excluded")
     if report["verdicts"] is not None:
         click.echo(f"verdicts: {report['verdicts']}")

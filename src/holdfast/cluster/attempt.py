@@ -356,7 +356,7 @@ class MainJob:
         numbers = Path(prepared.run_dir) / "metrics.json"
         if prepared.report:
             if not self._rounds:
-                say("this run is already finished; nothing was run. Start anew with --fresh.")
+                say("this run is already finished; nothing was run. Use --fresh to start from scratch.")
             sys.stderr.write(prepared.report)
         ungraded = f"not graded, as asked: `holdfast grade {prepared.run_dir}` grades it"
         say(f"finished: {numbers}" if numbers.exists() else ungraded)

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 
-def print_outcome(outcome: Outcome, command: str, anew: str = "Start anew with --fresh.") -> None:
+def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.") -> None:
     """Print the numbers of a finished run; of an unfinished one, what is left and how to resume."""
     console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
-            console.print(f"This run is already finished; nothing was run. {anew}")
+            console.print(f"This run is already finished; nothing was run. {again}")
         _print_metrics(console, outcome, outcome.metrics)
         _print_failures(console, outcome, left_out=True)
         if outcome.already and outcome.metrics["coverage"] < 1:
-            console.print("Their errors were accepted: --retry-failed tries them again.")
+            console.print("Errors were accepted; --retry-failed retries these trials.")
         for missed in outcome.missed_gates:
             console.print(Text(f"gate not met: {missed}", style="bold red"))
     else:

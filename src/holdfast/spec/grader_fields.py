@@ -364,8 +364,7 @@ class PromptGrader(GraderBlock):
             )
         if self.mode == "pairwise":
             raise ValueError(
-                "mode: pairwise judges two runs at once, which a grader cannot; grade both with the same rubric and "
-                "use `holdfast compare`"
+                "mode: pairwise compares the answers of two runs, which a grader cannot; use `holdfast compare --judge`"
             )
         return self
 
