@@ -11,12 +11,14 @@ import jmespath
 import msgspec
 from jmespath.exceptions import JMESPathError
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
+from holdfast.nat.trace import usage_of
 from holdfast.spec.secrets import VARIABLE, filled
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.targets.client import Client
-from holdfast.targets.nat_stream import read_step, tokens_used
+from holdfast.targets.nat_stream import read_step
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ class HttpWorkflow:
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
             raise AttemptError("bad_reply", f"nothing at {self._block.response!r} in the reply")
-        return Reply(text="".join(parts), usage=tokens_used(trace), first_token=first, trace=trace or None)
+        return Reply(
+            text="".join(parts), usage=replace(usage_of(trace), requests=1), first_token=first, trace=trace or None
+        )
 
     def _find(self, value: Any, *, whole: bool) -> Any:
         """Pick the answer, or a piece of it, from a reply or an event."""

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.store.records import Usage
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from holdfast.store.records import TraceStep
 
 _PREFIX: Final = b"intermediate_data:"
@@ -42,17 +38,3 @@ def read_step(line: bytes) -> TraceStep | None:
         "parent_name": None,
     }
     return {"parent_id": "remote", "function_ancestry": ancestry, "payload": payload}
-
-
-def tokens_used(trace: Iterable[TraceStep]) -> Usage:
-    """Add up what the model calls of a trace used; unknown where there are none, or one does not say."""
-    given = made = 0
-    calls = [step["payload"] for step in trace if step["payload"]["event_type"] == "LLM_END"]
-    for payload in calls:
-        counts = (payload.get("usage_info") or {}).get("token_usage") or {}
-        prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
-        if not prompt or not isinstance(prompt, int) or not isinstance(completion, int):
-            return Usage(requests=1)  # NAT writes 0 where a model did not say
-        given += prompt
-        made += completion
-    return Usage(given, made, requests=1) if calls else Usage(requests=1)
