@@ -491,7 +491,7 @@ def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing)
     for done in (accepted, again):
         assert TARGET_FAILED.replace("failed", "failed and were left out") in done.stdout
         assert GRADE_FAILED.replace("failed", "failed and was left out") in done.stdout
-    assert "--retry-failed tries them again" in again.stdout
+    assert "--retry-failed retries these trials" in again.stdout
 
 
 @pytest.mark.parametrize(
