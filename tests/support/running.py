@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.spec.fields import SCHEMA_VERSION
+from tests.support.forking import Forked, can_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,9 +65,10 @@ class Server:
 def server(**settings: Any) -> Iterator[Server]:
     """A server of one's own on loopback, stopped at the end."""
     arguments = [f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()]
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", "tests.support.server", *arguments],
         cwd=ROOT,
+        env=dict(os.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -112,25 +114,24 @@ def environment(**more: str) -> dict[str, str]:
 
 def holdfast(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, check: int | None = 0) -> Any:
     """Run the command to its end; `check` is the exit code it must have (None: any)."""
-    done = subprocess.run(
-        [*HOLDFAST, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    with start(*arguments, cwd=cwd, env=env) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=1800)
+        except BaseException:
+            process.kill()
+            raise
     if check is not None:
-        assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+        assert process.returncode == check, f"exit {process.returncode}\n{stdout}\n{stderr}"
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start the command and return at once."""
-    return subprocess.Popen(
+    wanted = environment(**(env or {}))
+    return (Forked if can_fork(wanted) else subprocess.Popen)(
         [*HOLDFAST, *map(str, arguments)],
         cwd=cwd,
-        env=environment(**(env or {})),
+        env=wanted,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
