@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, module_server, run_dir
+from tests.support.running import ROOT, Server, lines, module_server, run_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ def add(thing: str) -> str:
 SERVER = """
 import os, signal
 from pathlib import Path
-from mcp.server.mcpserver import MCPServer
+from plain_mcp import MCPServer
 
 server = MCPServer("adder", log_level="ERROR")
 here = Path(__file__).parent
@@ -84,6 +85,7 @@ def use(lab: Lab, **tool: Any) -> None:
 def use_server(lab: Lab, who: str, fall_at: str, per: str = "trial") -> None:
     pytest.importorskip("mcp", reason="the extra `mcp`")
     (lab.folder / "server.py").write_text(SERVER)
+    shutil.copy(ROOT / "tests/support/plain_mcp.py", lab.folder)
     mcp = {"command": [sys.executable, "server.py"], "env": {"FALL_AT": fall_at, "WHO": who}}
     use(lab, mcp=mcp, per=per)
     del lab.spec["target"]["tools"][0]["python"]

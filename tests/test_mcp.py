@@ -1,8 +1,12 @@
-"""Tools of MCP servers: real ones, over standard input and output and over HTTP."""
+"""Tools of MCP servers, over standard input and output and over HTTP.
+
+The servers are the SDK's where that matters, and else plain ones, which start sooner.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +24,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab
-from tests.support.running import Server, environment, lines, module_server, start, wait_for
+from tests.support.running import ROOT, Server, environment, lines, module_server, start, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +35,7 @@ pytest.importorskip("mcp", reason="the extra `mcp`")
 SERVER = '''
 import os, sys
 from pathlib import Path
-from mcp.server.mcpserver import MCPServer
+from plain_mcp import MCPServer
 
 server = MCPServer("shop", log_level="ERROR")
 here = Path(__file__).parent
@@ -83,9 +87,18 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
     made = Lab(
         tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "tea: tea 0 costs 1; tea 1 costs 2"}]
     )
-    (tmp_path / "shop.py").write_text(SERVER)
+    write_server(tmp_path)
     use(made)
     return made
+
+
+def write_server(folder: Path) -> None:
+    shutil.copy(ROOT / "tests/support/plain_mcp.py", folder)
+    (folder / "shop.py").write_text(SERVER)
+
+
+def use_the_sdk(lab: Lab) -> None:
+    (lab.folder / "shop.py").write_text(SERVER.replace("plain_mcp", "mcp.server.mcpserver"))
 
 
 def use(lab: Lab, mcp: dict[str, Any] | None = None, **keys: Any) -> None:
@@ -108,6 +121,7 @@ def over_http(lab: Lab) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    use_the_sdk(lab)
     process = subprocess.Popen(
         [sys.executable, "shop.py", str(port)],
         cwd=lab.folder,
@@ -128,7 +142,10 @@ def over_http(lab: Lab) -> Iterator[str]:
         process.wait()
 
 
-def test_a_model_calls_the_tools_of_a_program(lab: Lab) -> None:
+@pytest.mark.parametrize("sdk", [True, False])
+def test_a_model_calls_the_tools_of_a_program(lab: Lab, sdk: bool) -> None:
+    if sdk:
+        use_the_sdk(lab)
     done = lab.eval()
     assert status(done.run) == ["passed"]
     assert [message["role"] for message in kept(done.run)[0]["messages"]] == [
@@ -216,6 +233,7 @@ def test_a_server_behind_a_url_that_comes_back_is_used_again(lab: Lab) -> None:
 
 
 def test_an_error_of_a_tool_goes_back_to_the_model(lab: Lab) -> None:
+    use_the_sdk(lab)
     lab.rows = [{"id": "a", "question": "nothing", "expected": "x"}]
     done = lab.eval()
     results = [message["content"] for message in kept(done.run)[0]["messages"] if message["role"] == "tool"]
@@ -280,7 +298,7 @@ def test_a_conversation_with_an_mcp_server_killed_at_every_step_is_as_an_unbroke
     use(lab, replay="again")
     calm = lab.eval().run
     killed = Lab(tmp_path / "killed", lab.provider, rows=lab.rows, spec=lab.spec)
-    (killed.folder / "shop.py").write_text(SERVER)
+    write_server(killed.folder)
     lab.provider.reset()
     assert killed.many_lives() == 4
     (run,) = killed.runs.glob("e/*/")

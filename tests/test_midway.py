@@ -21,7 +21,7 @@ from tests.support.running import Server, lines, module_server, run_dir, start, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TURNS = 20
+TURNS = 10
 TOOLS = '''
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def recorded(run: Path) -> Counter[tuple[Any, ...]]:
 # A model with tools
 
 
-def test_twenty_turns_with_tools_killed_at_every_single_step_are_as_unbroken_ones(
+def test_ten_turns_with_tools_killed_at_every_single_step_are_as_unbroken_ones(
     tmp_path: Path, provider: Server
 ) -> None:
     calm_lab = talk(tmp_path / "calm", provider)
@@ -108,7 +108,7 @@ def test_twenty_turns_with_tools_killed_at_every_single_step_are_as_unbroken_one
     lab = talk(tmp_path / "killed", provider)
     kills = lab.many_lives()
 
-    steps = 20 * (3 + 2 + 1)  # model calls, tool calls, and the whole turn
+    steps = TURNS * (3 + 2 + 1)  # model calls, tool calls, and the whole turn
     assert kills == steps - 1
     # Each life made one call that was not recorded. All but the first call of all were in that place once.
     asked = provider.stats()["asked"]

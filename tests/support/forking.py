@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,7 @@ _ENVIRONMENT: Final = dict(os.environ)
 """what the warm process starts with"""
 _READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "HOLDFAST_LEASE_SECONDS", "MALLOC_")
 """variables that Python or Holdfast reads as it starts: a process forked later would not notice them"""
-_ALSO_NEEDED: Final = ("aiohttp", "jinja2", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "runpy")
+_ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress", "rich.table", "ruamel.yaml", "uvloop")
 """what commands import as they run"""
 
 
@@ -130,13 +131,19 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
         control.send(b"%d" % answer)
 
 
-def _main() -> None:
+def import_all() -> None:
+    """Import what commands could need, ahead of forks."""
     for module in pkgutil.walk_packages(import_module("holdfast").__path__, "holdfast."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
     for name in (*_ALSO_NEEDED, "tests.support.server"):
-        import_module(name)
-    gc.freeze()  # what is there already need not be looked through, and copied, by each fork
+        with suppress(ImportError):
+            import_module(name)
+    gc.freeze()  # no fork needs to look through all that, and to copy it by doing so
+
+
+def _main() -> None:
+    import_all()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
         os.environ.clear()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.spec.fields import SCHEMA_VERSION
-from tests.support.running import ROOT, Server, environment, holdfast, lines
+from tests.support.running import Server, holdfast, lines, spawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,16 +115,10 @@ class Lab:
     def many_lives(self) -> int:
         """Run the eval with a kill at every single call that is recorded, to its end; how many kills it were."""
         self.write()
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support.lives", self.eval_file.name],
-            cwd=self.folder,
-            env=environment(PYTHONPATH=str(ROOT)),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return int(done.stdout)
+        process = spawn("tests.support.lives", self.eval_file.name, cwd=self.folder)
+        out, err = process.communicate(timeout=1800)
+        assert process.returncode == 0, out + err
+        return int(out)
 
     def plan(self, *arguments: Any) -> dict[str, Any]:
         """What `--dry-run --json` says."""

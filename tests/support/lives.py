@@ -12,23 +12,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib import import_module
 
 from holdfast.cli.main import main as holdfast_main
 from holdfast.engine.keeper import Keeper
+from tests.support.forking import import_all
 
-for name in (
-    "cli.eval",
-    "engine.run",
-    "graders.build",
-    "report.table",
-    "targets.command",
-    "targets.mcp",
-    "targets.python",
-):
-    import_module(f"holdfast.{name}")  # so that no life has to
-for name in ("ruamel.yaml", "uvloop", "rich.live"):
-    import_module(name)
+import_all()  # so that no life has to
 
 recorded = 0
 

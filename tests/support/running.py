@@ -127,9 +127,14 @@ def holdfast(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = Non
 
 def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start the command and return at once."""
+    return spawn("holdfast", *arguments, cwd=cwd, env=env)
+
+
+def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `python -m MODULE`, or what cannot be told from it."""
     wanted = environment(**(env or {}))
     return (Forked if can_fork(wanted) else subprocess.Popen)(
-        [*HOLDFAST, *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=cwd,
         env=wanted,
         stdout=subprocess.PIPE,
