@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 from msgspec import UNSET
 
 from holdfast import evaluate
@@ -188,6 +190,28 @@ class TestProgram:
         (found,) = lines(run.path / "grades.jsonl")
         assert (found["status"], found["score"], found["feedback"]) == ("failed", 0, "timed out after 4 s")
         assert run.finished
+
+    def test_no_descriptor_is_closed_twice(self, tmp_path, monkeypatch):
+        """The second close would be that of a file which another thread has opened in between."""
+        doubtful = []
+
+        class Pipe(io.FileIO):
+            def close(self):
+                if not self.closed:
+                    try:
+                        os.fstat(self.fileno())
+                    except OSError as error:
+                        doubtful.append(error)
+                        os.dup2(0, self.fileno())
+                super().close()
+
+        monkeypatch.setattr(os, "fdopen", Pipe)
+
+        async def run_program():
+            (tmp_path / "workspace").mkdir()
+            return await sandbox.run_in(sandbox.Room(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
+
+        assert uvloop.run(run_program()).code == 0 and doubtful == []
 
     def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path):
         blocks = [

@@ -20,7 +20,7 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UnsetType
@@ -173,7 +173,7 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
             os.close(starting)
         timed_out = False
         try:
-            report = await _all_of(start)
+            report = await _read_all(start.fileno())
             code = await asyncio.wait_for(process.wait(), seconds)
         except TimeoutError:
             timed_out = True
@@ -206,16 +206,24 @@ async def _end(process: asyncio.subprocess.Process, *, namespace: bool) -> None:
     await process.wait()
 
 
-async def _all_of(pipe: BinaryIO) -> bytes:
-    """Read a pipe until nobody can write to it any more."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
+async def _read_all(pipe: int) -> bytes:
+    """Read a pipe until nobody can write to it any more.
+
+    Not with `connect_read_pipe`: that of uvloop closes the descriptor twice, and the second time it may be another
+    thread's file (https://github.com/MagicStack/uvloop/issues/763).
+    """
+    loop, content, readable = asyncio.get_running_loop(), bytearray(), asyncio.Event()
+    loop.add_reader(pipe, readable.set)
     try:
-        return await reader.read()
+        while True:
+            await readable.wait()
+            part = os.read(pipe, 4096)
+            if not part:
+                return bytes(content)
+            content += part
+            readable.clear()
     finally:
-        transport.close()
+        loop.remove_reader(pipe)
 
 
 def _environment(workspace: Path) -> dict[str, str]:
