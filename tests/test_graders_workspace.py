@@ -418,6 +418,15 @@ class TestNamespaces:
                 process.kill()
 
     @needs_processes
+    def test_its_folder_is_removed_although_daemons_write_until_the_time_is_up(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        write = "for i in {1..50}; do echo > $RANDOM$RANDOM; done"
+        for _ in range(3):
+            found = verdict(tmp_path, shell(f"while :; do (setsid bash -c '{write}' &); done", timeout=0.3))
+            assert found.feedback == "timed out after 0.3 s"
+        assert list(tmp_path.glob("holdfast-grade-*")) == []
+
+    @needs_processes
     def test_processes_outside_cannot_be_signalled(self, tmp_path):
         with subprocess.Popen(["sleep", "1000"]) as outside:
             try:
@@ -470,6 +479,19 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     work = type("W", (), {"slots": ()})()
     Grading([grader, grader], work, Index(), None, None, 1, told.append)
     assert told == [Isolation().caveat]
+
+
+def test_what_programs_can_do_is_said_in_a_line():
+    whole = Isolation(writes=True, read_only=True, processes=True, network="namespace")
+    assert whole.summary == (
+        "nothing outside their workspace can be changed; all their processes end with them; no network"
+    )
+    assert Isolation(writes=True, network="tcp").summary.split("; ") == [
+        "outside their workspace, only modes, owners and times of files can be changed",
+        "a process that calls setsid outlives them",
+        "no TCP connections",
+    ]
+    assert Isolation().summary.startswith("files outside their workspace can be changed; ")
 
 
 class TestCode:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case
 
-_CONFINE: Final = [sys.executable, "-I", "-S", str(Path(__file__).with_name("confine.py"))]
+CONFINE: Final = Path(__file__).with_name("confine.py")
+_COMMAND: Final = [sys.executable, "-I", "-S", str(CONFINE)]
 _MEMORY: Final = 4 << 30
 _SHOWN: Final = 64 * 1024
 """so much of what a program says is read"""
@@ -65,12 +66,27 @@ class Isolation(msgspec.Struct, frozen=True):
             "allows no namespaces (docs/graders.md)"
         )
 
+    @property
+    def summary(self) -> str:
+        """What programs can and cannot do here, in one line."""
+        if not self.writes:
+            files = "files outside their workspace can be changed"
+        elif not self.read_only:
+            files = "outside their workspace, only modes, owners and times of files can be changed"
+        else:
+            files = "nothing outside their workspace can be changed"
+        processes = (
+            "all their processes end with them" if self.processes else "a process that calls setsid outlives them"
+        )
+        network = {"namespace": "no network", "tcp": "no TCP connections"}.get(self.network, "the network is open")
+        return f"{files}; {processes}; {network}"
+
 
 @lru_cache(maxsize=1)
 def isolation() -> Isolation:
     """What works here, tried once."""
     try:
-        tried = subprocess.run([*_CONFINE, "probe", tempfile.gettempdir()], capture_output=True, timeout=30, check=True)
+        tried = subprocess.run([*_COMMAND, "probe", tempfile.gettempdir()], capture_output=True, timeout=30, check=True)
         return msgspec.json.decode(tried.stdout, type=Isolation)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
         return Isolation()
@@ -158,7 +174,7 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
     ):
         try:
             process = await asyncio.create_subprocess_exec(
-                *_CONFINE,
+                *_COMMAND,
                 msgspec.json.encode(spec).decode(),
                 *arguments,
                 cwd=place.workspace,
