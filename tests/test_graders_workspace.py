@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -436,6 +437,26 @@ class TestNamespaces:
             finally:
                 outside.kill()
         assert found.details["isolation"].processes
+
+    @needs_processes
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_one_that_somebody_ends_from_outside_is_an_error_and_leaves_nothing(self, tmp_path, number):
+        name, workspace = str(uuid.uuid4()), tmp_path / "workspace"
+        workspace.mkdir()
+
+        async def end_from_outside():
+            block = daemon(name, "open('up', 'w').close()", "signal.pause()")
+            program = asyncio.create_task(
+                sandbox.run_in(sandbox.Room(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
+            )
+            await asyncio.to_thread(wait_for, (workspace / "up").exists, "the daemon")
+            (outside,) = (child for child in psutil.Process().children() if child in _processes(name))
+            outside.send_signal(number)
+            await program
+
+        with pytest.raises(AttemptError, match=f"ended from outside by {number.name}"):
+            asyncio.run(end_from_outside())
+        wait_for(lambda: not _processes(name), "the end of the daemon")
 
     @needs_processes
     def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path):

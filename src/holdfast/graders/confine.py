@@ -172,6 +172,7 @@ def _mount_read_only(workspace: str) -> None:
 
 def _fork_into_namespace(starting: int) -> None:
     """Fork init, which forks the program's process, and return in the latter only."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would not run while `outside` waits
     waited_for = (signal.SIGTERM, signal.SIGCHLD)
     signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     reading, writing = os.pipe()
