@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.slurm import Slurm
+from holdfast.graders.sandbox import isolation
 from tests.support.invocations import env_of
 from tests.support.running import holdfast
 
@@ -46,12 +47,14 @@ def test_a_profile_that_works_has_no_complaint(slurm: Lab, tmp_path: Path, way: 
         "write speed": "ok",
         "files": "ok",
         "compute node": "ok",
+        "programs of graders": "ok",
         "containers": "skipped",
         "W&B": "skipped",
     }
     nodes = re.findall(r"(\d+) \w+", checks["partition"]["said"].partition("node")[0])
     assert "slurm" in checks["sbatch"]["said"] and sum(map(int, nodes)) == 4, checks["partition"]["said"]
     assert "sees the directory" in checks["compute node"]["said"] and "Python 3." in checks["compute node"]["said"]
+    assert checks["programs of graders"]["said"] == isolation().summary, "the nodes are all this machine"
     assert "MB/s" in checks["write speed"]["said"] and "wandb login" in checks["W&B"]["remedy"]
     assert not base.exists(), "nothing is left behind"
     assert not [job for job in Slurm(slurm.here).jobs() if job.name.endswith(".doctor") and job.active]
@@ -145,4 +148,5 @@ def test_a_wrong_env_toml_is_the_first_thing_said(tmp_path: Path, text: str, sai
 def test_a_local_profile_needs_little_and_a_login_is_found(slurm: Lab, tmp_path: Path) -> None:
     checks, found = doctor(slurm, tmp_path, 'executor = "local"\n[wandb]\nproject = "p"\n', WANDB_API_KEY="s3cret")
     assert "sbatch" not in checks and checks["files"]["state"] == "ok"
+    assert checks["programs of graders"]["said"] == isolation().summary
     assert checks["W&B"]["said"] == "login found; project p" and "s3cret" not in found

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 from msgspec import UNSET
 
 from holdfast import evaluate
 from holdfast.engine.grading import Grading
 from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders import sandbox
 from holdfast.graders.build import build_graders, grader_identity
 from holdfast.graders.sandbox import Isolation, isolation
 from holdfast.store.index import Index
-from tests.support.running import holdfast, lines, wait_for
+from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, wait_for
 from tests.support.specs import grade, load, write_spec
 
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
@@ -135,6 +143,7 @@ class TestProgram:
         [
             ({"type": "program", "command": "no-shell.sh"}, "cannot be run: "),
             (shell("sleep 1000", timeout=0.3, on_timeout="error"), "timed out after 0.3 s"),
+            (shell("kill -TERM $$"), "ended from outside by SIGTERM"),
         ],
         ids=str,
     )
@@ -152,6 +161,10 @@ class TestProgram:
             (shell("echo yes; sleep 1000", timeout=0.3), "timed out after 0.3 s"),
             (shell("kill -SEGV $$"), "killed by SIGSEGV"),
             (shell("kill -KILL $$"), "killed by SIGKILL"),
+            (shell("yes | head -1; kill -PIPE $$"), "killed by SIGPIPE"),
+            (shell("kill -34 $$"), "killed by SIGRTMIN"),
+            (shell("echo no; exit 125"), "no"),
+            (shell("exit 139"), "exit code 139"),
             (code("True", "[None for _ in iter(int, 1)]", timeout=5), "timed out after 5 s"),
             (code("__import__('os').abort()"), "killed by SIGABRT"),
             (code("__import__('os')._exit(0)", "True"), "exit code 0 before all assertions"),
@@ -179,6 +192,28 @@ class TestProgram:
         assert (found["status"], found["score"], found["feedback"]) == ("failed", 0, "timed out after 4 s")
         assert run.finished
 
+    def test_no_descriptor_is_closed_twice(self, tmp_path, monkeypatch):
+        """The second close would be that of a file which another thread has opened in between."""
+        doubtful = []
+
+        class Pipe(io.FileIO):
+            def close(self):
+                if not self.closed:
+                    try:
+                        os.fstat(self.fileno())
+                    except OSError as error:
+                        doubtful.append(error)
+                        os.dup2(0, self.fileno())
+                super().close()
+
+        monkeypatch.setattr(os, "fdopen", Pipe)
+
+        async def run_program():
+            (tmp_path / "workspace").mkdir()
+            return await sandbox.run_in(sandbox.Room(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
+
+        assert uvloop.run(run_program()).code == 0 and doubtful == []
+
     def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path):
         blocks = [
             shell("true"),
@@ -190,16 +225,40 @@ class TestProgram:
         assert plain == same != other and "on_timeout" not in plain
 
     def test_what_it_started_ends_with_it(self, tmp_path):
-        found = verdict(tmp_path, shell("sleep 300 & echo $!"))
-        pid = int(found.feedback)
-        wait_for(lambda: not _lives(pid), "the end of what it started")
+        name = str(uuid.uuid4())
+        verdict(tmp_path, shell(f"sleep 300 & : {name}"))
+        wait_for(lambda: not _processes(name), "the end of what it started")
+
+    @pytest.mark.parametrize(
+        "able",
+        [
+            Isolation(),
+            Isolation(writes=isolation().writes),
+            Isolation(isolation().writes, processes=isolation().processes),
+        ],
+        ids=["nothing", "Landlock alone", "processes and no mounts"],
+    )
+    def test_it_ends_and_is_graded_alike_whatever_can_be_shut(self, tmp_path, monkeypatch, able):
+        monkeypatch.setattr(sandbox, "isolation", lambda: able)
+        found = verdict(tmp_path, shell('cat; test "$HOLDFAST_WORKSPACE" = "$PWD" && touch in; exit 3'))
+        assert (found.feedback, found.details["exit_code"], found.details["isolation"]) == ("the answer", 3, able)
+        assert verdict(tmp_path, shell("kill -SEGV $$")).feedback == "killed by SIGSEGV"
+        name = str(uuid.uuid4())
+        found = verdict(tmp_path, shell(f"sleep 300 & wait; : {name}", timeout=1))
+        assert found.feedback == "timed out after 1 s"
+        wait_for(lambda: not _processes(name), "the end of what it started")
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _processes(name: str) -> list[psutil.Process]:
+    """The processes with a name in their arguments."""
+    named = []
+    for process in psutil.process_iter():
+        try:
+            if any(name in argument for argument in process.cmdline()):
+                named.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            continue
+    return named
 
 
 def _outside() -> Path:
@@ -223,11 +282,13 @@ class TestIsolation:
             "assertions": [f"open({str(outside)!r}, 'w').write('x')", "open('in', 'w').write('x')"],
         }
         found = verdict(tmp_path, block)
-        assert found.score == 0.5 and "PermissionError" in found.feedback and not outside.exists()
+        refused = ("PermissionError", "Read-only file system")
+        assert found.score == 0.5 and any(text in found.feedback for text in refused) and not outside.exists()
 
     def test_the_environment_of_the_run_cannot_be_read(self, tmp_path):
         found = verdict(tmp_path, shell(f"cat /proc/{os.getpid()}/environ"))
-        assert found.score == 0 and "Permission denied" in found.feedback
+        refused = ("Permission denied", "No such file")
+        assert found.score == 0 and any(text in found.feedback for text in refused)
 
     def test_the_network_is_shut_unless_it_is_asked_for(self, tmp_path):
         if isolation().network == "open":
@@ -244,6 +305,193 @@ class TestIsolation:
         assert (found.score, found.feedback) == (0, "killed by SIGXFSZ")
 
 
+_METADATA = """
+import os, sys
+
+path = sys.argv[1]
+changes = [
+    lambda: os.chmod(path, 0o777),
+    lambda: os.chown(path, os.getuid(), os.getgid()),
+    lambda: os.utime(path, (1, 1)),
+    lambda: os.setxattr(path, "user.holdfast", b"x"),
+]
+for change in changes:
+    try:
+        change()
+    except OSError as error:
+        print(error.strerror)
+    else:
+        print("changed")
+"""
+
+_DAEMON = """
+import os, signal, sys
+
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(writing, b"x")
+        signal.pause()
+    os._exit(0)
+os.read(reading, 1)
+"""
+
+
+def daemon(name, *then, **more):
+    """A program that leaves a daemon behind and then ends, or whatever it does."""
+    return {"type": "program", "command": sys.executable, "args": ["-c", "\n".join([_DAEMON, *then]), name], **more}
+
+
+needs_mounts = pytest.mark.skipif(not isolation().read_only, reason="no mount namespaces here, or no mount_setattr")
+needs_processes = pytest.mark.skipif(not isolation().processes, reason="no PID namespaces here")
+
+
+class TestNamespaces:
+    @needs_mounts
+    @pytest.mark.parametrize("network", [False, True])
+    def test_modes_owners_times_and_attributes_outside_cannot_be_changed(self, tmp_path, network):
+        kept = tmp_path / "kept.txt"
+        kept.write_text("mine")
+        before = kept.stat()
+        block = {"type": "program", "command": sys.executable, "args": ["-c", _METADATA, str(kept)], "network": network}
+        found = verdict(tmp_path, block)
+        assert found.feedback.splitlines() == ["Read-only file system"] * 4
+        assert kept.stat().st_ctime_ns == before.st_ctime_ns, "every change of an inode sets it"
+        inside = "chmod 700 README && touch -d 2001-01-01 . src && stat -c %a README"
+        assert verdict(tmp_path, shell(inside)).feedback == "700"
+        assert found.details["isolation"].read_only
+
+    @needs_mounts
+    def test_a_program_cannot_make_mounts_writable_again(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sandbox, "isolation", lambda: Isolation(read_only=True))  # Landlock forbids mounts anyway
+        kept = tmp_path / "kept.txt"
+        kept.write_text("mine")
+        remount = "mount -o remount,bind,rw / ; mount -o remount,bind,rw /tmp ; umount $HOLDFAST_WORKSPACE"
+        script = f"chmod 700 {kept}; {remount}; chmod 700 {kept}; unshare -Urm sh -c '{remount}; chmod 700 {kept}'"
+        before = kept.stat()
+        verdict(tmp_path, shell(script))
+        assert kept.stat().st_ctime_ns == before.st_ctime_ns
+
+    @needs_processes
+    @pytest.mark.parametrize(
+        ("then", "said"),
+        [
+            ("", "exit code 0"),
+            ("sys.exit(3)", "exit code 3"),
+            ("os.abort()", "killed by SIGABRT"),
+            ("signal.pause()", "timed out after 2 s"),
+        ],
+        ids=str,
+    )
+    def test_a_daemon_ends_with_the_grader(self, tmp_path, then, said):
+        name = str(uuid.uuid4())
+        found = verdict(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
+        left = _processes(name)
+        for process in left:
+            process.kill()
+        assert found.feedback == said and left == []
+
+    @needs_processes
+    def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path):
+        name = str(uuid.uuid4())
+        path = write_spec(
+            tmp_path,
+            samples=[{"id": "a"}],
+            prompt="hello",
+            target={"command": ["echo", "hello"]},
+            graders=[daemon(name, "open('up', 'w').close()", "signal.pause()", timeout=3600)],
+        )
+        with subprocess.Popen(
+            [*HOLDFAST, "eval", str(path)],
+            cwd=tmp_path,
+            env=environment(TMPDIR=str(tmp_path)),
+            stdout=subprocess.DEVNULL,
+        ) as running:
+            wait_for(lambda: list(tmp_path.glob("holdfast-grade-*/workspace/up")), "the daemon")
+            processes = _processes(name)
+            running.send_signal(signal.SIGKILL)
+        assert len(processes) == 4, "those of `confine`, the program, the daemon"
+        try:
+            wait_for(lambda: not _processes(name), "the end of the daemon")
+        finally:
+            for process in _processes(name):
+                process.kill()
+
+    @needs_processes
+    def test_its_folder_is_removed_although_daemons_write_until_the_time_is_up(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        write = "for i in {1..50}; do echo > $RANDOM$RANDOM; done"
+        for _ in range(3):
+            found = verdict(tmp_path, shell(f"while :; do (setsid bash -c '{write}' &); done", timeout=0.3))
+            assert found.feedback == "timed out after 0.3 s"
+        assert list(tmp_path.glob("holdfast-grade-*")) == []
+
+    @needs_processes
+    def test_processes_outside_cannot_be_signalled(self, tmp_path):
+        with subprocess.Popen(["sleep", "1000"]) as outside:
+            try:
+                found = verdict(tmp_path, shell(f"kill -9 {outside.pid}"))
+                assert found.score == 0 and "No such process" in found.feedback
+                assert outside.poll() is None
+            finally:
+                outside.kill()
+        assert found.details["isolation"].processes
+
+    @needs_processes
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_one_that_somebody_ends_from_outside_is_an_error_and_leaves_nothing(self, tmp_path, number):
+        name, workspace = str(uuid.uuid4()), tmp_path / "workspace"
+        workspace.mkdir()
+
+        async def end_from_outside():
+            block = daemon(name, "open('up', 'w').close()", "signal.pause()")
+            program = asyncio.create_task(
+                sandbox.run_in(sandbox.Room(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
+            )
+            await asyncio.to_thread(wait_for, (workspace / "up").exists, "the daemon")
+            (outside,) = (child for child in psutil.Process().children() if child in _processes(name))
+            outside.send_signal(number)
+            await program
+
+        with pytest.raises(AttemptError, match=f"ended from outside by {number.name}"):
+            asyncio.run(end_from_outside())
+        wait_for(lambda: not _processes(name), "the end of the daemon")
+
+    @needs_processes
+    def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path):
+        found = verdict(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
+        assert (found.feedback, found.details["exit_code"]) == ("here", 4)
+
+    def test_proc_shows_its_own_processes(self, tmp_path):
+        _needs("unshare", "-Ur", "--fork", "--pid", "--mount-proc", "true")
+        found = verdict(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
+        assert found.feedback == "/proc/1 /proc/2\nbash"
+
+    def test_another_user_keeps_its_uid_and_is_confined_alike(self, tmp_path):
+        become = ["unshare", "-U", "--map-user=1234", "--map-group=1235"]
+        _needs(*become, "unshare", "-Urnm", "--fork", "--pid", "true")
+        kept = tmp_path / "kept.txt"
+        kept.write_text("mine")
+        script = f"id -u; id -g; touch in && chmod 700 {kept}; kill -SEGV $$"
+        grading = (
+            "import pathlib, sys; from tests.test_graders_workspace import shell, verdict\n"
+            "details = verdict(pathlib.Path(sys.argv[1]), shell(sys.argv[2])).details\n"
+            "print(details['isolation'], details['killed'], details['stderr'], sep='\\n')\n"
+            "print(verdict(pathlib.Path(sys.argv[1]), shell('id -u; id -g')).feedback)\n"
+        )
+        argv = [*become, sys.executable, "-c", grading, str(tmp_path), script]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        able, killed, message, user, group = done.stdout.splitlines()
+        assert "read_only=True, processes=True, network='namespace'" in able
+        assert (killed, user, group) == ("killed by SIGSEGV", "1234", "1235") and "Read-only file system" in message
+
+
+def _needs(*argv: str) -> None:
+    if shutil.which(argv[0]) is None or subprocess.run(argv, capture_output=True).returncode != 0:
+        pytest.skip(f"{' '.join(argv)} does not work here")
+
+
 def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
@@ -252,6 +500,19 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     work = type("W", (), {"slots": ()})()
     Grading([grader, grader], work, Index(), None, None, 1, told.append)
     assert told == [Isolation().caveat]
+
+
+def test_what_programs_can_do_is_said_in_a_line():
+    whole = Isolation(writes=True, read_only=True, processes=True, network="namespace")
+    assert whole.summary == (
+        "nothing outside their workspace can be changed; all their processes end with them; no network"
+    )
+    assert Isolation(writes=True, network="tcp").summary.split("; ") == [
+        "outside their workspace, only modes, owners and times of files can be changed",
+        "a process that calls setsid outlives them",
+        "no TCP connections",
+    ]
+    assert Isolation().summary.startswith("files outside their workspace can be changed; ")
 
 
 class TestCode:

@@ -11,6 +11,7 @@ import re
 import secrets
 import shlex
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ from holdfast.cluster.slurm import JobName, Slurm, explain
 from holdfast.cluster.submission import Ledger, Submitter, new_invocation
 from holdfast.cluster.transport import Here, way_to
 from holdfast.errors import ClusterError, HoldfastError, Unreachable
+from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,6 +87,8 @@ def diagnose(
         doctor = _Doctor(profile, way, job=job)
         yield from doctor.slurm_checks() if fields.executor == "slurm" else ()
         yield from doctor.directory_checks()
+        if fields.executor != "slurm":
+            yield _sandbox(isolation())
         yield from doctor.container_checks() if fields.executor == "slurm" else ()
     except Unreachable as error:
         yield failed("connection", error.message, error.remedy or "Try again when it answers.")
@@ -113,6 +117,8 @@ class _Doctor:
         self.accepted = False
         self.partitions: list[str] = []
         """that the profile names, and that exist"""
+        self.isolation: Isolation | None = None
+        """of programs on the compute node that ran the job"""
 
     # Slurm
 
@@ -239,6 +245,8 @@ class _Doctor:
             yield ok("files", "creating exclusively, renaming and appending work")
         if self.fields.executor == "slurm":
             yield self._node()
+            if self.isolation is not None:
+                yield _sandbox(self.isolation)
 
     def _speed(self, facts: Mapping[str, str]) -> Check:
         megabytes = 16 / max(0.001, float(facts["write"]))
@@ -269,8 +277,9 @@ class _Doctor:
             python = self.fields.python or "python3"
             setup = self.fields.setup_lines or []
             lines = [*([setup] if isinstance(setup, str) else setup), *(self.fields.startup_commands or [])]
+            look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
             script = "\n".join(
-                ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", _NODE]
+                ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", look]
             ).encode()
             Submitter(slurm, Ledger(self.way, folder)).submit(job_name, script, options=options)
             state = _await(slurm, str(job_name), begun)
@@ -291,6 +300,8 @@ class _Doctor:
             if facts.get("token") != token:
                 return failed(name, "a node sees other files than the login node", "Name a directory that both share.")
             version = facts.get("python", "")
+            with suppress(msgspec.MsgspecError):
+                self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
             said = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
             if _old_python(version):
                 return failed(
@@ -329,6 +340,16 @@ class _Doctor:
             yield failed("auto-squash", problem, "Complete the profile, or name a .sqsh file.")
         else:
             yield ok("auto-squash", f"{image} is imported below {self.fields.remote_job_dir}/containers")
+
+
+def _sandbox(able: Isolation) -> Check:
+    """Report how programs of graders are confined; evals without such programs need nothing of it."""
+    whole = able.writes and able.read_only and able.processes and able.network == "namespace"
+    return ok(
+        "programs of graders",
+        able.summary,
+        "" if whole else "With user namespaces they would be confined: see docs/graders.md.",
+    )
 
 
 def _wandb(profile: Profile, environ: Mapping[str, str]) -> Check:
@@ -390,6 +411,11 @@ _NODE: Final = r"""{
     echo "host=$(hostname)"
     echo "python=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
     echo "enroot=$(enroot version 2>/dev/null | head -n 1)"
+    printf isolation=
+    "$python" -I -S - probe "${TMPDIR:-/tmp}" 2>/dev/null <<'END_OF_CONFINE'
+CONFINE_SOURCE
+END_OF_CONFINE
+    echo
 } >"$folder/answer.new"
 mv "$folder/answer.new" "$folder/answer"
 """

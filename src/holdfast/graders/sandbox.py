@@ -1,17 +1,17 @@
 """Programs of graders, shut in as far as this machine allows.
 
-Each runs in a process group of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a
-time limit, limits on processor time, memory and file size, and an environment in which nothing of ours is but PATH
-and LANG. On Linux, where the kernel has Landlock (5.13 or later), it cannot change anything outside that copy; it has
-no network but its own, or, where namespaces are forbidden, can make no TCP connection. It can read what the user can
-read. It is no virtual machine: it protects from accidents and from careless code, not from an attack on the kernel.
+Each runs in a session of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a time
+limit, limits on processor time, memory and file size, and an environment with nothing of ours but PATH and LANG. On
+Linux, namespaces make all but that copy read-only, cut the network off, hide other processes, and end whatever it
+started. Landlock (5.13 and later) refuses writes and TCP connections also where namespaces are forbidden. It can read
+what the user can read. It is no virtual machine: it protects from accidents and from careless code, not from an attack
+on the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -20,7 +20,7 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UnsetType
@@ -35,17 +35,24 @@ if TYPE_CHECKING:
 
     from holdfast.graders.types import Case
 
-_CONFINE: Final = [sys.executable, "-I", "-S", str(Path(__file__).with_name("confine.py"))]
+CONFINE: Final = Path(__file__).with_name("confine.py")
+_COMMAND: Final = [sys.executable, "-I", "-S", str(CONFINE)]
 _MEMORY: Final = 4 << 30
 _SHOWN: Final = 64 * 1024
 """so much of what a program says is read"""
+_PATIENCE: Final = 5.0
+"""seconds that `confine` has to end a namespace in order"""
 
 
 class Isolation(msgspec.Struct, frozen=True):
     """What programs are kept from on this machine."""
 
     writes: bool = False
-    """they cannot change files outside their workspace"""
+    """they cannot write, create, move or remove files outside their workspace"""
+    read_only: bool = False
+    """they cannot change modes, owners, times or attributes of files outside their workspace either"""
+    processes: bool = False
+    """they can signal only processes that they started, and all of those end with them"""
     network: str = "open"
     """`namespace`: none but their own; `tcp`: no TCP connections; `open`: as the user's"""
 
@@ -55,16 +62,31 @@ class Isolation(msgspec.Struct, frozen=True):
         if self.writes:
             return None
         return (
-            "programs of graders can change files outside their workspace here: this system has no Landlock "
-            "(docs/graders.md)"
+            "programs of graders can change files outside their workspace here: this system has no Landlock and "
+            "allows no namespaces (docs/graders.md)"
         )
+
+    @property
+    def summary(self) -> str:
+        """What programs can and cannot do here, in one line."""
+        if not self.writes:
+            files = "files outside their workspace can be changed"
+        elif not self.read_only:
+            files = "outside their workspace, only modes, owners and times of files can be changed"
+        else:
+            files = "nothing outside their workspace can be changed"
+        processes = (
+            "all their processes end with them" if self.processes else "a process that calls setsid outlives them"
+        )
+        network = {"namespace": "no network", "tcp": "no TCP connections"}.get(self.network, "the network is open")
+        return f"{files}; {processes}; {network}"
 
 
 @lru_cache(maxsize=1)
 def isolation() -> Isolation:
     """What works here, tried once."""
     try:
-        tried = subprocess.run([*_CONFINE, "probe"], capture_output=True, timeout=30, check=True)
+        tried = subprocess.run([*_COMMAND, "probe", tempfile.gettempdir()], capture_output=True, timeout=30, check=True)
         return msgspec.json.decode(tried.stdout, type=Isolation)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
         return Isolation()
@@ -130,18 +152,16 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
 
     The time limit begins when the program does: `confine` then writes to a pipe, which the program does not inherit.
     """
-    able, mark = isolation(), f"holdfast-{secrets.token_hex(8)}: "
+    able = isolation()
     if network:
         able = replace(able, network="open")
     paths = [place.folder / name for name in ("in", "out", "err")]
     paths[0].write_text(given, encoding="utf-8", errors="surrogatepass")
     started, starting = os.pipe()
     spec = {
-        "mark": mark,
         "starting": starting,
         "workspace": str(place.workspace),
-        "writes": able.writes,
-        "network": able.network,
+        **msgspec.to_builtins(able),
         "seconds": seconds,
         "file_bytes": MOST_BYTES,
         "memory_bytes": _MEMORY,
@@ -154,7 +174,7 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
     ):
         try:
             process = await asyncio.create_subprocess_exec(
-                *_CONFINE,
+                *_COMMAND,
                 msgspec.json.encode(spec).decode(),
                 *arguments,
                 cwd=place.workspace,
@@ -169,21 +189,18 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
             os.close(starting)
         timed_out = False
         try:
-            began = await _all_of(start) == b"begins"
+            report = await _read_all(start.fileno())
             code = await asyncio.wait_for(process.wait(), seconds)
         except TimeoutError:
             timed_out = True
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
-            await process.wait()
+            await _end(process, namespace=able.processes)
     out, err = (_beginning(path) for path in paths[1:])
     if timed_out:
         return Ran(-signal.SIGKILL, out, err, able, f"timed out after {seconds:g} s", timed_out=True)
-    if code == 125 and err.startswith(mark):
-        reason = err.removeprefix(mark).strip()
+    if reason := report.removeprefix(b"begins").decode("utf-8", "replace"):
         raise AttemptError("grader", f"{arguments[0]} cannot be run: {reason}", retry=False)
-    if not began:
+    if not report:
         raise AttemptError("grader", f"{arguments[0]} could not be started: {err[-400:].strip()}", retry=False)
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
@@ -193,16 +210,36 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
     return Ran(code, out, err, able)
 
 
-async def _all_of(pipe: BinaryIO) -> bytes:
-    """Read a pipe until nobody can write to it any more."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
+async def _end(process: asyncio.subprocess.Process, *, namespace: bool) -> None:
+    """End a program and what it started, and wait for that."""
+    if namespace and process.returncode is None:
+        with suppress(ProcessLookupError, TimeoutError):
+            process.terminate()  # `confine` kills all processes of the namespace, and ends after them
+            await asyncio.wait_for(process.wait(), _PATIENCE)
+    if not namespace or process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+async def _read_all(pipe: int) -> bytes:
+    """Read a pipe until nobody can write to it any more.
+
+    Not with `connect_read_pipe`: that of uvloop closes the descriptor twice, and the second time it may be another
+    thread's file (https://github.com/MagicStack/uvloop/issues/763).
+    """
+    loop, content, readable = asyncio.get_running_loop(), bytearray(), asyncio.Event()
+    loop.add_reader(pipe, readable.set)
     try:
-        return await reader.read()
+        while True:
+            await readable.wait()
+            part = os.read(pipe, 4096)
+            if not part:
+                return bytes(content)
+            content += part
+            readable.clear()
     finally:
-        transport.close()
+        loop.remove_reader(pipe)
 
 
 def _environment(workspace: Path) -> dict[str, str]:
