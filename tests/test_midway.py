@@ -409,6 +409,37 @@ def test_a_trial_cut_off_in_a_tool_with_side_effects_is_reported_and_starts_anew
     assert lab.eval().asked == 0
 
 
+CUT_OFF = '''
+import asyncio, os, signal
+from pathlib import Path
+
+async def order(thing: str) -> str:
+    """Buy something; the first process dies when so many trials are at it."""
+    if os.environ.get("DIE"):
+        calls = Path(__file__).with_name("calls.txt")
+        with calls.open("a") as file:
+            file.write(f"{thing}\\n")
+        if len(calls.read_text().splitlines()) == int(os.environ["DIE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.Event().wait()
+    return f"bought {thing}"
+'''
+
+
+def test_trials_that_start_again_are_no_failures_of_the_target(lab: Lab) -> None:
+    """As many in a row as would stop the run if the target had failed so often before its first answer."""
+    orders(lab)
+    (lab.folder / "shop.py").write_text(CUT_OFF)
+    lab.rows = [{"id": f"s{number}", "question": f"tea {number}", "expected": "x"} for number in range(30)]
+    lab.spec |= {"follow_ups": [], "limits": {"concurrency": 25}}
+    lab.eval(env={"DIE": "25"}, check=-9)
+    done = lab.eval()
+    assert done.err.count("a call of order (replay: never) was cut off") == 25
+    errors = kept(done.run, "errors")
+    assert len(errors) == 25 and not any(error["final"] for error in errors)
+    assert len(kept(done.run)) == 30
+
+
 def test_a_trial_cut_off_elsewhere_never_repeats_a_tool_with_side_effects(lab: Lab, provider: Server) -> None:
     orders(lab)
     lab.spec["limits"] = {"concurrency": 1}
