@@ -25,7 +25,7 @@ from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
 from holdfast.targets.trace import Trace, as_listed
-from holdfast.targets.types import PROCESS, PastCall
+from holdfast.targets.types import PROCESS, PastCall, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -310,7 +310,10 @@ class Attempt:
         async def run() -> Any:
             nonlocal ran
             ran = True
-            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": await live()}
+            result = await live()
+            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": result}
+            if isinstance(result, ToolFailure):
+                kept |= {"result": result.message, "traceback": result.traceback}
             if replay == "again" and not isinstance(function, UnsetType):
                 kept["function"] = function
             if workspace is not None:
