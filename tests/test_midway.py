@@ -401,7 +401,7 @@ def test_a_trial_cut_off_in_a_tool_with_side_effects_is_reported_and_starts_anew
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     provider.reset()
     done = lab.eval()
-    assert "a #1: a call of order (replay: never) was cut off" in done.err and "starts anew" in done.err
+    assert "a #1: a call of order (replay: never) was cut off" in done.err and "starts from scratch" in done.err
     assert tool_calls(lab) == {"tea 0": 2, "tea 1": 2, "milk 0": 2, "milk 1": 2}
     assert provider.stats()["asked"] == {f"{what}{more}": 1 for what in ("tea", "milk") for more in ("", " #1", " #2")}
     assert json.loads((done.run / "results.json").read_text())["trials"][0]["status"] == "passed"
@@ -476,7 +476,7 @@ def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: S
     (lab.folder / "calls.txt").unlink()
     run = run_dir(lab.folder)
     stopped = lab.eval("--token-budget", tokens(kept(run, "steps")) + 1, check=3)
-    assert "starts anew" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
+    assert "starts from scratch" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
     assert tool_calls(lab) == {"tea 0": 1, "tea 1": 1}
 
     if elsewhere:  # another run, which has the calls of the unfinished conversation from this one
@@ -484,7 +484,7 @@ def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: S
         lab.spec["trials"] = 2
     done = lab.eval()
     assert (done.run != run) == elsewhere
-    assert "starts anew" not in done.err
+    assert "starts from scratch" not in done.err
     times = 2 if elsewhere else 1
     assert tool_calls(lab) == {"tea 0": times, "tea 1": times, "milk 0": times, "milk 1": times}
 

@@ -399,7 +399,7 @@ class TestARun:
         [
             ("manifest.json", '{"schemaVersion": "2.0"', "damaged"),
             ("manifest.json", '{"name": "e"}', "holdfast repair"),
-            ("metrics.json", "[]", "made anew"),
+            ("metrics.json", "[]", "writes it again"),
             ("metrics.json", '{"schemaVersion": "2.0"}', "Upgrade Holdfast"),
         ],
     )
