@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import evaluate
+from holdfast.engine.attempts import Deadline
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, lines, metrics, module_server
+from tests.support.running import Server, lines, metrics, module_server, server
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -343,3 +345,27 @@ def test_a_checkpoint_after_the_last_possible_turn_is_accepted(
 ) -> None:
     path = write_spec(tmp_path, checkpoints=points(turn), follow_ups=["x", "y"])
     assert command(monkeypatch, capsys, tmp_path, "eval", path.name, "--dry-run").code == 0
+
+
+def test_waiting_for_a_judge_at_a_checkpoint_is_no_part_of_the_trials_time(
+    lab: Lab, provider: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postponed: list[tuple[Deadline, float]] = []
+    postpone = Deadline.postpone
+
+    def note(deadline: Deadline, seconds: float) -> None:
+        postponed.append((deadline, seconds))
+        postpone(deadline, seconds)
+
+    monkeypatch.setattr(Deadline, "postpone", note)
+    with server(answer="judge", fail={"429": 1.0}, fail_first=1, retry_after=0.5) as judge:
+        judged = {"type": "prompt", "name": "polite", "rubric": "Polite?", "model": "j", "base_url": judge.base_url}
+        lab.rows = lab.rows[:1]
+        lab.spec["checkpoints"] = [{"after_turn": 2, "graders": [judged]}]
+        lab.write()
+        run = evaluate(lab.eval_file, runs_dir=lab.runs)
+        assert judge.stats()["outcomes"] == {"429": 1, "ok": 1}
+    assert run.finished and statuses(run.path, "good") == {"checkpoint@2/polite": "passed", "correct": "passed"}
+    (limited, waited), (trial, graded) = postponed
+    assert trial is not limited, "the judge's own deadline, and then that of the trial"
+    assert graded >= waited >= 0.5

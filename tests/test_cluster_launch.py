@@ -225,7 +225,7 @@ def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing
         site.slurm("scancel", job.id)
         state = site.await_over(invocation)
         assert state.phase == "stopped" and f"job {job.id} was cancelled" in state.reason, site.logs(invocation)
-        assert "goes on in the next job" in site.logs(invocation), "the main job did not know"
+        assert "continues in the next job" in site.logs(invocation), "the main job did not know"
         begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
         assert [begin.job for begin in begins] == [job.id], "the successor began no attempt"
 

@@ -306,4 +306,4 @@ def test_numbers_that_cannot_be_read_are_refused_with_what_to_do(compare: Any, s
     run = finished_run(tmp_path / "torn", answered(3, 1), graders=CORRECT)
     (run / "results.json").write_text('{"trials": [')
     ended = compare(strong, run)
-    assert ended.code == 2 and "cannot be read" in ended.err and "made anew" in ended.err
+    assert ended.code == 2 and "cannot be read" in ended.err and "writes them again" in ended.err

@@ -129,7 +129,7 @@ def test_after_a_failed_sync_writing_goes_on_in_a_new_file(
     retired, spare = journal_files(run, name)
     assert f"sync of {retired.relative_to(tmp_path)} failed" in seen
     assert f"notice sync of {retired.relative_to(tmp_path)} failed" in (run / "run.log").read_text()
-    assert f"going on in {spare.relative_to(tmp_path)}" in seen
+    assert f"continuing in {spare.relative_to(tmp_path)}" in seen
     assert spare.parent.parent == run / "workers"
     assert lines(retired) and lines(spare), "the good part stays in the one, the rest is in the other"
     assert provider.requests == ROWS

@@ -91,7 +91,8 @@ class TestNumbers:
         assert share(value) == said
 
     @pytest.mark.parametrize(
-        ("cost", "said"), [(0, "$0.00"), (0.00012, "$0.0001"), (0.5, "$0.5000"), (12.346, "$12.35")]
+        ("cost", "said"),
+        [(0, "$0.00"), (0.0000021, "<$0.0001"), (0.00012, "$0.0001"), (0.5, "$0.5000"), (12.346, "$12.35")],
     )
     def test_sums_of_money(self, cost, said):
         assert dollars(cost) == said

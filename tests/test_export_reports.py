@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,6 +95,12 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
+def summaries(text: str) -> list[str]:
+    """The list of trials, as it is read."""
+    found = re.findall(r"<summary>(.*?)</summary>", text.partition('<ol class="trials">')[2], re.DOTALL)
+    return [Page(one).text for one in found if 'class="badge' in one]
+
+
 def test_trials_are_judged_as_in_the_results(run: Path) -> None:
     """Checkpoints, and graders that look at some rows only, as well."""
     read = [
@@ -162,7 +169,59 @@ class TestPage:
             assert name in page.text and f"{values['low']:.3f} – {values['high']:.3f}" in page.text
         for wanted in ("Turn 1", "Turn 2", "checkpoint@1/go", "question 0 again"):
             assert wanted in page.text
-        assert page.addresses == ["../../outputs.jsonl"] and (run / "export" / "html" / page.addresses[0]).exists()
+        assert page.addresses == [], "whoever gets the page by mail has no other file"
+        assert f"outputs.jsonl of the run directory {run.parent.name}/{run.name} ." in page.text
+
+    def test_the_list_shows_question_answer_and_feedback(self, run: Path, tmp_path: Path) -> None:
+        write_html(RunReader(RunDir(run)), tmp_path)
+        lines = summaries((tmp_path / "report.html").read_text())
+        assert lines[0] == "passed s0 trial 1 1.000 question 0 question 0 again"
+        assert lines[2] == "failed s1 trial 1 0.000 question 1 question 1 again even : has none of '0 again', '4 again'"
+        assert lines[6].startswith("failed s3 trial 1 0.000 question 3 stop question 3 stop checkpoint@1/go : contains")
+
+    def test_the_list_shows_the_question_of_trials_that_failed_and_what_passing_graders_say(
+        self, run: Path, tmp_path: Path
+    ) -> None:
+        trials = RunReader(RunDir(run)).everything()
+        whole = next(trial for trial in trials if isinstance(trial, Trial))
+        said = [msgspec.structs.replace(grade, feedback=f"line 1\nof {grade.grader}") for grade in whole.grades]
+        many = [msgspec.structs.replace(said[0], grader=f"g{number}", status="failed") for number in range(5)]
+        asked = [{"role": "user", "content": [{"type": "text", "text": "\n\n First?\nSecond"}]}]
+        told: list[Trial | Pending] = [
+            Pending("p", 1, "agent: ValueError: odd", {"question": "Why?\nExplain."}),
+            Pending("q", 1, "", {}),
+            whole._replace(grades=said),
+            whole._replace(grades=many, output=msgspec.structs.replace(whole.output, messages=asked)),
+        ]
+        write_html(Told(run, told), tmp_path)
+        pending, bare, passed, failed = summaries((tmp_path / "report.html").read_text())
+        assert pending == "error p trial 1 – Why? agent: ValueError: odd"
+        assert bare == "error q trial 1 – not run yet"
+        assert "checkpoint@1/go: line 1 of checkpoint@1/go · even: line 1 of even" in passed
+        assert "First? question 0 again g0 : line 1 of" in failed
+        assert "g2 :" in failed and "g3" not in failed and failed.endswith("and 2 more")
+
+    @pytest.mark.parametrize(("cost", "shown"), [(None, ""), (0.0, ""), (0.0000021, "<$0.0001"), (0.5, "$0.5000")])
+    def test_a_cost_of_nothing_or_that_nobody_knows_is_not_shown_with_a_trial(
+        self, run: Path, tmp_path: Path, cost: float | None, shown: str
+    ) -> None:
+        whole = next(trial for trial in RunReader(RunDir(run)).everything() if isinstance(trial, Trial))
+        output = msgspec.structs.replace(whole.output, usage=Usage(10, 5, 1, cost))
+        write_html(Told(run, [whole._replace(output=output)]), tmp_path)
+        text = Page((tmp_path / "report.html").read_text()).text
+        assert text.partition("10 + 5 tokens")[2].partition("form.filter")[0].count("$") == bool(shown)
+        assert shown in text
+
+    def test_every_number_of_a_grader_has_its_label_where_the_header_is_not_shown(
+        self, run: Path, tmp_path: Path
+    ) -> None:
+        write_html(RunReader(RunDir(run)), tmp_path)
+        table = (tmp_path / "report.html").read_text().partition('<table class="graders">')[2].partition("</table>")[0]
+        header = re.findall(r'<th class="n">([^<]*)</th>', table)
+        assert "not reached" in header and "pass@2" in header
+        rows = table.partition("<tbody>")[2].split("</tr>")[:-1]
+        assert len(rows) == len(metrics(run)["metrics"]) + 1
+        assert all(re.findall(r'<td class="n" data-label="([^"]*)">', row) == header for row in rows)
 
     def test_graders_that_checked_nothing_or_have_no_threshold_are_on_it(
         self, tmp_path: Path, provider: Server
@@ -240,5 +299,5 @@ def test_whatever_is_said_both_reports_are_well_formed_and_count_it(
     for status, name in (("failed", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(name) == str(statuses.count(status))
     read = Page(page.read_text())
-    assert read.statuses == statuses and read.scripts == 1 and read.addresses == [read.addresses[0]]
+    assert read.statuses == statuses and read.scripts == 1 and read.addresses == []
     shutil.rmtree(folder)

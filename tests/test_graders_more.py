@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 
 import pytest
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
+from holdfast.graders import pool
+from holdfast.graders.answering import OUTSIDE
 from holdfast.graders.build import build_graders, grader_identity, threshold
 from holdfast.graders.mathematics_worker import compared
 from holdfast.graders.pool import Pool
@@ -136,6 +139,30 @@ class TestMath:
             return ", ".join(tasks[task] for task in done)
 
         assert asyncio.run(compare()) == "easy"
+
+    def test_a_signal_from_outside_does_not_end_a_comparison(self, tmp_path, monkeypatch):
+        """A batch system signals the whole process group; a comparison that dies of it would be scored 0."""
+        ask, reached = pool._answer, []
+
+        class SignalsAtEachStage(list):
+            def append(self, stage):
+                reached.append(stage)
+                self.process.send_signal(signal.SIGSTOP)  # all the signals are there before the comparison continues
+                for number in (*OUTSIDE, signal.SIGCONT):
+                    self.process.send_signal(number)
+
+        async def ask_and_signal(process, question, stages):
+            noted = SignalsAtEachStage()
+            noted.process = process
+            try:
+                return await ask(process, question, noted)
+            finally:
+                stages.extend(reached)
+
+        monkeypatch.setattr(pool, "_answer", ask_and_signal)
+        block = {"type": "math", "expected": 5, "timeout": 300}
+        assert score(tmp_path, block, r"$\int_0^{10} \frac{1}{10} x dx$") == 1
+        assert reached == ["answer"], "whatever happens from there on is blamed on the answer"
 
 
 @pytest.mark.parametrize(("kind", "package"), [("similarity", "rapidfuzz"), ("math", "math-verify")])

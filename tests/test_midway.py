@@ -401,12 +401,43 @@ def test_a_trial_cut_off_in_a_tool_with_side_effects_is_reported_and_starts_anew
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     provider.reset()
     done = lab.eval()
-    assert "a #1: a call of order (replay: never) was cut off" in done.err and "starts anew" in done.err
+    assert "a #1: a call of order (replay: never) was cut off" in done.err and "starts from scratch" in done.err
     assert tool_calls(lab) == {"tea 0": 2, "tea 1": 2, "milk 0": 2, "milk 1": 2}
     assert provider.stats()["asked"] == {f"{what}{more}": 1 for what in ("tea", "milk") for more in ("", " #1", " #2")}
     assert json.loads((done.run / "results.json").read_text())["trials"][0]["status"] == "passed"
     assert kept(done.run)[0]["usage"]["requests"] == 6
     assert lab.eval().asked == 0
+
+
+CUT_OFF = '''
+import asyncio, os, signal
+from pathlib import Path
+
+async def order(thing: str) -> str:
+    """Buy something; the first process dies when so many trials are at it."""
+    if os.environ.get("DIE"):
+        calls = Path(__file__).with_name("calls.txt")
+        with calls.open("a") as file:
+            file.write(f"{thing}\\n")
+        if len(calls.read_text().splitlines()) == int(os.environ["DIE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.Event().wait()
+    return f"bought {thing}"
+'''
+
+
+def test_trials_that_start_again_are_no_failures_of_the_target(lab: Lab) -> None:
+    """As many in a row as would stop the run if the target had failed so often before its first answer."""
+    orders(lab)
+    (lab.folder / "shop.py").write_text(CUT_OFF)
+    lab.rows = [{"id": f"s{number}", "question": f"tea {number}", "expected": "x"} for number in range(30)]
+    lab.spec |= {"follow_ups": [], "limits": {"concurrency": 25}}
+    lab.eval(env={"DIE": "25"}, check=-9)
+    done = lab.eval()
+    assert done.err.count("a call of order (replay: never) was cut off") == 25
+    errors = kept(done.run, "errors")
+    assert len(errors) == 25 and not any(error["final"] for error in errors)
+    assert len(kept(done.run)) == 30
 
 
 def test_a_trial_cut_off_elsewhere_never_repeats_a_tool_with_side_effects(lab: Lab, provider: Server) -> None:
@@ -445,7 +476,7 @@ def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: S
     (lab.folder / "calls.txt").unlink()
     run = run_dir(lab.folder)
     stopped = lab.eval("--token-budget", tokens(kept(run, "steps")) + 1, check=3)
-    assert "starts anew" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
+    assert "starts from scratch" in stopped.err and [step["kind"] for step in kept(run, "steps")][-1] == "turn"
     assert tool_calls(lab) == {"tea 0": 1, "tea 1": 1}
 
     if elsewhere:  # another run, which has the calls of the unfinished conversation from this one
@@ -453,7 +484,7 @@ def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: S
         lab.spec["trials"] = 2
     done = lab.eval()
     assert (done.run != run) == elsewhere
-    assert "starts anew" not in done.err
+    assert "starts from scratch" not in done.err
     times = 2 if elsewhere else 1
     assert tool_calls(lab) == {"tea 0": times, "tea 1": times, "milk 0": times, "milk 1": times}
 

@@ -18,6 +18,7 @@ from holdfast.spec.fields import SCHEMA_VERSION
 from holdfast.spec.load import load_eval
 from holdfast.spec.migrate import migrated
 from holdfast.store.lease import RunLease
+from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
 from tests.support.breaking import holdfast_with_faults, needs_strace
 from tests.support.lab import tree
 from tests.support.patterns import answered, finished_run
@@ -50,7 +51,7 @@ gate: {regex: 0.5}
 
 NEW = """\
 # My eval, from long ago
-schemaVersion: "1.1"
+schemaVersion: "1.2"
 name: old          # keep me
 target: {model: 'some-model'}
 
@@ -141,13 +142,22 @@ class TestAFile:
         assert f"holdfast migrate {tmp_path}/e.yaml" in said
 
     def test_a_versioned_file_is_only_given_the_version(self, tmp_path):
-        for written, after in [("'1.0'", "'1.1'"), ('"1.0"', '"1.1"'), ("1.0", '"1.1"')]:
+        for written, after in [("'1.0'", "'1.2'"), ('"1.1"', '"1.2"'), ("1.0", '"1.2"')]:
             text = f"{TODAY}schemaVersion:  {written} # that\nfollow_up_prompts: [a]\n"
             assert become(tmp_path, text) == text.replace(written, after)
 
+    @pytest.mark.parametrize("version", ['"1.0"', '"1.1"', None])
+    def test_the_budget_gets_its_present_name(self, tmp_path, version):
+        rest = f"{TODAY}limits:\n  max_tokens: 5000  # in all\n"
+        text = rest if version is None else f"schemaVersion: {version}\n{rest}"
+        after = become(tmp_path, text)
+        assert after == f'schemaVersion: "1.2"\n{rest.replace("max_tokens", "token_budget")}'
+        (tmp_path / "e.yaml").write_text(after)
+        assert load_eval(tmp_path / "e.yaml").limits.token_budget == 5000
+
     def test_a_version_before_the_first_is_as_none(self, tmp_path):
         assert become(tmp_path, f'schemaVersion: "0.3"\n{OLD}') == NEW.replace(
-            '# My eval, from long ago\nschemaVersion: "1.1"\n', 'schemaVersion: "1.1"\n# My eval, from long ago\n'
+            '# My eval, from long ago\nschemaVersion: "1.2"\n', 'schemaVersion: "1.2"\n# My eval, from long ago\n'
         )
 
     @pytest.mark.parametrize("head", ["{", '{"', "---\n# a\n\n{ # b\n  "])
@@ -166,6 +176,7 @@ class TestAFile:
         ("more", "said"),
         [
             ("model: m\n", "e.yaml:6: model: is now target, which is there too"),
+            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
             ("trials: 1\ntrials_per_sample: 2\n", "e.yaml:7: trials_per_sample: is now trials, which is there too"),
             ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
         ],
@@ -178,7 +189,7 @@ class TestAFile:
     @given(
         st.lists(st.sampled_from(sorted(GRADERS)) | st.just("exact"), max_size=4),
         st.sets(st.sampled_from(["follow_up_prompts: [a, 'b']", "trials_per_sample: 2", "# ä comment", "system: '#'"])),
-        st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.1"\n']),
+        st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.2"\n']),
         st.booleans(),
     )
     def test_twice_is_once_and_other_lines_stay(self, tmp_path_factory, kinds, more, head, flow):
@@ -194,7 +205,7 @@ class TestAFile:
         assert [line for line in after.splitlines() if line in kept] == kept
         if '"1.' in head:  # nothing in it is of another time
             before_data, after_data = (parse_document(one, folder / "e.yaml").data for one in (text, after))
-            assert {**before_data, "schemaVersion": "1.1"} == after_data
+            assert {**before_data, "schemaVersion": "1.2"} == after_data
 
 
 class TestTheCommand:
@@ -205,16 +216,16 @@ class TestTheCommand:
         done = holdfast("migrate", "old.yaml", cwd=tmp_path)
         assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
-        assert "old.yaml: schemaVersion 1.1 is added" in done.stdout
+        assert "old.yaml: schemaVersion 1.2 is added" in done.stdout
         assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
-        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.1; as it was: old.yaml.bak"
+        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; as it was: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path):
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast("migrate", "old.yaml", cwd=tmp_path)
         before = tree(tmp_path)
         done = holdfast("migrate", "old.yaml", cwd=tmp_path)
-        assert done.stdout == "old.yaml: already version 1.1: nothing to do\n"
+        assert done.stdout == "old.yaml: already version 1.2: nothing to do\n"
         assert tree(tmp_path) == before
 
     def test_a_backup_is_never_overwritten_and_never_made_twice(self, tmp_path):
@@ -233,7 +244,7 @@ class TestTheCommand:
         shown = holdfast("migrate", "old.yaml", "--dry-run", cwd=tmp_path).stdout
         assert "\n-follow_up_prompts:\n+follow_ups:\n" in shown and tree(tmp_path) == before
         (entry,) = json.loads(holdfast("migrate", "old.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
-        assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.1", shown)
+        assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.2", shown)
 
     def test_a_folder_stands_for_its_evals_and_a_link_stays_one(self, tmp_path):
         folder = tmp_path / "evals"
@@ -253,7 +264,7 @@ class TestTheCommand:
         ]
         assert (tmp_path / "link.yaml").is_symlink() and (folder / "a.yaml").read_text() == NEW
         assert read_document(folder / "b.yml").data == {
-            "schemaVersion": "1.1",
+            "schemaVersion": "1.2",
             **parse_document(TODAY, folder / "b.yml").data,
         }
 
@@ -341,7 +352,7 @@ def run(made, tmp_path):
 
 def as_written_before(run, version):
     """Make a run one of an earlier version; all else stays byte for byte."""
-    now = f'"schemaVersion": "{SCHEMA_VERSION}"'
+    now = f'"schemaVersion": "{RUN_VERSION}"'
     for name in ("manifest.json", "results.json", "metrics.json"):
         text = (run / name).read_text().replace('"schemaVersion":"', '"schemaVersion": "', 1)
         assert now in text
@@ -388,7 +399,7 @@ class TestARun:
         [
             ("manifest.json", '{"schemaVersion": "2.0"', "damaged"),
             ("manifest.json", '{"name": "e"}', "holdfast repair"),
-            ("metrics.json", "[]", "made anew"),
+            ("metrics.json", "[]", "writes it again"),
             ("metrics.json", '{"schemaVersion": "2.0"}', "Upgrade Holdfast"),
         ],
     )

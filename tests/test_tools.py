@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import pytest
 
+from holdfast import evaluate
 from holdfast.errors import ConfigError
 from holdfast.targets.model import join_tool_call
 from holdfast.targets.tools import ToolContext, function_tool
@@ -224,6 +225,32 @@ def test_what_a_tool_raises_goes_back_to_the_model_with_the_line(lab: Lab) -> No
     assert lines(done.run / "errors.jsonl") == []
 
 
+def test_the_traceback_of_a_tool_is_recorded_without_secrets_and_not_shown_to_the_model(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", "sk-very-secret-1")
+    deep = "def deep(word):\n    raise ValueError(f'no {word}: sk-very-secret-1 \\udc80')\n"
+    use(lab, f"{deep}def tool(word: str):\n    return deep(word)\n")
+    lab.write()
+    run = evaluate(lab.eval_file, runs_dir=lab.runs)
+    assert results(run.path)[0] == "Error: tools.py:2: ValueError: no tea 0: (hidden) ?"
+    steps = [step["response"] for step in kept(run.path, "steps") if step["kind"] == "tool"]
+    assert [step["result"] for step in steps] == results(run.path)
+    trace = steps[0]["traceback"]
+    assert trace.startswith("Traceback (most recent call last)") and trace.endswith("ValueError: no tea 0: (hidden) ?")
+    assert 'tools.py", line 4, in tool' in trace and "return deep(word)" in trace
+    assert "holdfast/functions" not in trace and "holdfast/targets" not in trace
+    assert "Traceback" not in (run.path / "outputs.jsonl").read_text()
+    assert not any("sk-very-secret" in path.read_text() for path in run.path.glob("*.json*"))
+
+
+def test_calls_that_work_have_no_traceback(lab: Lab) -> None:
+    use(lab, "def tool(word: str):\n    return word\n")
+    lab.write()
+    steps = kept(evaluate(lab.eval_file, runs_dir=lab.runs).path, "steps")
+    assert [set(step["response"]) for step in steps if step["kind"] == "tool"] == 2 * [{"tool", "arguments", "result"}]
+
+
 def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
     use(lab, "def tool(word: str):\n    return word\n", max_steps=3)
     provider.control(tool_calls=100)
@@ -235,8 +262,6 @@ def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
 
 def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_path: Path) -> None:
     from aiohttp import web
-
-    from holdfast.api import evaluate
 
     wanted = [
         {"id": "1", "function": {"name": "double", "arguments": '{"number": 4}'}},

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import evaluate
 from holdfast.display.text import Events
 from holdfast.errors import ConfigError, VersionError
 from holdfast.plan.plan import Plan
@@ -86,7 +87,7 @@ class TestEvalFiles:
         (tmp_path / "e.yaml").write_text(head + EVAL)
         return load_eval(tmp_path / "e.yaml")
 
-    @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", "1.0", "1.1"])
+    @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", '"1.2"', "1.0", "1.1", "1.2"])
     def test_versions_of_this_major_with_and_without_quotes(self, tmp_path, written):
         spec = self.read(tmp_path, f"schemaVersion: {written}\n")
         assert spec.notices == ()
@@ -129,19 +130,23 @@ class TestEvalFiles:
     def test_the_command_refuses_another_major(self, tmp_path):
         (tmp_path / "e.yaml").write_text('schemaVersion: "2.0"\n' + EVAL)
         done = holdfast("eval", "e.yaml", cwd=tmp_path, check=2)
-        assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.1, not 2.0" in done.stderr
+        assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.2, not 2.0" in done.stderr
         assert "holdfast migrate e.yaml" in done.stderr
         assert not (tmp_path / "runs").exists()
+
+    @pytest.mark.parametrize("written", ["1.0", "1.1"])
+    def test_an_earlier_minor_may_use_what_later_ones_added(self, tmp_path, written):
+        spec = self.read(tmp_path, f'schemaVersion: "{written}"\nhooks: {{after_run: [{{command: sync}}]}}\n')
+        assert spec.notices == () and spec.hooks.after_run[0].command == "sync"
 
     def test_the_version_is_in_no_key_and_no_run_id(self, tmp_path):
         text = EVAL.replace("{model: m}", "{command: [echo, x]}")
         keys = set()
-        for number, head in enumerate(["", 'schemaVersion: "1.0"\n', "schemaVersion: 1.1\n", 'schemaVersion: "1.9"\n']):
+        for number, written in enumerate(["", '"1.0"', "1.1", '"1.2"', '"1.9"']):
             folder = tmp_path / str(number)
             folder.mkdir()
-            (folder / "e.yaml").write_text(head + text)
-            holdfast("eval", "e.yaml", cwd=folder)
-            (run,) = (folder / "runs" / "e").glob("echo-*/")
+            (folder / "e.yaml").write_text((f"schemaVersion: {written}\n" if written else "") + text)
+            run = evaluate(folder / "e.yaml", runs_dir=folder / "runs").path
             grade = lines(run / "grades.jsonl")[0]
             keys.add((run.name, lines(run / "outputs.jsonl")[0]["key"], grade["key"], grade["grade_key"]))
         assert len(keys) == 1

@@ -171,7 +171,7 @@ def test_a_trial_that_starts_anew_starts_with_the_files_of_the_eval(lab: Lab) ->
     }
     lab.eval(env={"DIE": "1"}, check=-9)
     done = lab.eval()
-    assert "starts anew" in done.err
+    assert "starts from scratch" in done.err
     assert contents(done.run, kept(done.run)[0]["files"]) == {"log.txt": b"one 0\ntwo 0\n"}
 
 

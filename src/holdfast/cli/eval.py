@@ -1,4 +1,4 @@
-"""`holdfast eval`: run an eval, or go on with it."""
+"""`holdfast eval`: run an eval, or resume it."""
 
 from __future__ import annotations
 

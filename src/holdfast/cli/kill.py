@@ -24,7 +24,7 @@ _PATIENCE = 30.0
 def command(what: str, runs_dir: Path | None) -> int:
     """End all jobs of an invocation, or of one task (`ID.N`), or the process that holds a run; and nothing else.
 
-    What is finished stays, and `holdfast resume` goes on with it. Doing it twice does no harm. Exit code 3 where
+    What is finished stays, and `holdfast resume` continues from there. Doing it twice does no harm. Exit code 3 where
     something told to end has not ended yet.
     """
     from holdfast.cluster.finding import Subject
@@ -52,7 +52,7 @@ def _kill_jobs(subject: object) -> int:
     if all(number in files.states and files.states[number].phase == "done" for number in meant):
         click.echo(f"{subject.name} is over: all is done")
     else:
-        click.echo(f"Go on with: holdfast resume {subject.name}")
+        click.echo(f"Resume with: holdfast resume {subject.name}")
     return 0
 
 
@@ -80,5 +80,5 @@ def _kill_process(path: Path) -> int:
             if elsewhere
             else "It finishes what is in hand; look again with `holdfast status`.",
         )
-    click.echo(f"Go on with: holdfast resume {path}")
+    click.echo(f"Resume with: holdfast resume {path}")
     return 0

@@ -164,7 +164,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     try:
         return follow(way_to(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
     except KeyboardInterrupt:
-        click.echo("\nDetached; the evaluation goes on.", err=True)
+        click.echo("\nDetached; the evaluation continues.", err=True)
         _say_how_to_follow(invocation, err=True)
         return 130
 

@@ -25,7 +25,7 @@ _LOOK_EVERY: Final = 5
 
 @click.command("logs")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
-@click.option("-f", "--follow", is_flag=True, help="Go on showing what is written, attempt after attempt, to the end.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing what is written, attempt after attempt, to the end.")
 @click.option("--deployment", is_flag=True, help="The log of the server instead.")
 @click.option("--server", metavar="NAME", help="The log of a server beside the model's instead: judge.")
 @click.option("--worker", metavar="N", help="The log of worker N instead.")

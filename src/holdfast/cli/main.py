@@ -17,7 +17,7 @@ from holdfast.engine.signals import Signals
 from holdfast.errors import ConfigError, HoldfastError
 
 _VERBS: Final = {
-    "eval": "Run an eval, or go on with it.",
+    "eval": "Run an eval, or resume it.",
     "grade": "Grade outputs again, or with other graders, without generating.",
     "compare": "Compare runs on the same samples, with paired statistics.",
     "gate": "Check a finished run against a baseline, least values and golden samples.",
@@ -29,7 +29,7 @@ _VERBS: Final = {
     "status": "Say what an invocation on a cluster, or a run, is doing.",
     "logs": "Show the logs of an invocation or a run, and follow them.",
     "kill": "End the jobs of an invocation, or the process of a run, and nothing else.",
-    "resume": "Go on with an invocation or a run, from its id or path alone.",
+    "resume": "Resume an invocation or a run, from its id or path alone.",
     "doctor": "Check that a profile works, with a remedy for what does not.",
     "work": "Work on a run that was shared out, beside other workers.",
 }
@@ -115,7 +115,7 @@ def main() -> None:
         from holdfast.cli.places import command_line
 
         again = command_line()
-        click.echo(f"interrupted; everything that finished is on disk. Go on with:\n  {again}", err=True)
+        click.echo(f"interrupted; everything that finished is on disk. Resume with:\n  {again}", err=True)
         code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
     except BrokenPipeError:
         code = 141

@@ -81,7 +81,7 @@ def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
         raise Fault(
             "disk",
             f"{found}: cannot be written: {error.strerror or error}",
-            remedy="What was not written is as it was: mend that, and type the same command again.",
+            remedy="What was not written is as it was: fix that, and run the same command again.",
         ) from error
 
 

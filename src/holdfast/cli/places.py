@@ -86,5 +86,5 @@ def subject_of(name: str, runs_dir: Path) -> Subject | Path:
 
 
 def command_line() -> str:
-    """This command as it is typed to go on: without --fresh, which would start anew."""
+    """Return this command as it is typed to resume: without --fresh, which would start from scratch."""
     return shlex.join(["holdfast", *(word for word in sys.argv[1:] if word not in ("--fresh", "--force", "--again"))])

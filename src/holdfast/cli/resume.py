@@ -1,4 +1,4 @@
-"""`holdfast resume`: go on with an invocation or a run, from its id or path alone."""
+"""`holdfast resume`: continue an invocation or a run, from its id or path alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="Of a run: how to show progress.")
 @runs_dir_option
 def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
-    """Go on with what has stopped: submit the tasks of an invocation that are not done, or run what is left of a run.
+    """Resume what has stopped: submit the tasks of an invocation that are not done, or run what is left of a run.
 
     Neither needs the configuration or the eval file: an invocation's directory and a run's manifest hold all but
     secrets. KEY=VALUE changes a run's limits, say limits.max_cost=20; what would make it another run is refused. Exit
@@ -47,8 +47,8 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
     wrong = [*overrides, *(f"--{name.replace('_', '-')}" for name in options if given[name])]
     if wrong:
         raise UsageError(
-            f"an invocation goes on as it was submitted: {' '.join(wrong)} is for runs",
-            remedy="Submit it anew with `holdfast eval -c`, which finds the same run and what is done.",
+            f"an invocation resumes as it was submitted: {' '.join(wrong)} is for runs",
+            remedy="Submit it again with `holdfast eval -c`, which finds the same run and what is done.",
         )
     return _resume_invocation(found)
 
@@ -67,7 +67,7 @@ def _resume_invocation(subject: Subject) -> int:
         name.task: state
         for state in jobs_of(subject.transport, files)
         if state.active and (name := JobName.parse(state.name)) is not None
-        # Workers alone do not go on: without a main job there is nobody who shares the work out.
+        # Workers alone do not continue: without a main job there is nobody who shares the work out.
         if name.task in numbers and name.role.startswith("main")
     }
     done = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
@@ -165,5 +165,5 @@ def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:
     if b"(hidden" in msgspec.json.encode(data):
         raise UsageError(
             "the eval holds a secret that was written out, and no secret is kept in a run",
-            remedy=f"Go on with: holdfast eval {eval_file or 'FILE'}",
+            remedy=f"Resume with: holdfast eval {eval_file or 'FILE'}",
         )

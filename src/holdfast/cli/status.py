@@ -163,7 +163,7 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
         yield ""
         yield from _table(("", "job", "id", "state", "node", "elapsed", ""), jobs)
     if any(task.status in ("interrupted", "unsubmitted", "stopped") for task in picture.tasks):
-        yield f"Go on with: holdfast resume {name}"
+        yield f"Resume with: holdfast resume {name}"
 
 
 def _last(task: TaskPicture) -> JobPicture:
@@ -226,4 +226,4 @@ def _run_lines(run: RunPicture) -> Iterator[str]:
         yield f"finished: {score}, coverage {run.coverage or 0:.1%} of {run.total:,} trials"
     else:
         yield f"not finished: {run.done:,} of {run.total:,} trials have an output{errors}"
-        yield f"Go on with: holdfast resume {run.path}"
+        yield f"Resume with: holdfast resume {run.path}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("work")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--worker", metavar="ID", help="Its name; the same name goes on with what it left.")
+@click.option("--worker", metavar="ID", help="Its name. The same name continues what it left.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
 @click.option("--base-url", metavar="URL", multiple=True, help="Where the model is served, seen from here; repeatable.")
 @click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")

@@ -369,7 +369,7 @@ class MainJob:
             return self._end("stopped", "told to stop", code=3)
         told = f"signal {signal.Signals(self._job.told or signal.SIGTERM).name}"
         if self._task.executor != "slurm":
-            return self._end("stopped", f"{told}; `holdfast resume {self._task.invocation}` goes on", code=3)
+            return self._end("stopped", f"{told}; `holdfast resume {self._task.invocation}` continues", code=3)
         if self._job.cancelled:
             return self._end("stopped", self._cancelled(self._job.id), code=3)
         if self._job.told != signal.SIGUSR2:
@@ -393,8 +393,8 @@ class MainJob:
             reason = f"{why}, and no further job is queued; `holdfast resume {self._task.invocation}` continues"
             return self._end("stopped", reason, code=3)
         self._note_end(why, goes_on=True)
-        self._set(phase="waiting", reason=f"goes on in the next job: {why}")
-        say(f"goes on in the next job: {why}")
+        self._set(phase="waiting", reason=f"continues in the next job: {why}")
+        say(f"continues in the next job: {why}")
         return GOES_ON
 
     def _end(self, phase: layout.Phase, reason: str, *, code: int, why: str = "") -> int:

@@ -65,7 +65,7 @@ RESERVED_FLAGS = {
     "comment": "write execution.sbatch_comment",
     **dict.fromkeys(("output", "o", "error", "e", "open-mode"), "`holdfast logs` reads what jobs say"),
     **dict.fromkeys(("array", "a"), "write execution.workers"),
-    **dict.fromkeys(("dependency", "d", "kill-on-invalid-dep"), "jobs wait for the ones they go on with"),
+    **dict.fromkeys(("dependency", "d", "kill-on-invalid-dep"), "jobs wait for the ones they continue"),
     **dict.fromkeys(("parsable", "wait", "W", "test-only", "wrap"), "sbatch must answer with the job's id"),
 }
 """options of sbatch that cannot be given, and what to do instead"""

@@ -90,7 +90,7 @@ class _Followed:
                 for name in layout.logs_of(names, "slurm")[-1:]:  # what was said before Python could say anything
                     said = self._transport.read(f"{self._place.logs}/{name}").decode(errors="replace")
                     write("\n".join(f"{self._lead}| {line}" for line in said.splitlines()[-15:]))
-                write(f"{self._lead}no job of it is left; `holdfast resume {self._invocation.id}` goes on")
+                write(f"{self._lead}no job of it is left; `holdfast resume {self._invocation.id}` continues it")
                 self.over = True
 
     def _say_why_it_waits(self, write: Callable[[str], None]) -> None:

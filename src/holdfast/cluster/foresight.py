@@ -85,8 +85,8 @@ class Foresight:
             return Foreseen(notes=[str(error)])
         run_dir = str(found.directory(options.runs_dir).path)
         finished, note = self._look(run_dir)
-        anew = ["--fresh sets that run aside, and everything is run anew"] if asked.fresh else []
-        return Foreseen(found.survey.count, spec.trials, run_dir, None, finished, [note, *anew])
+        fresh = ["--fresh sets that run aside, and everything runs from scratch"] if asked.fresh else []
+        return Foreseen(found.survey.count, spec.trials, run_dir, None, finished, [note, *fresh])
 
     def _look(self, run_dir: str) -> tuple[bool | None, str]:
         """Whether a run is on the cluster, and finished, and how many outputs it has; or why nobody looked."""
@@ -108,7 +108,9 @@ class Foresight:
                 f"{way.place}: there is no such run yet; outputs of other runs there are reused where they fit",
             )
         said = f"{way.place}: {int(count):,} outputs are there"
-        return state == "finished", said + ("" if state == "finished" else ", and the run goes on with what is missing")
+        return state == "finished", said + (
+            "" if state == "finished" else ", and the run continues with what is missing"
+        )
 
 
 _COUNT: Final = """

@@ -60,7 +60,7 @@ def kill(
         return _end_jobs(subject, patience, poll, say)
     except Unreachable as error:
         raise Unreachable(
-            f"{error.message}; no job goes on that begins from now on, but those that run were perhaps not told",
+            f"{error.message}; no job that starts from now on continues it, but running jobs may not have been told",
             remedy="Give the same command again when it answers.",
         ) from None
 

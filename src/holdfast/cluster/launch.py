@@ -108,7 +108,7 @@ def _what_is_left(number: str, jobs: Sequence[Job]) -> str:
     known = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
     how = f"is submitted ({', '.join(known)})" if known else "may be submitted"
     return (
-        f"Part of {number} {how}: `holdfast status {number}` shows it, `holdfast resume {number}` goes on with the "
+        f"Part of {number} {how}: `holdfast status {number}` shows it, `holdfast resume {number}` continues with the "
         f"rest, `holdfast kill {number}` ends it."
     )
 
@@ -239,7 +239,7 @@ def _image(
         return image
     if image.endswith(".sqsh"):
         if force:
-            say(f"[info] --force-squash: {image} is squashed already; it is made anew from a Docker reference only")
+            say(f"[info] --force-squash: {image} is squashed already; it is made again from a Docker reference only")
         return image
     if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
         say(

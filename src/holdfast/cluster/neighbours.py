@@ -99,7 +99,7 @@ class Neighbours:
         if self._arrays < _ARRAYS:
             self._chain.submit_workers()
         elif self._arrays == _ARRAYS:
-            say(f"workers have ended {_ARRAYS} times; this job goes on without new ones, see their logs")
+            say(f"workers have ended {_ARRAYS} times; this job continues without new ones, see their logs")
         self._arrays += 1
 
     def take_back(self) -> None:

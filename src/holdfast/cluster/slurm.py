@@ -318,7 +318,7 @@ class Slurm:
             )
         if _SILENT.search(said):
             raise Unreachable(
-                f"{place}: {said}", remedy="Slurm's controller does not answer; jobs that run go on without it."
+                f"{place}: {said}", remedy="Slurm's controller does not answer; running jobs continue without it."
             )
         raise ClusterError(f"{place}: {said}")
 

@@ -346,5 +346,5 @@ def changed_under_us(where: str) -> Fault:
     return Fault(
         "dataset_changed",
         f"the dataset changed while the eval was running ({where})",
-        remedy="What is done is kept. Run the same command again: it plans anew from the changed data.",
+        remedy="What is done is kept. Run the same command again: it makes a new plan from the changed data.",
     )

@@ -48,7 +48,9 @@ def share(value: float | None) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Small sums with more digits."""
+    """Format a sum; a small one has more digits, and one too small for them is not shown as nothing."""
+    if 0 < cost < 0.00005:
+        return "<$0.0001"
     return f"${cost:.2f}" if cost >= 1 or cost == 0 else f"${cost:.4f}"
 
 

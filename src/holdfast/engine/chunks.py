@@ -111,7 +111,9 @@ class Chunks(Supply):
         except (Fault, DataError) as error:
             self._failure = error
         except OSError as error:
-            self._failure = Fault("disk", f"cannot claim a chunk: {error}", remedy="Mend the disk, then go on.")
+            self._failure = Fault(
+                "disk", f"cannot claim a chunk: {error}", remedy="Fix the disk, then rerun the same command to resume."
+            )
         except Exception as error:  # whoever waits for a chunk must hear of it
             self._failure = Fault("rejected", f"cannot claim a chunk: {error!r}")
         finally:

@@ -25,7 +25,7 @@ from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
 from holdfast.targets.trace import Trace, as_listed
-from holdfast.targets.types import PROCESS, PastCall
+from holdfast.targets.types import PROCESS, PastCall, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -110,7 +110,7 @@ class Steps:
                 raise StartAnew(
                     "agent",
                     f"{self.shown}: a call of {name} (replay: never) was cut off, and may "
-                    "or may not have happened; the trial starts anew",
+                    "or may not have happened; the trial starts from scratch",
                     retry=False,
                 )
 
@@ -194,7 +194,7 @@ class Steps:
             lost = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
                 f"{self.shown}: the target is not deterministic: turn {turn} does not go "
-                f"as it went before it was interrupted; {lost} of no use, and it goes on from here"
+                f"as it went before it was interrupted; {lost} of no use, and it continues live from here"
             )
         for at, kind, request, nth in calls:
             for gone in ((at, kind, request, nth), (at, "intent", request, nth)):
@@ -310,7 +310,10 @@ class Attempt:
         async def run() -> Any:
             nonlocal ran
             ran = True
-            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": await live()}
+            result = await live()
+            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": result}
+            if isinstance(result, ToolFailure):
+                kept |= {"result": result.message, "traceback": result.traceback}
             if replay == "again" and not isinstance(function, UnsetType):
                 kept["function"] = function
             if workspace is not None:
@@ -351,7 +354,7 @@ class Attempt:
             raise StartAnew(
                 "agent",
                 f"{self._steps.shown}: the state that a call of {error} (replay: again) has built is lost, and the "
-                "call cannot be run again from the record; the trial starts from its beginning",
+                "call cannot be run again from the record; the trial starts from scratch",
                 retry=False,
             ) from error
 

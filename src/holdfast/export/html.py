@@ -6,7 +6,6 @@ it and nothing else.
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from collections import Counter
 from hashlib import sha256
@@ -19,6 +18,7 @@ from markupsafe import Markup
 
 from holdfast.display.format import dollars, duration, share
 from holdfast.export.reading import Trial
+from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.export.reading import Pending, RunReader
+    from holdfast.spec.template import Template
     from holdfast.store.records import Grade, Output
 
 _PAGE: Final = 24_000_000
@@ -33,6 +34,9 @@ _PAGE: Final = 24_000_000
 _TEXT: Final = 20_000
 """characters shown of one text"""
 _PREVIEW: Final = 160
+"""characters of each line in the list of trials"""
+_REMARKS: Final = 3
+"""graders that did not pass, in the list of trials"""
 
 
 def write_html(reader: RunReader, folder: Path) -> list[Path]:
@@ -44,8 +48,9 @@ def write_html(reader: RunReader, folder: Path) -> list[Path]:
     cards: dict[int, Markup] = {}
     passed: list[int] = []
     left = _PAGE
+    prompt = template(reader.spec.prompt)
     for number, trial in enumerate(reader.everything()):
-        shown = _shown(trial)
+        shown = _shown(trial, prompt)
         counts[shown["status"]] += 1
         if left <= 0 and (shown["status"] == "passed" or not passed):
             continue
@@ -75,7 +80,7 @@ def write_html(reader: RunReader, folder: Path) -> list[Path]:
         total=counts.total(),
         cards=list(cards.values()),
         missing=reader.missing_rows,
-        outputs=os.path.relpath(reader.rundir.path / "outputs.jsonl", folder),
+        folder="/".join(reader.rundir.path.resolve().parts[-2:]),
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704
         style_hash=_hash(style),
@@ -99,7 +104,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(trial: Trial | Pending) -> dict[str, Any]:
+def _shown(trial: Trial | Pending, prompt: Template) -> dict[str, Any]:
     """What the template of a trial is filled with."""
     if not isinstance(trial, Trial):
         error = trial.error or "not run yet"
@@ -108,16 +113,24 @@ def _shown(trial: Trial | Pending) -> dict[str, Any]:
             "sample": trial.sample,
             "trial": trial.trial,
             "status": "error",
-            "preview": error,
+            "question": _first_line(_rendered(prompt, trial.fields)),
+            "answer": "",
+            "remarks": [{"grader": "", "status": "error", "text": _preview(error)}],
+            "unsaid": 0,
             "error": error,
         }
     output = trial.output
+    asked = next((message for message in output.messages if message.get("role") == "user"), {})
+    remarks = _remarks(trial.grades)
     return {
         "sample": output.sample,
         "trial": output.trial,
         "status": trial.status,
         "score": trial.score,
-        "preview": " ".join(output.output[: 4 * _PREVIEW].split())[:_PREVIEW],
+        "question": _first_line(_message(asked)["content"]),
+        "answer": _preview(output.output),
+        "remarks": remarks[:_REMARKS],
+        "unsaid": len(remarks[_REMARKS:]),
         "error": None if trial.grades or trial.status != "error" else "not graded yet",
         "blame": "\n".join(grade.grader for grade in trial.grades if grade.status in ("failed", "error")),
         "grades": [grade for grade in trial.grades if grade.turn is None],
@@ -125,6 +138,33 @@ def _shown(trial: Trial | Pending) -> dict[str, Any]:
         "fields": trial.fields,
         "facts": list(_facts(output)),
     }
+
+
+def _preview(text: str) -> str:
+    return " ".join(text[: 4 * _PREVIEW].split())[:_PREVIEW]
+
+
+def _first_line(text: str) -> str:
+    return _preview(next(filter(str.strip, text.splitlines()), ""))
+
+
+def _rendered(prompt: Template, fields: dict[str, Any]) -> str:
+    """Return the prompt of a trial that was not run; empty where the row does not fit it."""
+    try:
+        return prompt.render(fields)
+    except RENDER_ERRORS:
+        return ""
+
+
+def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
+    """Return a line for each grader that did not pass; where all passed, one line with everything they say."""
+    wrong = [
+        {"status": grade.status, "grader": grade.grader, "text": _preview(grade.feedback)}
+        for grade in grades
+        if grade.status in ("failed", "error")
+    ]
+    said = " · ".join(f"{grade.grader}: {_preview(grade.feedback)}" for grade in grades if grade.feedback)
+    return wrong or [{"status": "passed", "grader": "", "text": _preview(said)}][: bool(said)]
 
 
 def _blocks(output: Output, grades: list[Grade]) -> Iterator[dict[str, Any]]:
@@ -182,7 +222,7 @@ def _facts(output: Output) -> Iterator[str]:
     yield duration(output.timing.seconds)
     if usage.input_tokens is not None and usage.output_tokens is not None:
         yield f"{usage.input_tokens:,} + {usage.output_tokens:,} tokens"
-    if usage.cost is not None:
+    if usage.cost:
         yield dollars(usage.cost)
     if output.attempt > 1:
         yield f"attempt {output.attempt}"

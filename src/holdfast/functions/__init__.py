@@ -8,6 +8,7 @@
 from holdfast.functions.calling import Function as Function
 from holdfast.functions.calling import said_with_place as said_with_place
 from holdfast.functions.calling import user_error as user_error
+from holdfast.functions.calling import user_traceback as user_traceback
 from holdfast.functions.loading import function_source as function_source
 from holdfast.functions.loading import load_function as load_function
 from holdfast.functions.loading import split_reference as split_reference

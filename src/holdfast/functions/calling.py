@@ -111,12 +111,12 @@ def user_error(
 ) -> AttemptError:
     """An exception of a user's code as a failed attempt, with its traceback."""
     failed = AttemptError(kind, redact(message or said_with_place(error)), retry=retry)
-    failed.traceback = redact(_trace(error))
+    failed.traceback = user_traceback(error)
     return failed
 
 
-def _trace(error: BaseException) -> str:
-    """The traceback without our own frames; of a long one the beginning and the end."""
+def user_traceback(error: BaseException) -> str:
+    """Format a traceback without our own frames and without secrets; of a long one the beginning and the end."""
     whole = part = traceback.TracebackException.from_exception(error)
     seen: list[traceback.TracebackException] = []
     while part is not None and part not in seen:
@@ -124,9 +124,9 @@ def _trace(error: BaseException) -> str:
         part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame)])
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)  # type: ignore[assignment]
     text = "".join(whole.format()).strip()
-    if len(text) <= _LONGEST_TRACE:
-        return text
-    return f"{text[: _LONGEST_TRACE // 4]}\n…\n{text[-_LONGEST_TRACE * 3 // 4 :]}"
+    if len(text) > _LONGEST_TRACE:
+        text = f"{text[: _LONGEST_TRACE // 4]}\n…\n{text[-_LONGEST_TRACE * 3 // 4 :]}"
+    return redact(text)
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:

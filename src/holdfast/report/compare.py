@@ -76,7 +76,7 @@ def read_finished(rundir: RunDir) -> Finished:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise UsageError(
             f"{rundir.path}: results.json or metrics.json cannot be read ({error!r})",
-            remedy="Delete both files and run its `holdfast eval` command: they are made anew.",
+            remedy="Delete both files and run its `holdfast eval` command, which writes them again.",
         ) from error
     return found
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from holdfast.spec.regex import compile_regex
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 """Version of the eval file, MAJOR.MINOR. Part of no key. docs/versions.md has what changed in which."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
@@ -197,7 +197,7 @@ class ToolBlock(Block):
     """how long a server lives: one for each trial, or one that all share"""
     replay: Literal["record", "never", "again"] = "record"
     """after a crash: a finished call is answered from the record; `never`: it has side effects, and a trial that was
-    cut off in it starts anew; `again`: it is run again, to bring a server's own state back"""
+    cut off in it starts from scratch; `again`: it is run again, to bring a server's own state back"""
     version: str | None = None
     """change it when the same tool answers differently from now on"""
 

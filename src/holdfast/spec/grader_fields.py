@@ -359,7 +359,7 @@ class PromptGrader(GraderBlock):
     def _judges_alone(self) -> Self:
         if self.continue_session:
             raise ValueError(
-                "continue_session: a judge never goes on in the target's own session; `transcript: all` shows it "
+                "continue_session: a judge never continues the target's own session; `transcript: all` shows it "
                 "the whole conversation"
             )
         if self.mode == "pairwise":

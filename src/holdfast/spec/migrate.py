@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import parse_document, read_text
 from holdfast.spec.earlier import earlier_spellings, is_before_versions, is_waza
 from holdfast.spec.fields import SCHEMA_VERSION
-from holdfast.spec.rewriting import Add, Assign, rewrite
+from holdfast.spec.rewriting import Add, Assign, Rename, rewrite
 from holdfast.store.files import keep_backup, overwrite
 from holdfast.versions import check_version, parse_version
 
@@ -68,6 +68,14 @@ def is_eval(data: dict[str, Any]) -> bool:
     return "prompt" in data and not {"dataset", "samples"}.isdisjoint(data)
 
 
+def _renamed(data: dict[str, Any]) -> list[Change]:
+    """Return what version 1.2 calls by another name."""
+    limits = data.get("limits")
+    if not isinstance(limits, dict) or "max_tokens" not in limits:
+        return []
+    return [Rename(("limits", "max_tokens"), "is now token_budget, the tokens of the whole run", "token_budget")]
+
+
 def _changes(document: Document, version: object) -> list[Change]:
     where = document.where(("schemaVersion",))
     try:
@@ -79,7 +87,7 @@ def _changes(document: Document, version: object) -> list[Change]:
         check_version(where, version, SCHEMA_VERSION, document.path)
         if parse_version(version) >= parse_version(SCHEMA_VERSION):
             return []
-    changes = list(earlier_spellings(document.data)) if before else []
+    changes = [*(earlier_spellings(document.data) if before else ()), *_renamed(document.data)]
     if "schemaVersion" in document.data:
         return [Assign(("schemaVersion",), f"{version} is now {SCHEMA_VERSION}", SCHEMA_VERSION), *changes]
     first = next(iter(document.data))

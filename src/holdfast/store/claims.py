@@ -182,7 +182,7 @@ class Claims:
             names = sorted(path.name for path in self._place.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost", f"{self._place} is gone", remedy="The run was finished or shared out anew."
+                "lease_lost", f"{self._place} is gone", remedy="The run was finished or shared out again."
             ) from None
         found = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in found}

@@ -239,7 +239,7 @@ class Journal:
             path = self._replace(name)
             self._loop.call_soon_threadsafe(
                 self._notice,
-                f"sync of {segment.path} failed ({error.strerror}); going on in {path}",
+                f"sync of {segment.path} failed ({error.strerror}); continuing in {path}",
             )
             segment = self._segments[name]
             try:

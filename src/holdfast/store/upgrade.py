@@ -49,7 +49,7 @@ def outdated(rundir: RunDir) -> dict[Path, str | None]:
             remedy = (
                 f"Set it aside with: holdfast repair {rundir.path}"
                 if path == rundir.manifest
-                else "Delete it and run its `holdfast eval` command: it is made anew."
+                else "Delete it and run its `holdfast eval` command, which writes it again."
             )
             raise ManifestError(f"{path}: damaged ({error})", remedy=remedy) from error
         if version < parse_version(SCHEMA_VERSION):

@@ -79,7 +79,7 @@ class Context:
         """Call a function, or by name one of `target.tools`; gives what it returns, as JSON has it.
 
         `await` it in an async function; in a plain one it waits by itself. `replay="never"` is for one with side
-        effects: a trial that was cut off in it starts anew.
+        effects: a trial that was cut off in it starts from scratch.
         """
         function, turn, loop = self._trial()
         return _result(function.use(turn, tool, arguments or {}, replay), loop)

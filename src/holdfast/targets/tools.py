@@ -1,7 +1,8 @@
 """Tools a model may call: Python functions, and what MCP servers offer.
 
 A tool that fails does not fail the trial: what went wrong goes back to the model as the tool's result. A tool that is
-gone, a server that crashed, is an error of the attempt, which is tried again.
+gone, a server that crashed, is an error of the attempt, which is tried again. The traceback of a Python function is
+recorded beside the result; the model does not see it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.functions import Function, function_source, load_function, said_with_place
-from holdfast.spec.secrets import shown_url
+from holdfast.functions import Function, function_source, load_function, said_with_place, user_traceback
+from holdfast.spec.secrets import redact, shown_url
 from holdfast.spec.source import command_files
-from holdfast.targets.types import PROCESS, Home
+from holdfast.targets.types import PROCESS, Home, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -57,7 +58,7 @@ class Tool:
     parameters: dict[str, Any]
     """a JSON Schema"""
     replay: Replay
-    run: Callable[[dict[str, Any], ToolContext], Awaitable[str]]
+    run: Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolFailure]]
     home: object = PROCESS
     """what holds the state that calls build"""
 
@@ -134,7 +135,7 @@ async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> 
     return str(await turn.calls.tool(name, arguments, live, tool.replay, tool.home))
 
 
-async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int) -> str:
+async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int) -> str | ToolFailure:
     assert turn.calls is not None
     tool = tools.get(name)
     if tool is None:
@@ -147,7 +148,11 @@ async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, nu
     except (AttemptError, Fault):
         raise
     except Exception as error:  # the tool's own: the model sees the error, and may do better
-        return as_text(f"Error: {said_with_place(error)}")
+        return _as_error(error)
+
+
+def _as_error(error: Exception) -> str:
+    return as_text(f"Error: {redact(said_with_place(error))}")
 
 
 def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
@@ -200,13 +205,18 @@ def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> T
     schema = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
     called = Function(function, (*(about.alias for _, about in fields.values()), "context"), where)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+    async def run(arguments: dict[str, Any], context: ToolContext) -> str | ToolFailure:
         try:
             checked = _checked(model, arguments)
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             return f"Error: wrong arguments: {wrong}"
-        return as_text(await called({**checked, "context": context}))
+        try:
+            return as_text(await called({**checked, "context": context}))
+        except (AttemptError, Fault):
+            raise
+        except Exception as error:
+            return ToolFailure(_as_error(error), as_text(user_traceback(error)))
 
     return Tool(name, said, {"properties": {}, **schema}, replay, run)
 

@@ -29,6 +29,15 @@ PROCESS: Final = object()
 """The home of state that lives in this process, such as the globals of a Python module."""
 
 
+class ToolFailure(NamedTuple):
+    """A tool's result where its Python function raised."""
+
+    message: str
+    """what the model reads"""
+    traceback: str
+    """of the user's code, for the record alone"""
+
+
 class PastCall(NamedTuple):
     """A finished tool call of a trial, to be run again where the state it built has been lost."""
 
@@ -80,7 +89,10 @@ class Calls(Protocol):
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
     ) -> Any:
-        """A tool's result, as JSON. `home` holds the state that a `replay: again` call builds."""
+        """A tool's result, as JSON. `home` holds the state that a `replay: again` call builds.
+
+        Of a `ToolFailure`, the message is the result, and the traceback is recorded beside it.
+        """
         ...
 
     async def restore(self, find: FindHome) -> None:
