@@ -69,5 +69,5 @@ def test_other_commands_read_it(folder: Path) -> None:
     assert "nothing to repair" in holdfast("repair", run, cwd=folder).stdout
     holdfast("export", run, "--to", "csv", cwd=folder)
     assert "plain" in holdfast("cache", "ls", cwd=folder).stdout
-    holdfast("grade", run, cwd=folder)
+    holdfast("grade", run, "plain.yaml", cwd=folder)
     assert calls(folder) == []
