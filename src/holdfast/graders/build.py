@@ -212,7 +212,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
         case PythonGrader():
             from holdfast.graders.python import PythonCheck
 
-            function = spec.functions.get(block.function) or load_function(block.function, spec.folder, where)
+            function = load_function(block.function, spec.folder, where, spec.functions)
             limit = threshold(block)
             assert limit is not None
             return PythonCheck(block, function, fingerprint, where, limit)

@@ -130,12 +130,13 @@ _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
 def _parameters(reference: str, spec: Eval) -> frozenset[str]:
     """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
     path, name = split_reference(reference, spec.folder)
-    function = spec.functions.get(reference)
-    with suppress(OSError, SyntaxError, ValueError):
-        if function is None and (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
-            return names
+    if reference not in spec.functions:
+        with suppress(OSError, SyntaxError, ValueError):
+            if (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
+                return names
     try:
-        parameters = inspect.signature(function or load_function(reference, spec.folder, "")).parameters.values()
+        function = load_function(reference, spec.folder, "", spec.functions)
+        parameters = inspect.signature(function).parameters.values()
     except (HoldfastError, TypeError, ValueError):
         return _ASKS_ALL  # it cannot be called either, which is reported when it is to be
     every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
