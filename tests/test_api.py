@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
+import gc
+import importlib.util
 import json
 import signal
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -129,13 +131,7 @@ class TestFunctions:
             ]
         ):
             # Three files of one name, as three states of one file: an imported module cannot be changed.
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            (folder / "agent.py").write_text(code)
-            spec = importlib.util.spec_from_file_location("agent", folder / "agent.py")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            paths.append(evaluate(target=module.reply).path)
+            paths.append(evaluate(target=imported(tmp_path / str(number) / "agent.py", code).reply).path)
         assert paths[0] == paths[1] != paths[2]
 
 
@@ -186,6 +182,250 @@ class TestWhatAFunctionCarries:
         assert not (tmp_path / "runs").exists()
 
 
+def imported(path, code):
+    """A user's module, imported from a file of this code."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CLASSES = """
+import dataclasses
+
+calls = []
+
+class Agent:
+    suffix = "!"
+
+    def open(self, params):
+        calls.append("open")
+        self.client = object()
+
+    async def __call__(self, prompt):
+        calls.append(prompt)
+        self.history = [*getattr(self, "history", []), prompt]
+        return prompt.upper() + self.suffix
+
+    def close(self):
+        calls.append("close")
+
+class Unhashable(Agent):
+    def __eq__(self, other):
+        return isinstance(other, Unhashable)
+
+class Empty(Agent):
+    def __len__(self):
+        return 0
+
+class Slotted:
+    __slots__ = ("client", "count", "suffix")
+
+    def __init__(self):
+        self.suffix, self.count = "!", 0
+
+    def open(self):
+        calls.append("open")
+        self.client = object()
+
+    def __call__(self, prompt):
+        calls.append(prompt)
+        self.count += 1
+        return prompt.upper() + self.suffix
+
+    def close(self):
+        calls.append("close")
+
+@dataclasses.dataclass
+class Fields(Agent):
+    suffix: str = "!"
+    options: dict = dataclasses.field(default_factory=lambda: {"a": [1]})
+
+class Method(Agent):
+    def reply(self, prompt):
+        calls.append(prompt)
+        self.options = {"n": len(calls)}
+        return prompt.upper() + self.suffix
+
+def made(suffix):
+    class Made:
+        def __call__(self, prompt):
+            calls.append(prompt)
+            return prompt.upper() + suffix
+
+    return Made
+
+def counting():
+    seen = []
+
+    def reply(prompt):
+        calls.append(prompt)
+        seen.append(prompt)
+        return prompt.upper() + "!"
+
+    return reply
+
+class Check:
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, output):
+        calls.append("check")
+        self.seen[output] = self.seen.get(output, 0) + 1
+        return True
+
+class Mute:
+    pass
+"""
+
+
+class TestClassesAndObjects:
+    """A target may be a class, as in a file; an object is the same object after it was used."""
+
+    @pytest.fixture
+    def agents(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        module = imported(tmp_path / "held_agents.py", CLASSES)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return module
+
+    @pytest.fixture
+    def calls(self, evaluate, agents):
+        """Evaluate, and return the run with what was called meanwhile."""
+
+        def run(target, **keys):
+            agents.calls.clear()
+            return evaluate(target=target, **keys), list(agents.calls)
+
+        return run
+
+    def test_a_class_is_constructed_opened_and_closed_and_answers_every_prompt_once(self, agents, calls):
+        run, called = calls(agents.Agent)
+        assert called[0] == "open" and called[-1] == "close"
+        assert sorted(called[1:-1]) == sorted(row["q"] for row in SAMPLES)
+        assert run.results()[0]["output"] == "WORD0!" and run.metrics["target"] == "held_agents.py:Agent"
+        assert calls(agents.Agent) == (run, [])
+        assert calls({"python": agents.Agent, "params": {"a": 1}})[0].path != run.path
+
+    def test_a_class_is_known_by_its_source_as_in_an_eval_file(self, evaluate, agents, calls, tmp_path):
+        run, _ = calls(agents.Agent)
+        assert evaluate(target={"python": f"{tmp_path / 'held_agents.py'}:Agent"}).path == run.path
+        paths = [
+            evaluate(target=imported(tmp_path / folder / "held_agents.py", code).Agent).path
+            for folder, code in [
+                ("comment", "# new" + CLASSES),
+                ("method", CLASSES.replace("prompt.upper() + self.suffix", "prompt + self.suffix")),
+                ("attribute", CLASSES.replace('suffix = "!"', 'suffix = "?"')),
+            ]
+        ]
+        assert paths[0] == run.path and len({*paths}) == 3
+
+    def test_values_that_a_class_closes_over_are_part_of_its_key(self, agents, calls):
+        runs = [calls(agents.made(suffix)) for suffix in "121"]
+        assert runs[0][0] == runs[2][0] != runs[1][0] and [len(called) for _, called in runs] == [12, 12, 0]
+        with pytest.raises(UsageError, match=r"carries .*suffix"):
+            calls(agents.made(object()))
+
+    @pytest.mark.parametrize("make", [lambda agents: agents.Agent, lambda agents: agents.Agent()])
+    def test_a_class_whose_file_was_edited_after_its_import_is_refused(self, evaluate, agents, tmp_path, make):
+        (tmp_path / "held_agents.py").write_text(CLASSES.replace("prompt.upper()", "prompt.lower()"))
+        with pytest.raises(UsageError, match=r"has changed since .*Agent.* was imported"):
+            evaluate(target=make(agents))
+
+    def test_a_class_that_cannot_answer_is_refused(self, agents, calls, tmp_path):
+        with pytest.raises(ConfigError, match="Mute has no method __call__"):
+            calls(agents.Mute)
+        with pytest.raises(UsageError, match=r"(?s)dict is not written in Python"):
+            calls(dict)
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_class_is_a_target_and_nothing_else(self, agents, calls, tmp_path):
+        for keys in (
+            {"graders": [agents.Check]},
+            {"graders": [{"type": "python", "function": agents.Check}]},
+            {"responder": agents.Agent},
+            {"target": {"python": agents.Agent, "tools": [agents.Check]}},
+        ):
+            with pytest.raises(UsageError, match=r"(?s)is a class, and only a target can be one.*Pass an object"):
+                calls(keys.pop("target", agents.Agent), **keys)
+        assert not (tmp_path / "runs").exists()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda agents: agents.Agent(),
+            lambda agents: agents.Unhashable(),
+            lambda agents: agents.Empty(),
+            lambda agents: agents.Slotted(),
+            lambda agents: agents.Fields(),
+            lambda agents: agents.Method().reply,
+            lambda agents: agents.counting(),
+        ],
+        ids=["object", "unhashable", "empty", "slots", "dataclass", "method", "closure"],
+    )
+    def test_what_a_run_changes_in_an_object_runs_nothing_again(self, agents, calls, make):
+        target = make(agents)
+        run, called = calls(target)
+        assert run.finished and len(called) in (12, 14)
+        for _ in range(2):
+            assert calls(target) == (run, [])
+        more = [*SAMPLES, {"id": "new", "q": "new", "expected": "NEW"}]
+        assert [call for call in calls(target, samples=more)[1] if call not in ("open", "close")] == ["new"]
+        assert calls(make(agents)) == (run, []), "another object that begins as this one did is the same"
+
+    @pytest.mark.parametrize("name", ["Agent", "Empty", "Slotted", "Fields"])
+    def test_what_is_changed_in_an_object_between_two_runs_runs_all_again(self, agents, calls, name):
+        target = getattr(agents, name)()
+        first, _ = calls(target)
+        target.suffix = "?"
+        second, called = calls(target)
+        assert len(called) == 14 and second.results()[0]["output"] == "WORD0?"
+        assert calls(target) == (second, [])
+        target.suffix = "!"
+        assert calls(target)[0].results()[0]["output"] == "WORD0!"
+        assert first.results()[0]["output"] == "WORD0!"
+
+    def test_a_change_inside_a_value_is_one_too(self, agents, calls):
+        target = agents.Fields()
+        first, _ = calls(target)
+        target.options["a"].append(2)
+        second, called = calls(target)
+        assert second.path != first.path and len(called) == 14
+        target.options["a"].pop()
+        assert calls(target) == (first, [])
+
+    def test_an_attribute_that_a_run_has_made_and_someone_replaced_is_refused_as_at_first(self, agents, calls):
+        target = agents.Agent()
+        calls(target)
+        target.client = [object()]
+        with pytest.raises(UsageError, match=r"carries self\.client"):
+            calls(target)
+
+    def test_a_run_that_was_refused_or_failed_leaves_an_object_as_it_was(self, agents, calls):
+        target = agents.Agent()
+        with pytest.raises(ConfigError):
+            calls(target, trials="many")
+        target.suffix = "?"
+        run, called = calls(target)
+        assert len(called) == 14 and run.results()[0]["output"] == "WORD0?"
+
+    def test_a_grader_that_remembers_grades_nothing_again(self, agents, calls):
+        check = agents.Check()
+        run, called = calls(agents.Agent, graders=[check])
+        assert called.count("check") == 12
+        assert calls(agents.Agent, graders=[check]) == (run, [])
+
+    def test_objects_are_not_kept_alive(self, agents, calls):
+        target = agents.Agent()
+        calls(target)
+        gone = weakref.ref(target)
+        del target
+        gc.collect()
+        assert gone() is None
+
+
 class TestFilesThatChange:
     """What runs is what is read for the key, in one process as in two."""
 
@@ -205,10 +445,7 @@ class TestFilesThatChange:
 
     def test_a_function_whose_file_was_edited_after_its_import_is_refused(self, evaluate, tmp_path):
         path = tmp_path / "edited_agent.py"
-        path.write_text("def reply(prompt):\n    return 'old'\n")
-        spec = importlib.util.spec_from_file_location("edited_agent", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = imported(path, "def reply(prompt):\n    return 'old'\n")
         path.write_text("def reply(prompt):\n    return 'new'\n")
         with pytest.raises(UsageError, match=r"(?s)has changed since reply was imported.*importlib\.reload"):
             evaluate(target=module.reply)

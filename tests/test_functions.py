@@ -9,8 +9,11 @@ import sys
 import pytest
 
 import holdfast
-from holdfast.engine.setup import identify
+from holdfast.engine.options import Options
+from holdfast.engine.setup import identify, planned
 from holdfast.errors import ConfigError
+from holdfast.export.reading import RunReader
+from holdfast.report.compare import changed_graders, differences, read_finished
 from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir
 from tests.support.specs import load, write_rows, write_spec
@@ -212,6 +215,126 @@ class TestEarlierGrades:
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
         assert found.identity["graders"]["python"].get("revision") == (1 if revised else None)
+        assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.parts
+        (slot,) = found.work.slots
+        assert slot.identified(reread=revised)[0] == found.parts["graders"]["python"], "as it always was"
+
+
+PLAIN = [{"id": f"p{number}", "answer": "x"} for number in range(4)]
+OTHERS = [{"id": f"o{number}", "ideal": "x"} for number in range(4)]
+
+
+class Grading:
+    """An eval with Python graders, over and over, in one folder of runs."""
+
+    CODE = """
+from pathlib import Path
+
+def note(name, row):
+    with Path(__file__).with_name("asked").open("a") as file:
+        file.write(f"{name} {row['id']}\\n")
+
+def check(output, expected, sample):
+    note("check", sample)
+    return output in (expected, "more")
+
+def early(output, expected, sample):
+    note("early", sample)
+    return not sample["id"].endswith("1")
+"""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "checks.py").write_text(self.CODE)
+
+    def evaluate(self, rows, **keys):
+        """Plan, then run; return how many trials were to run and to grade, and the calls of the graders."""
+        keys = {
+            "samples": rows,
+            "prompt": "x",
+            "target": {"python": "echo.py:reply"},
+            "graders": [{"type": "python", "function": "checks.py:check"}],
+            **keys,
+        }
+        _, self.rundir, self.plan = planned(load(self.folder, **keys), Options(runs_dir=self.folder / "runs"))
+        asked = self.folder / "asked"
+        asked.write_text("")
+        self.run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
+        assert self.run.finished and self.run.path == self.rundir.path
+        trials = list(RunReader(self.rundir).trials())
+        assert [trial.output.sample for trial in trials] == [row["id"] for row in rows]
+        assert all(trial.grades for trial in trials)
+        return self.plan.to_run, self.plan.to_grade, sorted(asked.read_text().splitlines())
+
+
+@pytest.fixture
+def grading(folder):
+    return Grading(folder)
+
+
+@pytest.fixture
+def by_run(monkeypatch):
+    """Give the verdicts on all rows the key of rows with other values, as earlier versions did where there was one."""
+    monkeypatch.setattr("holdfast.graders.python.gets_other_values", lambda *_: lambda _: True)
+    return monkeypatch
+
+
+STOPS = {
+    "follow_ups": ["more"],
+    "checkpoints": [
+        {"after_turn": 1, "on_failure": "stop", "graders": [{"type": "python", "function": "checks.py:early"}]}
+    ],
+}
+
+
+class TestOneOtherRow:
+    """A row with its expected value under a name of its own changes nothing about the other rows."""
+
+    @pytest.mark.parametrize(("rows", "new"), [(PLAIN, OTHERS[0]), (OTHERS, PLAIN[0])], ids=["other", "plain"])
+    def test_it_is_the_only_one_that_is_graded(self, grading, rows, new):
+        assert grading.evaluate(rows)[2] == [f"check {row['id']}" for row in rows]
+        assert grading.evaluate([*rows, new]) == (1, 0, [f"check {new['id']}"])
+        assert "4 reused, 1 to run (1 row new); 4 outputs from" in str(grading.plan)
+        assert grading.run.score == 1
+        assert grading.evaluate(rows) == (0, 0, []), "and without it everything is there"
+
+    def test_it_leaves_conversations_that_a_checkpoint_has_ended_as_they_are(self, grading):
+        assert len(grading.evaluate(PLAIN, **STOPS)[2]) == 4 + 3
+        assert grading.evaluate([*PLAIN, OTHERS[0]], **STOPS) == (1, 0, ["check o0", "early o0"])
+        assert grading.evaluate([*PLAIN, *OTHERS], **STOPS)[0] == 3
+
+    def test_runs_with_and_without_it_have_the_same_grader(self, grading):
+        grading.evaluate(PLAIN)
+        first = read_finished(grading.rundir)
+        grading.evaluate([*PLAIN, OTHERS[0]])
+        second = read_finished(grading.rundir)
+        assert changed_graders(first, second) == {}
+        assert differences(first, second) == ["dataset (samples are paired by id)"]
+
+
+class TestVerdictsOfEarlierVersions:
+    """One such row once changed the keys of the verdicts on all rows of its run."""
+
+    @pytest.mark.parametrize("keys", [{}, STOPS], ids=["at the end", "at a checkpoint"])
+    def test_they_count_and_are_lent(self, grading, by_run, keys):
+        grading.evaluate([*PLAIN, *OTHERS], **keys)
+        begun = grading.rundir
+        by_run.undo()
+        assert grading.evaluate([*PLAIN, *OTHERS], **keys) == (0, 0, []) and grading.rundir.path == begun.path
+        begun.metrics.unlink()
+        assert grading.evaluate([*PLAIN, *OTHERS], **keys) == (0, 0, []), "nor where the report is made again"
+        assert grading.evaluate(PLAIN, **keys) == (0, 0, [])
+        new = {"id": "new", "answer": "x"}
+        assert grading.evaluate([*PLAIN, *OTHERS, new], **keys)[0] == 1
+        assert {line.split()[1] for line in (grading.folder / "asked").read_text().splitlines()} == {"new"}
+
+    def test_those_of_rows_that_are_read_differently_now_do_not_count(self, grading, monkeypatch):
+        with monkeypatch.context() as before:
+            before.setattr("holdfast.graders.python.gets_other_values", lambda *_: None)
+            grading.evaluate([*PLAIN, *OTHERS], **STOPS)
+        run, grade, asked = grading.evaluate([*PLAIN, *OTHERS], **STOPS)
+        assert (run, grade) == (1, 3), "what such a verdict has ended is said again"
+        assert asked == sorted(["early o0", "early o1", "early o2", "early o3", "check o0", "check o2", "check o3"])
 
 
 class TestContradictions:

@@ -105,7 +105,9 @@ class TestKeyFunctions:
 
 def generation_keys(found):
     return [
-        found.work.key(sample.digest, trial) for sample in found.dataset for trial in range(1, found.work.trials + 1)
+        found.work.key(sample.digest, trial, typed=sample.typed)
+        for sample in found.dataset
+        for trial in range(1, found.work.trials + 1)
     ]
 
 
@@ -176,6 +178,37 @@ class TestWhatAGenerationKeyReactsTo:
         ]
         assert keys[0] == keys[1]
         assert (keys[0] == keys[2]) == (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+unusual = st.fixed_dictionaries(
+    {"n": st.sampled_from(["1", 1, [1], None])},
+    optional={name: st.just("1") for name in ("expected", "answer", "ground_truth", "target")},
+)
+
+
+class TestKeysOfOneRow:
+    @settings(max_examples=30)
+    @given(st.lists(unusual, min_size=1, max_size=3), st.lists(unusual, max_size=3))
+    def test_they_do_not_depend_on_the_other_rows(self, tmp_path_factory, some, more):
+        folder = tmp_path_factory.getbasetemp() / "others"
+        folder.mkdir(exist_ok=True)
+        (folder / "checks.py").write_text("def check(output, expected=None, ground_truth=None): return True\n")
+        graders = [{"type": "exact", "expected": "{{ n }}"}, {"type": "python", "function": "checks.py:check"}]
+        target = {"http": "http://127.0.0.1:1", "request": {"n": "{{ n }}"}}
+
+        def keys(rows):
+            named = [{"id": str(number), **row} for number, row in enumerate(rows)]
+            found = who(folder, samples=named, prompt="hello", graders=graders, target=target)
+            grades = [
+                [
+                    slot.identified(reread=number in found.survey.panels.of(position).reread)[0]
+                    for position in range(len(rows))
+                ]
+                for number, slot in enumerate(found.work.slots)
+            ]
+            return list(zip(generation_keys(found), *grades, strict=True))
+
+        assert keys([*some, *more])[: len(some)] == keys(some)
 
 
 class TestWhatNoKeyReactsTo:

@@ -143,6 +143,26 @@ def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(se
     assert len(set(paths)) == 3 and session.evaluate().path == paths[0]
 
 
+def test_a_typed_in_class_is_a_target_and_is_known_by_its_code(session):
+    text = "class Agent:\n    def __call__(self, prompt):\n        calls.append(prompt)\n        return prompt\n"
+    session.cell("calls = []\n" + text + "reply = Agent\n")
+    first = session.evaluate()
+    assert first.results()[0]["output"] == "abc" and len(session.names["calls"]) == 2
+    assert session.evaluate() == first and len(session.names["calls"]) == 2
+    session.cell(text.replace("return prompt\n", "return prompt * 2\n") + "reply = Agent\n")
+    second = session.evaluate()
+    assert second.path != first.path and second.results()[0]["output"] == "abcabc"
+
+
+def test_a_typed_in_object_that_counts_its_calls_stays_the_same(session):
+    session.cell(
+        "class Agent:\n    count = 0\n    def __call__(self, prompt):\n        self.count += 1\n        return prompt\n"
+    )
+    session.cell("reply = Agent()\n")
+    first = session.evaluate()
+    assert session.evaluate() == first and session.names["reply"].count == 2
+
+
 WRAPPED = """
 import functools
 def twice(function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import warnings
@@ -48,9 +49,10 @@ def evaluate(
     """Run an eval, or resume it, and return the run.
 
     Pass an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
-    or both: arguments override the file. `target` may be a function, or a model's name. `graders`, tools and the
-    `responder` may be functions too, also such as are defined in a notebook: their code is part of the keys. Interrupt
-    it whenever you like: the same call resumes. Runs are kept in `runs_dir`, else in $HOLDFAST_RUNS_DIR, else ./runs.
+    or both: arguments override the file. `target` may be a function, an object that can be called, the class of one,
+    or a model's name. `graders`, tools and the `responder` may be functions too, also such as are defined in a
+    notebook: their code is part of the keys. Interrupt it whenever you like: the same call resumes. Runs are kept in
+    `runs_dir`, else in $HOLDFAST_RUNS_DIR, else ./runs.
 
     `display` shows progress: "rich" (redrawn in place), "plain" (lines), "json" (events), "none", or a
     `holdfast.Display` of your own. The default is "rich" on a terminal, "plain" in a notebook, else "none".
@@ -68,7 +70,14 @@ def evaluate(
         accept_errors=accept_errors,
         skip_graders=skip_graders,
     )
-    spec = _spec(eval_file, target, graders, fields)
+    given = Given()
+    try:
+        return _run(_spec(eval_file, target, graders, fields, given), options, workers, shown)
+    finally:
+        given.release()
+
+
+def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> Run:
     if workers is not None and spec.functions:
         raise UsageError(
             f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
@@ -87,11 +96,11 @@ def evaluate(
         from holdfast.export.exporting import export_finished
 
         def failed(message: str) -> None:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
         export_finished(outcome.rundir, spec, lambda _name, _done: None, failed)
     reason = None if outcome.reason is None else str(outcome.reason)
-    if outcome.metrics is None and reason is None and not skip_graders:
+    if outcome.metrics is None and reason is None and not options.skip_graders:
         left = outcome.plan.to_run + outcome.plan.to_grade
         reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
     return Run(
@@ -120,8 +129,8 @@ def _spec(
     target: Mapping[str, Any] | Callable[..., Any] | str | None,
     graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
     fields: dict[str, Any],
+    given: Given,
 ) -> Eval:
-    given = Given()
     document, folder = Document({}), Path.cwd()
     asked: dict[str, Any] = {}
     """what a file of another tool asks of the target, whichever it is"""
@@ -137,14 +146,14 @@ def _spec(
     if isinstance(target, str):
         data["target"] = {**(data.get("target") or {}), "model": target}
     elif target is not None:
-        data["target"] = _block(target, "python", given)
+        data["target"] = _block(target, "python", given, classes=True)
     if asked:
         data["target"] = {**asked, **data["target"]}
     if graders is not None:
         data["graders"] = [_grader(grader, given) for grader in graders]
     for key in ("responder", "baseline"):
         if key in fields:
-            data[key] = _block(fields[key], "python", given)
+            data[key] = _block(fields[key], "python", given, classes=key == "baseline")
     if "checkpoints" in fields:
         data["checkpoints"] = [
             {**checkpoint, "graders": [_grader(grader, given) for grader in checkpoint.get("graders") or []]}
@@ -159,10 +168,10 @@ def _grader(grader: Mapping[str, Any] | Callable[..., Any], given: Given) -> Any
     return {**named, **_block(grader, "function", given)}
 
 
-def _block(value: Any, key: str, given: Given) -> Any:
+def _block(value: Any, key: str, given: Given, *, classes: bool = False) -> Any:
     """A block as an eval file would have it: references in the place of functions, and a version for what they carry.
 
-    A function by itself stands for the block that names it under `key`.
+    A function by itself stands for the block that names it under `key`. With `classes` it may be a class there.
     """
     if callable(value):
         value = {key: value}
@@ -171,7 +180,11 @@ def _block(value: Any, key: str, given: Given) -> Any:
     block: dict[str, Any] = {}
     marks: list[str] = []
 
-    def taken(inner: Any) -> Any:
+    def taken(inner: Any, *, or_class: bool = False) -> Any:
+        if inspect.isclass(inner) and not or_class:
+            raise UsageError(
+                f"{inner.__qualname__} is a class, and only a target can be one", remedy="Pass an object of that class."
+            )
         if callable(inner):
             inner, mark = given.take(inner)
             marks.extend([] if mark is None else [mark])
@@ -183,7 +196,7 @@ def _block(value: Any, key: str, given: Given) -> Any:
         elif name == "state" and isinstance(inner, Mapping):
             block[name] = {hook: taken(function) for hook, function in inner.items()}
         else:
-            block[name] = taken(inner)
+            block[name] = taken(inner, or_class=classes and name == key)
     if marks:
         own = block.get("version")
         block["version"] = marks[0] if len(marks) == 1 and own is None else digest([own, *marks])

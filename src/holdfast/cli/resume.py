@@ -155,8 +155,10 @@ def _grades_differently(manifest: Manifest, found: Identified) -> bool:
         }
 
     same_rows = manifest.fingerprints.get("dataset") == found.parts["dataset"]
+    same_requests = ("request_values" in manifest.identity["target"]) == ("request_values" in found.identity["target"])
     before, now = (plain(each["graders"]) for each in (manifest.identity, found.identity))
-    return same_rows and manifest.trials == found.spec.trials and canonical(before) == canonical(now)
+    same_size = same_rows and manifest.trials == found.spec.trials
+    return same_size and same_requests and canonical(before) == canonical(now)
 
 
 def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:

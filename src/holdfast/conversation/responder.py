@@ -86,7 +86,7 @@ def build_player(spec: Eval) -> Player | None:
         return None
     if block.python is not None:
         where = spec.document.where(("responder", "python"))
-        function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
+        function = load_function(block.python, spec.folder, where, spec.functions)
         return _FunctionPlayer(Function(function, OFFERED, where, takes_fields=True), block)
     assert block.model is not None
     return _ModelPlayer(block, Prices(block.model, spec.prices), spec.document.where(("responder", "model")))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -24,10 +25,10 @@ from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from holdfast.data.panels import Panel
+    from holdfast.data.panels import Panel, Stale
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
@@ -47,6 +48,8 @@ class Sample(NamedTuple):
     digest: str
     where: str
     """file and line, for messages"""
+    typed: bool = False
+    """its HTTP request holds values that are no texts: a number of the row, the list of messages"""
 
     @property
     def is_nameless(self) -> bool:
@@ -67,22 +70,18 @@ class Survey:
     """which graders look at which sample"""
     unsendable: ConfigError | None = None
     """why a new run cannot be made of it: a list or an object would be sent as a text"""
-    typed: bool = False
-    """the requests of an HTTP target hold values that are no texts: a number of a row, the list of messages"""
+    typed: bytes = b""
+    """a 1 for each sample whose HTTP request holds values that are no texts; empty where there is none"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
     """the sets of fields that rows have, each with the graders that look at them and the place of the first such row"""
-
-    def fields_seen(self) -> dict[int, set[tuple[str, ...]]]:
-        """The sets of fields that each grader meets."""
-        seen: dict[int, set[tuple[str, ...]]] = {}
-        for fields, panel in self.shapes:
-            for number in panel.graders:
-                seen.setdefault(number, set()).add(fields)
-        return seen
 
     def of(self, position: int) -> bytes:
         """The digest of the sample at a position, as bytes."""
         return self.digests[position * 16 : position * 16 + 16]
+
+    def is_typed(self, position: int) -> bool:
+        """Whether the request of the sample at a position holds values that are no texts."""
+        return bool(self.typed) and self.typed[position] == 1
 
 
 class Dataset:
@@ -135,13 +134,16 @@ class Dataset:
             return ((-1, -1),)
         return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
-    def survey(self) -> Survey:
-        """Read everything once: count it, digest it, and refuse what cannot be evaluated."""
+    def survey(self, stale: Mapping[int, Stale] = MappingProxyType({})) -> Survey:
+        """Read everything once: count it, digest it, and refuse what cannot be evaluated.
+
+        `stale` is handed on to `Conditions`.
+        """
         whole, digests, ids = sha256(), bytearray(), array("Q")
-        checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval)
+        typed = bytearray()
+        checks, conditions = _TemplateChecks(self._eval), Conditions(self._eval, stale)
         panels = Panels(conditions.everyone)
         shapes: dict[tuple[tuple[str, ...], Panel], str] = {}
-        request = _Request(self._eval)
         count = 0
         for sample in self:
             raw = bytes.fromhex(sample.digest[7:])
@@ -153,7 +155,7 @@ class Dataset:
             checks.look(sample, panel)
             if len(shapes) < _MOST_SHAPES:
                 shapes.setdefault((tuple(sample.fields), panel), sample.where)
-            request.look(sample.fields)
+            typed.append(sample.typed)
             count += 1
         if count == 0:
             raise DataError(", ".join(self.source), self._why_empty())
@@ -166,7 +168,7 @@ class Dataset:
             digests=bytes(digests),
             panels=panels,
             unsendable=checks.unsendable(),
-            typed=request.typed,
+            typed=bytes(typed) if any(typed) else b"",
             shapes=shapes,
         )
 
@@ -249,7 +251,12 @@ class Dataset:
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
         given = row.get(name or "id")
-        return Sample(content[7:19] if given is None else str(given), row, content, where)
+        name = content[7:19] if given is None else str(given)
+        return Sample(name, row, content, where, self._request.is_typed(row))
+
+    @cached_property
+    def _request(self) -> _Request:
+        return _Request(self._eval)
 
 
 def _rendered(compiled: Template, given: Row, fields: Row) -> str:
@@ -325,20 +332,30 @@ def _any_nested(fields: Row, names: Iterable[str]) -> bool:
 class _Request:
     """The values in the body that an HTTP target is sent: all texts, or not."""
 
+    _GIVEN: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
+    """stands for what a request takes from the conversation"""
+
     def __init__(self, spec: Eval) -> None:
         block = spec.target
         sources = texts(block.request) if isinstance(block, HttpTarget) else ()
-        self._templates = [Template(source) for source in sources if "{{" in source]
-        self.typed = False
+        templates = [Template(source) for source in sources if "{{" in source]
+        self._templates = [compiled for compiled in templates if compiled.names - self._GIVEN.keys()]
+        """those that depend on the row"""
+        fixed = [compiled for compiled in templates if compiled not in self._templates]
+        self._always = any(self._gives_value(compiled, self._GIVEN) for compiled in fixed)
 
-    def look(self, fields: Row) -> None:
-        """Fill in what of the request depends on a row, until something is no text."""
-        if self.typed or not self._templates:
-            return
-        known = {**fields, "prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
-        for compiled in self._templates:
-            with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
-                self.typed |= not isinstance(compiled.value(known), str)
+    def is_typed(self, fields: Row) -> bool:
+        """Whether the request for a row holds anything but texts."""
+        if self._always or not self._templates:
+            return self._always
+        known = {**fields, **self._GIVEN}
+        return any(self._gives_value(compiled, known) for compiled in self._templates)
+
+    @staticmethod
+    def _gives_value(compiled: Template, known: Row) -> bool:
+        with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
+            return not isinstance(compiled.value(known), str)
+        return False
 
 
 def changed_under_us(where: str) -> Fault:

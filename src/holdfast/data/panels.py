@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable, Collection
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from holdfast.spec.template import Expression
 
 
+Stale = Callable[[Collection[str]], bool]
+"""tells of a row's fields whether a grader sees other values there than it did in earlier versions"""
+
+
 class Panel(NamedTuple):
     """The graders that look at the outputs of a row, by their numbers in the order in which they are asked."""
 
@@ -25,7 +31,7 @@ class Panel(NamedTuple):
     unsure: frozenset[int] = frozenset()
     """those of them whose `where` fails on this row: their grade is an error"""
     reread: frozenset[int] = frozenset()
-    """those that read what this row expects differently than earlier versions did: their grades have other keys"""
+    """those that read this row differently than earlier versions did: their grades have other keys"""
 
 
 class _Condition(NamedTuple):
@@ -35,12 +41,16 @@ class _Condition(NamedTuple):
 
 
 class Conditions:
-    """The `where` of all graders of an eval. The same condition of several graders is looked at once for a row."""
+    """The `where` of all graders of an eval. The same condition of several graders is looked at once for a row.
 
-    def __init__(self, spec: Eval) -> None:
+    `stale` is for graders whose way to read a row their block does not tell, by their numbers: users' functions.
+    """
+
+    def __init__(self, spec: Eval, stale: Mapping[int, Stale] = MappingProxyType({})) -> None:
         blocks = [grader for _, grader in spec.placed_graders()]
         wheres = [block.where for block in blocks]
         self._readers = {number: block for number, block in enumerate(blocks) if block.alternatives}
+        self._stale = stale
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
         self._known: dict[Panel, Panel] = {}
@@ -66,7 +76,8 @@ class Conditions:
         reread = [
             number
             for number in panel.graders
-            if number in self._readers and not self._readers[number].reads_as_before(fields)
+            if (number in self._readers and not self._readers[number].reads_as_before(fields))
+            or (number in self._stale and self._stale[number](fields))
         ]
         if not reread:
             return panel
@@ -126,5 +137,5 @@ class Panels:
         return found
 
     def reread(self) -> frozenset[int]:
-        """The graders that read what some row expects differently than earlier versions did."""
+        """The graders that read some row differently than earlier versions did."""
         return frozenset().union(*(kind.reread for kind in self._kinds))

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.canonical import digest
 from holdfast.errors import UsageError
 from holdfast.plan.changes import RowChanges, identity_changes
-from holdfast.plan.keys import generation_key, run_id, work_digest
+from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, borrow
 from holdfast.store.catalog import sound_runs
@@ -69,7 +69,7 @@ def look_around(
         [
             (label(other, runs_dir), other)
             for other, manifest in neighbourhood
-            if manifest.fingerprints.get("work") == found.work.digest and (found.drift or not manifest.drift)
+            if manifest.fingerprints.get("work") in found.work.digests and (found.drift or not manifest.drift)
         ],
         grades=grades,
     )
@@ -88,8 +88,9 @@ def label(rundir: RunDir, runs_dir: Path) -> str:
 
 
 def _reasons(found: Identified, rundir: RunDir, manifest: Manifest) -> list[str]:
-    said = identity_changes(manifest.identity, found.identity)
-    if manifest.fingerprints.get("dataset") != found.survey.digest:
+    same_rows = manifest.fingerprints.get("dataset") == found.survey.digest
+    said = identity_changes(manifest.identity, found.identity, same_rows=same_rows)
+    if not same_rows:
         said.append(_row_changes(found, rundir, manifest))
     return said
 
@@ -105,13 +106,13 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
                     if first.trial == 1:
                         earlier[first.sample] = first.key
     unfinished = len(earlier) < manifest.dataset.get("count", 0)
-    work = str(manifest.fingerprints.get("work"))
+    work = Work.of_run(manifest)
     new = changed = 0
     for sample in found.dataset:
         key = earlier.pop(sample.id, None)
         if key is None:
             new += 1
-        elif key != generation_key(sample.digest, 1, work):
+        elif key not in work.keys_of(sample.digest, 1, typed=sample.typed):
             changed += 1
     if unfinished:  # what it lacks says nothing about the rows
         return str(RowChanges(0, changed, 0)) or "other rows chosen, or not all were run"
@@ -133,7 +134,7 @@ def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identifie
         same_talk = manifest.fingerprints.get("conversation") == found.parts["conversation"]
         if manifest.name != found.spec.name or not same_target or not same_talk:
             continue
-        if manifest.fingerprints.get("work") == found.work.digest and not manifest.drift:
+        if manifest.fingerprints.get("work") in found.work.digests and not manifest.drift:
             if other.finished:
                 return found
             begun = True
@@ -164,7 +165,7 @@ def _with_texts_alone(found: Identified) -> Identified:
     parts = {**found.parts, "target": digest(target)}
     return replace(
         found,
-        work=Work(work_digest(found.identity["conversation"], target), found.work.trials, found.work.slots),
+        work=replace(found.work, typed_digest=None),
         parts=parts,
         identity={**found.identity, "target": target},
         id=run_id(found.spec.name, parts),
@@ -186,7 +187,7 @@ def with_outputs_of(lender: Neighbour, found: Identified, *, grading: bool = Fal
         work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
         parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": manifest.fingerprints["drift"]}
         found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
-    if manifest.fingerprints.get("work") == found.work.digest:
+    if manifest.fingerprints.get("work") in found.work.digests:
         return replace(found, place=rundir.path) if found.id == manifest.id else found
     changes = "; ".join(identity_changes(manifest.identity, found.identity)) or "it is another eval"
     raise UsageError(

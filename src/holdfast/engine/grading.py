@@ -19,6 +19,7 @@ from holdfast.engine.attempts import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
 from holdfast.graders.elsewhere import Elsewhere
+from holdfast.plan.plan import find_verdict
 from holdfast.spec.grader_fields import PromptGrader
 from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
@@ -105,7 +106,7 @@ class Grading:
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            verdict = self._index.verdicts.get(self._key(case, job, number))
+            verdict = find_verdict(self._keys(case, job, number), self._index.verdicts)
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
@@ -192,7 +193,7 @@ class Grading:
                 self._attempts.failed(error, job, name, started, final=True)
                 raise
 
-        earlier = self._index.verdicts.get(self._key(case, job, number))
+        earlier = find_verdict(self._keys(case, job, number), self._index.verdicts)
         # Outputs that could not be judged before say nothing of the others: with only them left, none would be tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
@@ -213,11 +214,11 @@ class Grading:
             self._attempts.failed(result, job, name, started, final=True)
         return self._record(case, job, number, result, time.monotonic() - started)
 
-    def _key(self, case: Case, job: Job, number: int) -> str:
-        """Return the key of a grader's verdict on an output."""
+    def _keys(self, case: Case, job: Job, number: int) -> tuple[str, ...]:
+        """Return the keys of a grader's verdict on an output. A new verdict gets the first."""
         output = case.output
         moment = Moment(output.digest, output.usage.tokens, output.timing.seconds)
-        return self._work.slots[number].key(job.key, moment, reread=number in job.panel.reread)
+        return self._work.slots[number].keys(job.key, moment, reread=number in job.panel.reread)
 
     def _record(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> Grade:
         block, slot = self._graders[number].block, self._work.slots[number]
@@ -231,7 +232,7 @@ class Grading:
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=job.key,
-            grade_key=self._key(case, job, number),
+            grade_key=self._keys(case, job, number)[0],
             sample=job.sample.id,
             trial=job.trial,
             grader=block.name,

@@ -320,7 +320,7 @@ class Loop:
             files=UNSET if said.files is None else said.files,
             calls=said.calls,
             trace=said.trace or UNSET,
-            stopped_by=self._opened.identified.work.stop_digest(said.turns) if said.stopped else UNSET,
+            stopped_by=self._opened.identified.work.stop_digest(said.turns, job.panel) if said.stopped else UNSET,
         )
         counted = self._turn_by_turn or (steps is not None and steps.counted)
         return record, await self._keeper.output(record, stepwise=counted)

@@ -19,8 +19,8 @@ from holdfast.engine.around import accept_drift, look_around, neighbours, with_o
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault, VersionError
-from holdfast.graders.build import build_graders, grader_identity, grader_places, revised, threshold
-from holdfast.plan.keys import run_id, work_digest
+from holdfast.graders.build import build_graders, grader_identity, grader_places, revised, stale_rows, threshold
+from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
@@ -62,6 +62,11 @@ class Identified:
     drift: dict[str, Any] | None = None
     place: Path | None = None
     """where it is, when that is already known: a run may have been moved"""
+
+    @property
+    def work_digest(self) -> str:
+        """The work digest that stands in the manifest: that of the rows with other values, if there are any."""
+        return (self.work.typed_digest if self.survey.typed else None) or self.work.digest
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Where this run lives."""
@@ -125,11 +130,12 @@ def identify(spec: Eval) -> Identified:
     places = [
         (place, grader_identity(place.block, spec, spec.document.where(place.where))) for place in grader_places(spec)
     ]
-    stamp, survey = dataset.stamp(), dataset.survey()
-    slots, identities = _slots(spec, places, survey)
-    if survey.typed:  # such values were once sent as texts: answers to those are not answers to these
+    stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec))
+    slots, identities = _slots(places, survey)
+    texts, values = work_digests(conversation, target)
+    if survey.typed:  # a run of its own: an earlier one is finished with answers to requests that held texts
         target["request_values"] = "JSON"
-    work = Work(work_digest(conversation, target), spec.trials, slots)
+    work = Work(texts, spec.trials, slots, values)
     parts = {
         "dataset": survey.digest,
         "conversation": digest(conversation),
@@ -139,23 +145,34 @@ def identify(spec: Eval) -> Identified:
     }
     if spec.checkpoints:
         parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
-    if reread := [name for number, name in enumerate(identities) if number in survey.panels.reread()]:
+    if reread := [
+        name
+        for number, (name, slot) in enumerate(zip(identities, slots, strict=True))
+        if number in survey.panels.reread() and slot.revised is None  # else its identity says so already
+    ]:
         parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
         identities |= {name: {**identities[name], "reread": True} for name in reread}
     identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
     return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 
 
-def _slots(
-    spec: Eval, places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey
-) -> tuple[tuple[Slot, ...], dict[str, Any]]:
+def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> tuple[tuple[Slot, ...], dict[str, Any]]:
     """The graders in their places, and what each of them is made of, by name."""
     slots, identities = [], {}
-    seen = survey.fields_seen()
+    reread = survey.panels.reread()
     for number, (place, identity) in enumerate(places):
-        identities[place.name] = revised(identity, place.block, spec, seen.get(number, ()))
-        fingerprint = digest(identities[place.name])
-        slots.append(Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures))
+        other = revised(identity)
+        identities[place.name] = identity if other is None or number not in reread else other
+        slots.append(
+            Slot(
+                digest(identity),
+                place.turn,
+                place.stops,
+                threshold(place.block),
+                place.block.measures,
+                None if other is None else digest(other),
+            )
+        )
     return tuple(slots), identities
 
 
@@ -253,7 +270,7 @@ def manifest_of(found: Identified, *, fresh: bool = False) -> Manifest:
         holdfast=__version__,
         python=platform.python_version(),
         platform=f"{host.system} {host.release} {host.machine}",
-        fingerprints={**found.parts, "work": found.work.digest},
+        fingerprints={**found.parts, "work": found.work_digest},
         identity=found.identity,
         fresh=fresh,
         drift=found.drift,

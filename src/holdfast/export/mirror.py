@@ -177,26 +177,28 @@ class _Rows:
 
     def __init__(self, dataset: Dataset, work: Work) -> None:
         self._unread = self._read(dataset, work)
-        self._held: dict[str, dict[str, Any]] = {}
+        self._held: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
+        """each with all keys that stand for its trial"""
 
     @staticmethod
-    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
         try:
             for sample in dataset:
                 for trial in range(1, work.trials + 1):
-                    yield work.key(sample.digest, trial), sample.fields
+                    yield sample.fields, work.keys_of(sample.digest, trial, typed=sample.typed)
         except HoldfastError:
             return  # the dataset has changed, which stops the run
 
     def of(self, key: str) -> dict[str, Any]:
         """Return a trial's row; an empty one where the dataset no longer has it."""
         if key not in self._held:
-            for read, fields in self._unread:
-                self._held[read] = fields
-                if read == key:
+            for held in self._unread:
+                self._held |= dict.fromkeys(held[1], held)
+                if key in held[1]:
                     break
-        return self._held.get(key, {})
+        return self._held[key][0] if key in self._held else {}
 
     def forget(self, key: str) -> None:
         """Drop a row that is not needed any more."""
-        self._held.pop(key, None)
+        for each in self._held[key][1] if key in self._held else ():
+            self._held.pop(each, None)

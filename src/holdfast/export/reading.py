@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from holdfast.canonical import digest
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.graders.build import GraderPlace, grader_places, threshold
-from holdfast.plan.plan import Slot, Work
+from holdfast.graders.build import GraderPlace, grader_places, revised, threshold
+from holdfast.plan.changes import grader_alone
+from holdfast.plan.plan import Slot, Work, verdict_key
 from holdfast.report.metrics import grading_rules, together
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import OutputRef, read_output, read_steps
@@ -90,7 +92,9 @@ class RunReader:
         self.rundir = rundir
         self.manifest: Manifest = manifest
         self._places = [self._today(place, rules) for place, rules in self._graders()]
-        self._work = Work(str(manifest.fingerprints.get("work")), manifest.trials, tuple(map(self._slot, self._places)))
+        self._work = Work.of_run(manifest, tuple(map(self._slot, self._places)))
+        # Without such a mark all rows were sent as texts, also those that would not be now.
+        self._typed = "request_values" in manifest.identity["target"]
         index = rundir.load(mend=False)
         self._outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
         self._verdicts = index.verdicts
@@ -146,7 +150,8 @@ class RunReader:
         try:
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
-                    key = self._work.key(sample.digest, number)
+                    typed = self._typed and sample.typed
+                    key = self._work.key(sample.digest, number, left, errors, typed=typed)
                     ref = left.pop(key, None)
                     if ref is not None:
                         yield self._trial(ref, dict(sample.fields))
@@ -195,9 +200,12 @@ class RunReader:
         return place._replace(block=place.block.model_copy(update=changed))
 
     def _slot(self, place: GraderPlace) -> Slot:
-        fingerprints: dict[str, str] = self.manifest.fingerprints.get("graders", {})
-        fingerprint = fingerprints.get(place.name, "")
-        return Slot(fingerprint, place.turn, place.stops, place.block.threshold, place.block.measures)
+        fingerprint = self.manifest.fingerprints.get("graders", {}).get(place.name, "")
+        other = None
+        if place.block.type == "python" and (identity := self.manifest.identity["graders"].get(place.name)):
+            plain = grader_alone(identity)
+            fingerprint, other = digest(plain), digest(revised(plain))
+        return Slot(fingerprint, place.turn, place.stops, place.block.threshold, place.block.measures, other)
 
     def _take_earlier_keys(self) -> None:
         """Verdicts on tokens and time that were once kept by the digest of what was said alone, as all others are."""
@@ -206,8 +214,8 @@ class RunReader:
                 continue
             plain = slot._replace(measures=())
             for key, ref in self._outputs.items():
-                if (moment := ref.at(slot.turn)) is not None and (known := plain.key(key, moment)) in self._grades:
-                    now = slot.key(key, moment)
+                if (moment := ref.at(slot.turn)) is not None and (known := plain.keys(key, moment)[0]) in self._grades:
+                    now = slot.keys(key, moment)[0]
                     self._verdicts.setdefault(now, self._verdicts[known])
                     self._grades.setdefault(now, self._grades[known])
 
@@ -231,7 +239,7 @@ class RunReader:
         return frozenset(
             number
             for number in range(len(self._places))
-            if self._work.grade_key(key, ref, number, panel) in self._grades
+            if any(known in self._grades for known in self._work.grade_keys(key, ref, number, panel))
         )
 
     def _errors(self) -> dict[str, str]:
@@ -251,10 +259,10 @@ class RunReader:
         verdicts: dict[int, VerdictNow | None] = dict.fromkeys(panel.graders, ("not_reached", None))
         grades = []
         for number, known in self._work.verdicts(output.key, ref, self._verdicts, panel):
-            if known is None:
+            known_by = verdict_key(self._work.grade_keys(output.key, ref, number, panel), self._verdicts)
+            if known is None or known_by is None:
                 verdicts[number] = None
                 continue
-            known_by = str(self._work.grade_key(output.key, ref, number, panel))
             grade = self._judged(self._places[number], self._grades[known_by])
             verdicts[number] = (grade.status, grade.score)
             grades.append(grade)

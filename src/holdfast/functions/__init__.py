@@ -3,6 +3,7 @@
 `loading`  finds a function by `file.py:name`, loads its file once, and says what code it depends on
 `calling`  calls a function with the values that its parameters name, and describes what it raises
 `given`    identifies functions that are handed over from Python, also those of a notebook
+`states`   remembers what identifies an object that a run changes
 """
 
 from holdfast.functions.calling import Function as Function

@@ -1,10 +1,10 @@
 """Functions that are handed over from Python: which reference stands for them, and what identifies them.
 
-A function of a file is identified by the file's code, as in an eval file, and by the values that it carries along:
-closed-over ones, and the state of the object whose method it is. A function that was typed into a notebook or an
-interpreter has no file. Its own code identifies it, together with what it uses of the session: functions and classes
-that were typed in as well, modules that are files of the user's, and global variables with plain values (text, numbers,
-lists, mappings). What cannot be covered is listed in `Given.uncovered`.
+A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries
+along: closed-over ones, and the state of the object whose method it is (`functions.states`). A function that was typed
+into a notebook or an interpreter has no file. Its own code identifies it, together with what it uses of the session:
+functions and classes that were typed in as well, modules that are files of the user's, and global variables with plain
+values (text, numbers, lists, mappings). What cannot be covered is listed in `Given.uncovered`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,27 @@ import textwrap
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import UsageError
-from holdfast.functions.loading import compiled, imported_files, is_what_the_file_says, module_is_current, users_file
+from holdfast.functions.loading import (
+    compiled,
+    imported_files,
+    is_what_the_file_says,
+    methods_of,
+    module_is_current,
+    users_file,
+)
+from holdfast.functions.states import keep, recall, release
 from holdfast.spec.fields import SESSION
 from holdfast.spec.source import scan, token_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _CHANGES: Final = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "extend", "insert", "clear", "remove", "discard"}
@@ -46,6 +54,7 @@ class Given:
     functions: dict[str, Any] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
     """what functions use of the session that is not part of their identity, in words"""
+    _taken: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
     def take(self, function: Callable[..., Any]) -> tuple[str, str | None]:
         """Take a function: the reference that stands for it, and the version that marks what it carries along."""
@@ -56,6 +65,7 @@ class Given:
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
         file = None if any(map(_is_typed, _layers(function))) else _file(function)
+        self._taken.append(function)
         carried = _carried(function)
         if file is None:
             session = _Session()
@@ -75,6 +85,12 @@ class Given:
             reference = f"{base}_{number}"
         return reference, digest(carried) if carried else None
 
+    def release(self) -> None:
+        """Note in which state the run has left what was taken."""
+        for function in self._taken:
+            for owner, values in _owned(function):
+                release(owner, values)
+
 
 def _changed_since(file: str, name: str) -> UsageError:
     return UsageError(
@@ -89,7 +105,7 @@ def _plain(function: Callable[..., Any]) -> Any:
     if inspect.ismethod(plain):
         owner = plain.__self__
         return owner if inspect.isclass(owner) else type(owner)
-    return plain if inspect.isroutine(plain) else type(plain)
+    return plain if inspect.isroutine(plain) or inspect.isclass(plain) else type(plain)
 
 
 def _layers(value: Any) -> list[Any]:
@@ -104,13 +120,15 @@ def _file(function: Callable[..., Any]) -> str | None:
     """The file that a function is defined in; None where it was typed in."""
     plain = inspect.unwrap(function)
     code = getattr(plain, "__code__", None)
-    try:
-        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
+    holder = plain if inspect.isroutine(plain) or inspect.isclass(plain) else type(plain)
+    methods = [method for _, method in methods_of(holder)] if inspect.isclass(holder) else []
+    try:  # of a class its methods know better: Python looks for it by the name of its module
+        file = inspect.getsourcefile(methods[0] if methods else holder)
     except (TypeError, OSError):
         file = None
     if file is not None and Path(file).is_file():
         return file
-    if code is None and not _typed_in(type(plain)):
+    if code is None and not _typed_in(holder):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise UsageError(
             f"{name} is not written in Python, so a change of it could not be noticed",
@@ -130,26 +148,61 @@ def _typed_in(value: Any) -> bool:
 
 
 def _carried(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function brings beside its source: closed-over values, or the object whose method it is."""
+    """What a function brings beside its source, as it was when it was given first."""
+    carried: dict[str, Any] = {}
+    for owner, values in _owned(function):
+        own = recall(owner, values)
+        if not _is_json(own):
+            raise UsageError(
+                f"{getattr(function, '__qualname__', function)} carries {', '.join(own)}, and a change of these could "
+                "not be noticed",
+                remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
+            )
+        keep(owner, own)
+        carried |= own
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None and "<" in code.co_qualname:
+        carried["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
+    return carried
+
+
+def _owned(function: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What carries values, with these: the object whose method it is, and the function or class with its closures."""
     plain = inspect.unwrap(function)
-    values: dict[str, Any] = {}
     owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
     if owner is not None and not inspect.ismodule(owner) and not inspect.isclass(owner):
-        values |= {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
-    code = getattr(plain, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=True):
+        yield owner, _without_code({f"self.{name}": value for name, value in _attributes(owner)})
+    if inspect.isclass(plain):
+        yield plain, _without_code(dict(_closed_over_by_methods(plain)))
+    elif inspect.isroutine(plain):
+        yield getattr(plain, "__func__", plain), _without_code(dict(_closed_over(plain)))
+
+
+def _without_code(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not (callable(value) or inspect.ismodule(value))}
+
+
+def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
+    code = getattr(function, "__code__", None)
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or (), strict=True):
         with suppress(ValueError):  # not filled yet
-            values[name] = cell.cell_contents
-    values = {name: value for name, value in values.items() if not (callable(value) or inspect.ismodule(value))}
-    if code is not None and "<" in code.co_qualname:
-        values["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
-    if not _is_json(values):
-        raise UsageError(
-            f"{getattr(function, '__qualname__', function)} carries {', '.join(values)}, and a change of these could "
-            "not be noticed",
-            remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
-        )
-    return values
+            yield name, cell.cell_contents
+
+
+def _closed_over_by_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    for base in kind.__mro__:
+        for name, method in methods_of(base):
+            yield from ((f"{base.__qualname__}.{name}.{free}", value) for free, value in _closed_over(method))
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """An object's own attributes, also those in slots."""
+    yield from getattr(owner, "__dict__", {}).items()
+    for kind in type(owner).__mro__:
+        for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    yield name, slot.__get__(owner)
 
 
 def _is_json(value: Any) -> bool:

@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -71,8 +72,15 @@ def _found(reference: str, folder: Path, where: str) -> tuple[Path, str]:
     return path, name
 
 
-def load_function(reference: str, folder: Path, where: str) -> Callable[..., Any]:
-    """Import the file and take the function; `where` is the place in the eval file, for messages."""
+def load_function(
+    reference: str, folder: Path, where: str, functions: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Import the file and take the function; `where` is the place in the eval file, for messages.
+
+    `functions` are those that were handed over from Python.
+    """
+    if functions is not None and reference in functions:
+        return functions[reference]  # type: ignore[no-any-return]
     path, name = _found(reference, folder, where)
     try:
         module = found = _loaded(path.resolve(), folder).module
@@ -213,29 +221,47 @@ def _forget_stale(path: Path, read: Scan, known: _Loaded | None) -> None:
 
 def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
     """Whether the code that would run is the code that is read for the key: a file may change after its import."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True
+    plain = inspect.unwrap(function)
+    if (code := getattr(plain, "__code__", None)) is not None:
+        codes = [code]
+    else:
+        codes = [method.__code__ for _, method in methods_of(plain if inspect.isclass(plain) else type(plain))]
     try:
         text = Path(file).read_bytes()
     except OSError:
         return False
-    return any(found.co_qualname == code.co_qualname for found in compiled(text, code))
+    return all(any(found.co_qualname == code.co_qualname for found in compiled(text, code)) for code in codes)
+
+
+def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """The functions that are written in a class, by name, without their decorators; `dataclass` makes others."""
+    for name, value in vars(kind).items():
+        inner = inspect.unwrap(getattr(value, "__func__", None) or getattr(value, "fget", None) or value)
+        if isinstance(inner, FunctionType) and inner.__code__.co_qualname == f"{kind.__qualname__}.{inner.__name__}":
+            yield name, inner
 
 
 def compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
     """The pieces of a source that compile to this code."""
-    try:
-        waiting = [compile(text, code.co_filename, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return
-    while waiting:
-        found = waiting.pop()
+    for found in _pieces(text, code.co_filename):
         if (found.co_name, found.co_code, found.co_names) == (code.co_name, code.co_code, code.co_names):
             constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
             if constants[0] == constants[1]:
                 yield found
-        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
+
+
+@lru_cache(maxsize=4)
+def _pieces(text: str | bytes, filename: str) -> tuple[CodeType, ...]:
+    """All that a source compiles to."""
+    try:
+        waiting = [compile(text, filename, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return ()
+    pieces = []
+    while waiting:
+        pieces.append(waiting.pop())
+        waiting += [constant for constant in pieces[-1].co_consts if isinstance(constant, CodeType)]
+    return tuple(pieces)
 
 
 def module_is_current(module: ModuleType, file: Path) -> bool:

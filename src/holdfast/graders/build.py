@@ -43,8 +43,9 @@ from holdfast.spec.tool_fields import (
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
+    from holdfast.data.panels import Stale
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
@@ -55,24 +56,26 @@ REVISIONS: Final = {"prompt": 2, "choice": 1, "number": 1, "math": 1, "similarit
 
 
 def grader_identity(block: GraderBlock, spec: Eval, where: str = "") -> dict[str, Any]:
-    """What of a grader can change its verdict; `where` is its place in the eval file, for messages.
-
-    What depends on the rows it looks at is added by `revised`.
-    """
+    """What of a grader can change its verdict; `where` is its place in the eval file, for messages."""
     identity = _own_identity(block, spec, where)
     return {**identity, "revision": REVISIONS[block.type]} if block.type in REVISIONS else identity
 
 
-def revised(
-    identity: dict[str, Any], block: GraderBlock, spec: Eval, shapes: Iterable[Collection[str]]
-) -> dict[str, Any]:
-    """A grader's identity, marked where it judges rows with these sets of fields otherwise than it once did."""
-    if isinstance(block, PythonGrader):
-        from holdfast.graders.python import gets_other_values
+def revised(identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A Python grader's identity for the rows of which it gets other values than it once did; None of other kinds."""
+    return {**identity, "revision": 1} if identity.get("type") == "python" else None
 
-        if gets_other_values(block, spec, shapes):
-            return {**identity, "revision": 1}
-    return identity
+
+def stale_rows(spec: Eval) -> dict[int, Stale]:
+    """Tell, for each Python grader by its number, the rows of which it gets other values than it once did."""
+    stale: dict[int, Stale] = {}
+    for number, place in enumerate(grader_places(spec)):
+        if isinstance(place.block, PythonGrader):
+            from holdfast.graders.python import gets_other_values
+
+            if (gets_others := gets_other_values(place.block, spec)) is not None:
+                stale[number] = gets_others
+    return stale
 
 
 def _own_identity(block: GraderBlock, spec: Eval, where: str) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
         case PythonGrader():
             from holdfast.graders.python import PythonCheck
 
-            function = spec.functions.get(block.function) or load_function(block.function, spec.folder, where)
+            function = load_function(block.function, spec.folder, where, spec.functions)
             limit = threshold(block)
             assert limit is not None
             return PythonCheck(block, function, fingerprint, where, limit)

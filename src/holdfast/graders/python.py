@@ -17,8 +17,9 @@ from holdfast.graders.checks import rendered
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
 
+    from holdfast.data.panels import Stale
     from holdfast.graders.types import Case
     from holdfast.spec.grader_fields import PythonGrader
     from holdfast.spec.load import Eval
@@ -102,22 +103,25 @@ class PythonCheck:
         return {**offered, **self.block.params}
 
 
-def gets_other_values(block: PythonGrader, spec: Eval, shapes: Iterable[Collection[str]]) -> bool:
-    """Whether the function may see other values than it did before `EXPECTED` was looked through.
+def gets_other_values(block: PythonGrader, spec: Eval) -> Stale | None:
+    """Tell rows where the function may see other values than it did before `EXPECTED` was looked through.
 
     It used to get the row's `expected`, else its `answer`, else None, and no `metadata`. Verdicts from then do not
-    count where one of these rows has its expected value elsewhere. `shapes` are the rows' sets of fields.
+    count for a row that has its expected value elsewhere. None: there can be no such row.
     """
     names = _parameters(block.function, spec)
     if "metadata" in names:
-        return True
+        return lambda _: True
     asked = (names & {"expected", "ground_truth"}) - block.params.keys()
     if not asked or block.expected is not None:
-        return False
-    return any(
-        ("ground_truth" in asked and "ground_truth" in fields) or not ("expected" in fields or "answer" in fields)
-        for fields in shapes
-    )
+        return None
+
+    def gets_others(fields: Collection[str]) -> bool:
+        return ("ground_truth" in asked and "ground_truth" in fields) or not (
+            "expected" in fields or "answer" in fields
+        )
+
+    return gets_others
 
 
 _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
@@ -126,12 +130,13 @@ _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
 def _parameters(reference: str, spec: Eval) -> frozenset[str]:
     """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
     path, name = split_reference(reference, spec.folder)
-    function = spec.functions.get(reference)
-    with suppress(OSError, SyntaxError, ValueError):
-        if function is None and (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
-            return names
+    if reference not in spec.functions:
+        with suppress(OSError, SyntaxError, ValueError):
+            if (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
+                return names
     try:
-        parameters = inspect.signature(function or load_function(reference, spec.folder, "")).parameters.values()
+        function = load_function(reference, spec.folder, "", spec.functions)
+        parameters = inspect.signature(function).parameters.values()
     except (HoldfastError, TypeError, ValueError):
         return _ASKS_ALL  # it cannot be called either, which is reported when it is to be
     every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -36,14 +36,34 @@ class RowChanges:
         return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *said[1:]])
 
 
-def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List what changed between two runs' identities: conversation, target, graders, trials."""
+def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any], *, same_rows: bool = True) -> list[str]:
+    """List what changed between two runs' identities: conversation, target, graders, trials.
+
+    Where the rows differ, what these add to the identities of target and graders is no change of those.
+    """
+    if not same_rows:
+        old, new = _without_rows(old), _without_rows(new)
     said = list(_conversation(old.get("conversation") or {}, new["conversation"]))
     said += _target(old.get("target") or {}, new["target"])
     said += _graders(old.get("graders") or {}, new["graders"])
     if old.get("trials") != new["trials"]:
         said.append(f"trials {old.get('trials')} → {new['trials']}")
     return said
+
+
+def _without_rows(identity: Mapping[str, Any]) -> dict[str, Any]:
+    target, graders = identity.get("target") or {}, identity.get("graders") or {}
+    return {
+        **identity,
+        "target": {key: value for key, value in target.items() if key != "request_values"},
+        "graders": {name: grader_alone(grader) for name, grader in graders.items()},
+    }
+
+
+def grader_alone(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """A grader's identity, without what the rows of its run add to its key."""
+    added = {"reread", "revision"} if identity.get("type") == "python" else {"reread"}
+    return {key: value for key, value in identity.items() if key not in added}
 
 
 def grader_changes(old: Any, new: Any) -> list[str]:

@@ -22,6 +22,18 @@ def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> s
     return digest({"conversation": conversation, "target": target})
 
 
+def work_digests(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The work digests of rows whose requests hold texts alone, and of the others; None where all rows have the first.
+
+    Numbers, lists and objects in the body for an HTTP target were once sent as texts, and answers to those are not
+    answers to these.
+    """
+    if target.get("kind") != "http":
+        return work_digest(conversation, target), None
+    texts = {key: value for key, value in target.items() if key != "request_values"}
+    return work_digest(conversation, texts), work_digest(conversation, {**texts, "request_values": "JSON"})
+
+
 def generation_key(sample: str, trial: int, work: str) -> str:
     """The key of one trial, from the sample's digest and the run's work digest."""
     return digest_bytes(b'{"sample":"%b","trial":%d,"work":"%b"}' % (sample.encode(), trial, work.encode()))

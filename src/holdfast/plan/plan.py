@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.canonical import digest
 from holdfast.data.dataset import changed_under_us
 from holdfast.plan.changes import counted
-from holdfast.plan.keys import generation_key, grade_key
+from holdfast.plan.keys import generation_key, grade_key, work_digests
 from holdfast.store.records import status_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.data.panels import Panel
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_fields import Measure
     from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
     from holdfast.store.records import GradeStatus
+    from holdfast.store.rundir import Manifest
 
 
 class Slot(NamedTuple):
@@ -35,21 +36,29 @@ class Slot(NamedTuple):
     """None: the grader itself says whether an output passes"""
     measures: tuple[Measure, ...] = ()
     """what it looks at beside what was said"""
+    revised: str | None = None
+    """the fingerprint of a Python grader for rows that it reads differently than earlier versions did"""
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
         """Whether a verdict is a failure by the present threshold."""
         return status_by(self.threshold, status, score) == "failed"
 
-    def identified(self, *, reread: bool) -> str:
-        """What stands for it in a key; `reread`: for a row that it reads differently than earlier versions did."""
-        return _reread(self.fingerprint) if reread else self.fingerprint
+    def identified(self, *, reread: bool) -> tuple[str, ...]:
+        """Return what stands for it in the keys under which its verdict counts. New verdicts get the first.
 
-    def key(self, generation: str, moment: Moment, *, reread: bool = False) -> str:
-        """The key of its verdict on a conversation as it was at a moment."""
+        With `reread`, for a row that it reads differently than earlier versions did. Where there was one such row,
+        earlier versions gave a Python grader's verdicts on all rows the key of those.
+        """
+        if reread:
+            return (self.revised or _reread(self.fingerprint),)
+        return (self.fingerprint,) if self.revised is None else (self.fingerprint, self.revised)
+
+    def keys(self, generation: str, moment: Moment, *, reread: bool = False) -> tuple[str, ...]:
+        """Return the keys of its verdict on a conversation as it was at a moment. New verdicts get the first."""
         seen = moment.digest
         if self.measures:
             seen = digest([seen, {measure: getattr(moment, measure) for measure in self.measures}])
-        return grade_key(generation, seen, self.identified(reread=reread), self.turn)
+        return tuple([grade_key(generation, seen, each, self.turn) for each in self.identified(reread=reread)])
 
 
 @cache
@@ -66,25 +75,64 @@ class Work:
     trials: int
     slots: tuple[Slot, ...]
     """the graders: checkpoints' in the order of their turns, then those at the end"""
+    typed_digest: str | None = None
+    """that of rows whose requests hold values that are no texts; None: the other one holds for all rows"""
 
-    def key(self, sample: str, trial: int) -> str:
-        """The generation key of a trial, from its sample's digest."""
-        return generation_key(sample, trial, self.digest)
+    @classmethod
+    def of_run(cls, manifest: Manifest, slots: tuple[Slot, ...] = ()) -> Work:
+        """Make the work of a run from its manifest."""
+        recorded = str(manifest.fingerprints.get("work"))
+        texts, values = work_digests(manifest.identity["conversation"], manifest.identity["target"])
+        if recorded not in (texts, values):  # it kept the keys of another run
+            texts, values = recorded, None
+        return cls(texts, manifest.trials, slots, values)
 
-    def keys(self, survey: Survey) -> Iterator[str]:
-        """The keys of all trials."""
+    @property
+    def digests(self) -> frozenset[str]:
+        """Work digests of the runs that can lend to this one."""
+        return frozenset({self.digest, self.typed_digest or self.digest})
+
+    def keys_of(self, sample: str, trial: int, *, typed: bool) -> tuple[str, ...]:
+        """Return the generation keys under which an output of a trial counts. New outputs get the first.
+
+        Where one row's request held a value that is no text, earlier versions gave all rows the key of such rows.
+        """
+        if self.typed_digest is None:
+            return (generation_key(sample, trial, self.digest),)
+        values = generation_key(sample, trial, self.typed_digest)
+        return (values,) if typed else (generation_key(sample, trial, self.digest), values)
+
+    def key(self, sample: str, trial: int, *known: Container[str], typed: bool) -> str:
+        """Return the generation key of a trial: the first that is in one of `known`, or that of a new output."""
+        new = generation_key(sample, trial, self.typed_digest if typed and self.typed_digest else self.digest)
+        if typed or self.typed_digest is None or (known and new in known[0]):
+            return new
+        keys = new, generation_key(sample, trial, self.typed_digest)
+        return next((key for holder in known for key in keys if key in holder), new)
+
+    def keys(self, survey: Survey, *known: Container[str]) -> Iterator[str]:
+        """Return the keys of all trials, as `key` does."""
+        for sample, trial, typed in self._trials(survey):
+            yield self.key(sample, trial, *known, typed=typed)
+
+    def all_keys(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """Return all keys under which outputs count, trial by trial."""
+        for sample, trial, typed in self._trials(survey):
+            yield self.keys_of(sample, trial, typed=typed)
+
+    def _trials(self, survey: Survey) -> Iterator[tuple[str, int, bool]]:
         for position in range(survey.count):
-            sample = "sha256:" + survey.of(position).hex()
+            sample, typed = "sha256:" + survey.of(position).hex(), survey.is_typed(position)
             for trial in range(1, self.trials + 1):
-                yield generation_key(sample, trial, self.digest)
+                yield sample, trial, typed
 
-    def grade_key(self, key: str, ref: OutputRef, number: int, panel: Panel) -> str | None:
-        """The key of a slot's verdict on an output; None where the conversation did not get so far."""
+    def grade_keys(self, key: str, ref: OutputRef, number: int, panel: Panel) -> tuple[str, ...]:
+        """Return the keys of a slot's verdict on an output; none where the conversation did not get so far."""
         slot, reread = self.slots[number], number in panel.reread
         if slot.turn is None and not slot.measures:  # as most are: no more is needed of the output than its digest
-            return grade_key(key, ref.digest, slot.identified(reread=reread))
+            return tuple([grade_key(key, ref.digest, each) for each in slot.identified(reread=reread)])
         moment = ref.at(slot.turn)
-        return None if moment is None else slot.key(key, moment, reread=reread)
+        return () if moment is None else slot.keys(key, moment, reread=reread)
 
     def verdicts(
         self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel
@@ -95,10 +143,10 @@ class Work:
             slot = self.slots[number]
             if stopped is not None and slot.turn != stopped:
                 return
-            wanted = self.grade_key(key, ref, number, panel)
-            if wanted is None:
+            keys = self.grade_keys(key, ref, number, panel)
+            if not keys:
                 continue
-            verdict = known.get(wanted)
+            verdict = find_verdict(keys, known)
             yield number, verdict
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
@@ -111,13 +159,51 @@ class Work:
             if verdict is None or verdict.status == "error"
         )
 
-    def stop_digest(self, turn: int) -> str:
-        """Of what may end a conversation after a turn: an output that it ended is only good while it stays the same."""
-        return digest([[slot.fingerprint, slot.threshold] for slot in self.slots if slot.stops and slot.turn == turn])
+    def stop_digest(self, turn: int, panel: Panel) -> str:
+        """Digest what may end a row's conversation after a turn: an output that it ended is only good with it."""
+        return self._stop_digest(turn, revised=self._stops_revised(turn, panel))
 
-    def fits(self, ref: OutputRef) -> bool:
-        """Whether an output is what this run would have said: one cut short by a checkpoint needs that checkpoint."""
-        return ref.stopped_by is None or ref.stopped_by == self.stop_digest(len(ref.marks) or 1)
+    def fits(self, ref: OutputRef, panel: Panel | None = None) -> bool:
+        """Whether an output is what this run would have said: one cut short by a checkpoint needs that checkpoint.
+
+        Without its row's panel, which outputs of other runs need, it may be that of any row.
+        """
+        if ref.stopped_by is None:
+            return True
+        turn = len(ref.marks) or 1
+        if ref.stopped_by == self._stop_digest(turn, revised=True):
+            return True
+        strict = panel is not None and self._stops_revised(turn, panel)
+        return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
+
+    def _stops_revised(self, turn: int, panel: Panel) -> bool:
+        """Whether a grader that may end a conversation reads a row differently than earlier versions did."""
+        return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
+
+    def _stop_digest(self, turn: int, *, revised: bool) -> str:
+        return digest(
+            [
+                [slot.revised if revised and slot.revised is not None else slot.fingerprint, slot.threshold]
+                for _, slot in self._stopping(turn)
+            ]
+        )
+
+    def _stopping(self, turn: int) -> Iterator[tuple[int, Slot]]:
+        return ((number, slot) for number, slot in enumerate(self.slots) if slot.stops and slot.turn == turn)
+
+
+def verdict_key(keys: tuple[str, ...], known: Mapping[str, VerdictRef]) -> str | None:
+    """Return the first of a verdict's keys that has one. An error counts only where there is nothing else."""
+    had = [key for key in keys if key in known]
+    return next((key for key in had if known[key].status != "error"), had[0] if had else None)
+
+
+def find_verdict(keys: tuple[str, ...], known: Mapping[str, VerdictRef]) -> VerdictRef | None:
+    """Return the verdict that has one of these keys."""
+    if len(keys) == 1:  # as almost all have
+        return known.get(keys[0])
+    key = verdict_key(keys, known)
+    return None if key is None else known[key]
 
 
 class Job(NamedTuple):
@@ -191,7 +277,7 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
         verdicts = ChainMap(borrowed.verdicts, index.verdicts)
     done = bytearray(survey.count * work.trials if index.outputs else 0)
     if index.outputs or lent:
-        for number, key in enumerate(work.keys(survey)):
+        for number, key in enumerate(work.keys(survey, index.outputs, lent, *index.begun)):
             own = index.outputs.get(key)
             ref = own or lent.get(key)
             if ref is None:
@@ -238,7 +324,7 @@ def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
 
 def job_of(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> Job | None:
     """What there is to do about a trial; None when it is finished."""
-    key = work.key(sample.digest, trial)
+    key = work.key(sample.digest, trial, index.outputs, *index.begun, typed=sample.typed)
     ref = index.outputs.get(key)
     missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
     return Job(sample, trial, key, ref, missing, panel) if ref is None or missing else None
@@ -246,7 +332,7 @@ def job_of(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -
 
 def left_over(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
     """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
-    for number, key in enumerate(work.keys(survey)):
+    for number, key in enumerate(work.keys(survey, index.outputs, *index.begun)):
         ref = index.outputs.get(key)
         if ref is None or (grades and work.missing(key, ref, index.verdicts, survey.panels.of(number // work.trials))):
             yield number

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from holdfast.plan.plan import find_verdict
 from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import is_sound, scan_raw, with_source
@@ -67,12 +68,16 @@ def borrow(
         return found  # with nobody to ask, a large run need not make all its keys
     wanted: dict[str, Panel] = {}
     owed: set[str] = set()
-    for number, key in enumerate(work.keys(survey)):
+    twins: dict[str, str] = {}
+    """of two keys that stand for the same, the other one"""
+    for number, keys in enumerate(work.all_keys(survey)):
         panel = survey.panels.of(number // work.trials)
-        if (own := index.outputs.get(key)) is None:
-            wanted[key] = panel
+        own = next((key for key in keys if key in index.outputs), None)
+        if own is None:
+            wanted.update(dict.fromkeys(keys, panel))
+            _note_twins(twins, keys)
         else:
-            owed.update(_owed(work, key, own, index, panel))
+            owed.update(_owed(work, own, index.outputs[own], index, panel, twins))
     for name, rundir in lenders:
         if not wanted and not (owed and grades):
             break
@@ -82,13 +87,15 @@ def borrow(
                 if head is None:
                     continue
                 ref = head.ref(path, offset, len(line))
-                if not work.fits(ref):
+                panel = wanted[head.key]
+                if not work.fits(ref, panel):
                     continue
                 found.outputs[head.key] = ref
                 found.lenders[head.key] = name
-                owed.update(_owed(work, head.key, ref, index, wanted[head.key]))
+                owed.update(_owed(work, head.key, ref, index, panel, twins))
             for key in found.outputs.keys() & wanted.keys():
-                del wanted[key]  # not before the end of the file: of two that it has the later one counts
+                wanted.pop(key, None)  # not before the end of the file: of two that it has the later one counts
+                wanted.pop(twins.get(key, ""), None)
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, _KEY, wanted.keys() - index.steps.keys()):
                 found.steps.append((name, line[_KEY].decode(), (path, offset, len(line))))
@@ -101,15 +108,22 @@ def borrow(
                 found.lenders[grade.grade_key] = name
                 found.grades[grade.grade_key] = (path, offset, len(line))
                 owed.discard(grade.grade_key)
+                owed.discard(twins.get(grade.grade_key, ""))
     return found
 
 
-def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[str]:
+def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:
+    if len(keys) == 2:
+        twins |= {keys[0]: keys[1], keys[1]: keys[0]}
+
+
+def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twins: dict[str, str]) -> Iterator[str]:
     for number in panel.graders:
-        wanted = work.grade_key(key, ref, number, panel)
-        verdict = None if wanted is None else index.verdicts.get(wanted)
-        if wanted is not None and (verdict is None or verdict.status == "error"):
-            yield wanted
+        keys = work.grade_keys(key, ref, number, panel)
+        verdict = find_verdict(keys, index.verdicts)
+        if verdict is None or verdict.status == "error":
+            _note_twins(twins, keys)
+            yield from keys
 
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.plan.changes import grader_changes, identity_changes
+from holdfast.plan.changes import grader_alone, grader_changes, identity_changes
 from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_difference, sign_flip
 
 if TYPE_CHECKING:
@@ -102,13 +102,10 @@ def shared_names(first: Finished, second: Finished) -> list[str]:
 def changed_graders(first: Finished, second: Finished) -> dict[str, list[str]]:
     """Graders that have a name in common and nothing else, each with what differs, from first to second."""
     ours, theirs = (run.identity.get("graders", {}) for run in (first, second))
-    changes = {name: grader_changes(_alone(ours[name]), _alone(theirs[name])) for name in ours if name in theirs}
+    changes = {
+        name: grader_changes(grader_alone(ours[name]), grader_alone(theirs[name])) for name in ours if name in theirs
+    }
     return {name: differences for name, differences in changes.items() if differences}
-
-
-def _alone(identity: dict[str, Any]) -> dict[str, Any]:
-    """What a grader is, without what the rows of its run add to its key."""
-    return {key: value for key, value in identity.items() if key != "reread"}
 
 
 def changed_thresholds(first: Finished, second: Finished) -> dict[str, tuple[Any, Any]]:
@@ -120,7 +117,8 @@ def changed_thresholds(first: Finished, second: Finished) -> dict[str, tuple[Any
 
 def differences(first: Finished, second: Finished) -> list[str]:
     """List what differs between two runs, from first to second, apart from their verdicts."""
-    found = identity_changes({**first.identity, "graders": {}}, {**second.identity, "graders": {}})
+    plain = [{**run.identity, "graders": {}} for run in (first, second)]
+    found = identity_changes(*plain, same_rows=first.dataset == second.dataset)
     ours, theirs = (run.metrics["metrics"].keys() for run in (first, second))
     found += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
     found += [f"grader `{name}` only in the second" for name in theirs if name not in ours]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.data.panels import Panel
 from holdfast.display.format import one_line, without_details
 from holdfast.graders.build import grader_places
+from holdfast.plan.plan import find_verdict
 from holdfast.store.index import read_error_head
 from holdfast.store.lines import scan
 from holdfast.store.records import named_sample
@@ -102,9 +103,9 @@ class _Pending:
     def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
         """Whether a grader that looks at an output has no verdict on it, however it reads the row."""
         panels = (Panel((number,)), Panel((number,), reread=frozenset((number,))))
-        keys = [self._work.grade_key(key, ref, number, panel) for panel in panels]
-        verdicts = [self._index.verdicts.get(grade) for grade in keys if grade is not None]
-        return bool(verdicts) and all(verdict is None or verdict.status == "error" for verdict in verdicts)
+        keys = tuple(grade for panel in panels for grade in self._work.grade_keys(key, ref, number, panel))
+        verdict = find_verdict(keys, self._index.verdicts)
+        return bool(keys) and (verdict is None or verdict.status == "error")
 
 
 def _heads(rundir: RunDir) -> Iterator[ErrorHead]:

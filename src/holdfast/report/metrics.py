@@ -167,7 +167,9 @@ class _Report:
         """Judge and count the trials of a sample."""
         found = self._found
         sample, panel = "sha256:" + found.survey.of(position).hex(), found.survey.panels.of(position)
-        trials = [self._judge(sample, trial, panel) for trial in range(1, found.spec.trials + 1)]
+        known, typed = (self._index.outputs, *self._index.begun), found.survey.is_typed(position)
+        keys = [found.work.key(sample, trial, *known, typed=typed) for trial in range(1, found.spec.trials + 1)]
+        trials = [self._judge(key, trial, panel) for trial, key in enumerate(keys, 1)]
         made = sum(each.ref is not None for each in trials)
         for number in panel.graders:
             self._looked_at[number] += made
@@ -178,8 +180,7 @@ class _Report:
         self._overall.add(graded)
         return trials
 
-    def _judge(self, sample: str, trial: int, panel: Panel) -> _Judged:
-        key = self._found.work.key(sample, trial)
+    def _judge(self, key: str, trial: int, panel: Panel) -> _Judged:
         ref = self._index.outputs.get(key)
         if ref is None:
             return _Judged(trial, key, None, {}, "error", None)

@@ -19,7 +19,7 @@ from holdfast.store.lines import scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
 
@@ -159,6 +159,11 @@ class Index:
     """calls of conversations that have no output yet: file, offset, length, by generation key"""
     spent: Spent = field(default_factory=Spent)
     damage: list[Damage] = field(default_factory=list)
+
+    @property
+    def begun(self) -> tuple[Container[str], ...]:
+        """What has the keys of trials that were begun: those with calls on record first."""
+        return self.steps, self.attempts
 
 
 class OutputHead(msgspec.Struct):

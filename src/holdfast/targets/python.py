@@ -106,13 +106,13 @@ class PythonFunction:
     def __init__(self, block: PythonTarget, spec: Eval) -> None:
         def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
             where = spec.document.where(("target", *key))
-            found = spec.functions.get(reference) or load_function(reference, spec.folder, where)
+            found = load_function(reference, spec.folder, where, spec.functions)
             return Function(found, offered, where, takes_fields=offered is OFFERED)
 
         self._block = block
         self._prices = spec.prices
         where = spec.document.where(("target", "python"))
-        found = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
+        found = load_function(block.python, spec.folder, where, spec.functions)
         self._object, self._where = instance_of(found, where), where
         self._function = Function(self._object, OFFERED, where, takes_fields=True)
         self._save = None if block.state is None else load(block.state.save, ("context",), "state", "save")

@@ -77,7 +77,7 @@ class Toolbox:
         for number, block in enumerate(blocks):
             where = spec.document.where(("target", "tools", number))
             if block.python is not None:
-                function = spec.functions.get(block.python) or load_function(block.python, spec.folder, where)
+                function = load_function(block.python, spec.folder, where, spec.functions)
                 self._functions.append(function_tool(function, block.replay, where))
             elif block.scripted is not None:
                 from holdfast.targets.scripted import scripted_tool
