@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.running import ROOT, holdfast, lines, run_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
