@@ -50,7 +50,9 @@ def test_a_run_killed_thirty_times_repeats_at_most_the_requests_in_flight(tmp_pa
         before = provider.stats()["asked"]
         process = start("eval", eval_file, cwd=tmp_path)
         progress = sum(before.values()) + chance.randrange(24)
-        wait_for(lambda goal=progress: provider.requests >= goal, "requests of this life")
+        wait_for(
+            lambda p=process, goal=progress: provider.requests >= goal or p.poll() is not None, "requests of this life"
+        )
         time.sleep(chance.random() / 40)  # the moment of the kill is meant to be any
         process.kill()
         process.communicate()

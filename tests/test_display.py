@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 from collections import Counter
 
 import pytest
@@ -24,6 +23,7 @@ from holdfast.engine.progress import GraderProgress, Progress
 from holdfast.plan.plan import Plan
 from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
+from tests.support.forking import Forked
 from tests.support.running import HOLDFAST, environment, server, write_eval
 from tests.support.running import holdfast as run_command
 from tests.support.specs import output_of, write_spec
@@ -350,7 +350,7 @@ class TestEvents:
 def on_a_terminal(*arguments, cwd, columns, code=0, **env):
     """What the real command writes on a real terminal."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = Forked(
         [*HOLDFAST, *map(str, arguments)],
         cwd=cwd,
         env=environment(TERM="xterm-256color", COLUMNS=str(columns), **env),

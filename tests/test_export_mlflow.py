@@ -32,6 +32,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    without_jobs = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")  # they take a dozen processes
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += [
         "--backend-store-uri",
@@ -41,7 +42,12 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=folder,
+            env=without_jobs,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     address = f"http://127.0.0.1:{port}"
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -178,6 +179,22 @@ class TestThroughTheCommand:
         assert (output, score) == ("two", 1) and "1 to run (lib/kit.py changed)" in said
         said, output, score = outcome("two", 0)
         assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in said
+
+    def test_a_change_within_the_second_in_which_bytecode_was_written_is_run(self, tmp_path):
+        """Python itself would take the bytecode: the source has the same size and was changed in the same second."""
+        write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=None)
+        second = int(time.time()) + 3600
+
+        def output(own, word):
+            (tmp_path / "agent.py").write_text(f"import kit\ndef reply(prompt): return '{own}' + kit.WORD\n")
+            (tmp_path / "kit.py").write_text(f"WORD = '{word}'\n")
+            for name in ("agent.py", "kit.py"):
+                os.utime(tmp_path / name, (second, second))
+            command("eval", "eval.yaml", cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": ""})
+            newest = max((tmp_path / "runs").glob("*/*/metrics.json"), key=os.path.getmtime).parent
+            return lines(newest / "outputs.jsonl")[0]["output"]
+
+        assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
     def test_an_import_that_nothing_shows_is_named(self, tmp_path):
         """As when an installed package imports a user's module by an entry point."""

@@ -81,6 +81,6 @@ def _watch_input(cancelled: threading.Event) -> None:
 def _say_why_it_ended(reason: Fault | BudgetReached | Interrupted | None) -> None:
     import msgspec
 
-    from holdfast.engine.crew import Ended
+    from holdfast.engine.ended import Ended
 
     click.echo(msgspec.json.encode(Ended.of(reason)).decode())

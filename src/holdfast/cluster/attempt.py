@@ -24,10 +24,9 @@ import msgspec
 
 from holdfast.cluster import layout
 from holdfast.cluster.handing import hand_on
-from holdfast.cluster.layout import Begin, End, EndpointFile
+from holdfast.cluster.layout import Begin, End, EndpointFile, Prepared
 from holdfast.cluster.neighbours import Neighbours
 from holdfast.cluster.node import GOES_ON, LOOK_SECONDS, Working, first_url, run_hook, say, url_words
-from holdfast.cluster.preparing import Prepared
 from holdfast.cluster.serving import (
     Server,
     ServerFailed,
@@ -49,7 +48,7 @@ from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.cluster.node import NodeJob
-    from holdfast.engine.crew import Ended
+    from holdfast.engine.ended import Ended
 
 _STATE_SECONDS: Final = 1.0
 _QUEUE_SECONDS: Final = 60.0

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.node import say
-from holdfast.spec.fields import EXPORTS
 
 if TYPE_CHECKING:
+    from holdfast.cluster.layout import Prepared
     from holdfast.cluster.node import NodeJob
-    from holdfast.cluster.preparing import Prepared
 
 
 def hand_on(job: NodeJob, prepared: Prepared) -> None:
@@ -30,6 +29,8 @@ def hand_on(job: NodeJob, prepared: Prepared) -> None:
 
 def _words(destination: str, settings: dict[str, Any]) -> list[str]:
     """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
+    from holdfast.spec.fields import EXPORTS
+
     known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
     return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
 

@@ -228,6 +228,26 @@ class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
         return (self.base_url,) if isinstance(self.base_url, str) else self.base_url or ()
 
 
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands before it is worked on, as the process that prepared it says on its standard output."""
+
+    run_dir: str = ""
+    exit_code: int | None = None
+    """of a run that is finished, or wants nothing more; else None"""
+    total: int = 0
+    done: int = 0
+    slots: float = 0
+    """verdicts that a trial needs, on average"""
+    copies: bool = False
+    """whether the eval file or the command asks for copies of a run that has ended"""
+    report: str = ""
+    """the numbers of a finished run, as they are shown to a person"""
+    missed: tuple[str, ...] = ()
+    """the gates that were not met, each with its value"""
+    error: str = ""
+    """why it cannot be worked on"""
+
+
 class TaskPlace:
     """The folder of a task, by its path; nothing is read or written by naming its files."""
 

@@ -25,7 +25,7 @@ from holdfast.cluster import layout
 from holdfast.cluster.environment import looks_secret
 from holdfast.cluster.layout import TaskPlace
 from holdfast.cluster.transport import Here
-from holdfast.engine.crew import Ended
+from holdfast.engine.ended import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

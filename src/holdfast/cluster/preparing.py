@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.cluster import layout
 from holdfast.cluster.bundle import load_sent
-from holdfast.cluster.layout import TaskPlace
+from holdfast.cluster.layout import Prepared, TaskPlace
 from holdfast.cluster.transport import Here
 from holdfast.display.text import Plain, say
 from holdfast.engine.around import accept_drift
@@ -33,26 +33,6 @@ if TYPE_CHECKING:
     from holdfast.cluster.layout import TaskFile
     from holdfast.engine.shared import Shared
     from holdfast.spec.load import Eval
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands before it is worked on."""
-
-    run_dir: str = ""
-    exit_code: int | None = None
-    """of a run that is finished, or wants nothing more; else None"""
-    total: int = 0
-    done: int = 0
-    slots: float = 0
-    """verdicts that a trial needs, on average"""
-    copies: bool = False
-    """whether the eval file or the command asks for copies of a run that has ended"""
-    report: str = ""
-    """the numbers of a finished run, as they are shown to a person"""
-    missed: tuple[str, ...] = ()
-    """the gates that were not met, each with its value"""
-    error: str = ""
-    """why it cannot be worked on"""
 
 
 def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:

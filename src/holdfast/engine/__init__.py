@@ -9,6 +9,7 @@
 `pairwise`   finished runs judged against each other
 `shared`     a run shared out among workers: prepared, worked on, finished
 `crew`       workers on this machine, started and watched
+`ended`      why a worker stopped, as it says so itself
 `loop`       the window of trials: generate, keep, grade, keep
 `supply`     where the loop's trials come from
 `chunks`     a worker's trials, claimed chunk after chunk

@@ -14,10 +14,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.engine.ended import Ended
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import mirror_of
 from holdfast.engine.progress import GraderProgress, Progress
@@ -41,39 +42,12 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.shared import Shared
-    from holdfast.errors import FaultKind
     from holdfast.spec.load import Eval
 
 WORKER: Final = "HOLDFAST_WORKER"
 """the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
-
-
-class Ended(msgspec.Struct):
-    """What an attached worker says on its standard output when it leaves."""
-
-    kind: str | None = None
-    """of what stopped it: a fault's kind, `budget`, or nothing"""
-    message: str = ""
-    remedy: str = ""
-    option: str = ""
-    raised: str = ""
-
-    @classmethod
-    def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
-        """Why a worker's part ended."""
-        if isinstance(reason, BudgetReached):
-            return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
-        return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
-
-    @property
-    def reason(self) -> Fault | BudgetReached | None:
-        """The same as it stopped the worker."""
-        if self.kind == "budget":
-            return BudgetReached(self.message, self.remedy, self.option, self.raised)
-        kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`
-        return Fault(kind, self.message, remedy=self.remedy or None) if kind else None
 
 
 def run_workers(

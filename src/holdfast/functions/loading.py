@@ -16,6 +16,15 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +36,7 @@ from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, sca
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from importlib.abc import PathEntryFinder
 
 
 def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
@@ -146,11 +156,52 @@ def unseen_imports() -> list[str]:
     ]
 
 
+class _SourceLoader(SourceFileLoader):
+    """Loads users' modules from bytecode only where that is sure to be the source's.
+
+    Python takes bytecode for a source of the same size and the same second. Keys are made of what the source says, so
+    bytecode that was written in the second of the source's last change could belong to another key.
+    """
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        try:
+            written = Path(importlib.util.cache_from_source(path)).stat().st_mtime
+        except (OSError, NotImplementedError):
+            return super().get_code(fullname)
+        if written < int(Path(path).stat().st_mtime) + 1:
+            return self.source_to_code(self.get_data(path), path)
+        return super().get_code(fullname)
+
+
+_users_folders = FileFinder.path_hook(
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (_SourceLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
+
+
+def _find_in(entry: str) -> PathEntryFinder:
+    """Find modules in a user's folder; a hook for `sys.path_hooks`."""
+    if is_installed(Path(entry).resolve()):
+        raise ImportError("for Python's own finder")
+    return _users_folders(entry)
+
+
+def _distrust_bytecode() -> None:
+    """Let imports from users' folders go through `_SourceLoader`."""
+    if _find_in not in sys.path_hooks:
+        sys.path_hooks.insert(0, _find_in)
+        for entry in [entry for entry in sys.path_importer_cache if not is_installed(Path(entry).resolve())]:
+            del sys.path_importer_cache[entry]
+
+
 def _loaded(path: Path, folder: Path) -> _Loaded:
     """The file as it is now, loaded at most once."""
     known = _modules.get(path)
     if known is not None and known.is_current:
         return known
+    _distrust_bytecode()
     read = scan(path, folder)
     _forget_stale(path, read, known)
     entries, names = set(sys.path), set(sys.modules)
@@ -184,14 +235,15 @@ def _imported_already(path: Path) -> Any:
 
 
 def _execute(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    loader = _SourceLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
+    if spec is None or path.suffix not in SOURCE_SUFFIXES:
         raise ImportError("not a Python file")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module  # so that dataclasses and pickles inside it work
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except SystemExit as error:
         sys.modules.pop(path.stem, None)
         raise ImportError(f"it calls sys.exit({error.code!r}) when it is imported") from error
