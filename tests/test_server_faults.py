@@ -405,8 +405,8 @@ def test_a_budget_of_time_stops_admission_counts_earlier_time_and_can_be_raised(
     assert 4 <= asked < ROWS
     assert len(kept(run_dir(tmp_path))) == asked, "what is in flight may end"
 
-    holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
-    assert provider.requests == asked, "the time of earlier attempts counts"
+    holdfast("eval", eval_file, "--max-time", "0.1s", cwd=tmp_path, check=3)
+    assert provider.requests == asked, "the time of earlier attempts counts, which was 0.15 s at least"
     provider.control(latency=0)
     holdfast("eval", eval_file, "--max-time", "1h", cwd=tmp_path)
     assert provider.requests == ROWS
@@ -419,7 +419,7 @@ def test_the_time_of_graders_counts_in_the_next_process_too(tmp_path: Path, prov
     holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
     asked = provider.requests
     assert asked < ROWS
-    holdfast("eval", eval_file, "--max-time", "0.5s", cwd=tmp_path, check=3)
+    holdfast("eval", eval_file, "--max-time", "0.1s", cwd=tmp_path, check=3)
     assert provider.requests == asked
 
 

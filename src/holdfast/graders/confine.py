@@ -75,8 +75,8 @@ def main() -> NoReturn:
             _landlock(spec["workspace"] if spec["writes"] else None, tcp=spec["network"] == "tcp")
         if os.geteuid() == 0:
             _drop_powers()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it becomes would too
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)  # what Python, or `nohup`, ignores, the program would ignore too
         os.write(starting, b"begins")
         os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - this is what it is for
     except (OSError, ValueError, _Failed) as error:
