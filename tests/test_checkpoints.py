@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import evaluate
-from holdfast.engine.attempts import Deadline
+from holdfast.engine.retry import Deadline
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, metrics, module_server, server

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.interpolate import escaped, interpolate
-from holdfast.cluster.profiles import load_profile
-from holdfast.cluster.tree import COMMAND_LINE, Tree, leaves
+from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
+from holdfast.cluster.config.interpolate import escaped, interpolate
+from holdfast.cluster.config.profiles import load_profile
+from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, lay_out, write
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config import compile_launch
-from holdfast.cluster.deployments import Mount, server_command
-from holdfast.cluster.environment import EnvVar, check_environment, host_value, wandb_key
-from holdfast.cluster.fields import DeploymentBlock
-from holdfast.cluster.show import compiled_sections, compiled_yaml
+from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.render import compiled_sections, compiled_yaml
+from holdfast.cluster.config.schema import DeploymentBlock
+from holdfast.cluster.config.servers import Mount, server_command
+from holdfast.cluster.config.variables import EnvVar, check_environment, host_value, wandb_key
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.load import load_eval
 from tests.support.clusters import NEWER, OLDER, launched, lay_out, write

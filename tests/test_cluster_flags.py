@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.bundle import collect, copies_in, load_sent
-from holdfast.cluster.config import compile_launch
-from holdfast.cluster.deployments import Mount
-from holdfast.cluster.describing import preview
-from holdfast.cluster.foresight import Foresight
-from holdfast.cluster.layout import DeploymentFile
-from holdfast.cluster.serving import plain
-from holdfast.cluster.submission import Registry
-from holdfast.cluster.transport import Here
+from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.servers import Mount
+from holdfast.cluster.job.servers import plain
+from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
+from holdfast.cluster.remote.describe import preview
+from holdfast.cluster.remote.invocation import DeploymentFile
+from holdfast.cluster.remote.ledger import Registry
+from holdfast.cluster.remote.preview import Foresight
+from holdfast.cluster.remote.transport import Here
 from holdfast.engine.setup import identify
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.cluster import fields
-from holdfast.cluster.describing import preview
-from holdfast.cluster.profiles import OTHER_KEYS, ProfileBlock
+from holdfast.cluster.config import schema as fields
+from holdfast.cluster.config.profiles import OTHER_KEYS, ProfileBlock
+from holdfast.cluster.remote.describe import preview
 from holdfast.errors import ConfigError, UsageError
 from tests.support.clusters import launched, lay_out, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.compiled import Launch
-    from holdfast.spec.fields import Block
+    from holdfast.cluster.config.launch import Launch
+    from holdfast.spec.schema import Block
 
 BLOCKS: dict[str, type[Block]] = {
     "": fields.LaunchBlock,

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.cluster.finding import Subject
-from holdfast.cluster.killing import kill
-from holdfast.cluster.layout import read_state, write_stop
-from holdfast.cluster.slurm import JobName, Slurm
-from holdfast.cluster.submission import Intent, Ledger, Submitted, new_invocation
-from holdfast.cluster.transport import Here
-from holdfast.cluster.watching import look
+from holdfast.cluster.remote.invocation import read_state, write_stop
+from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted, new_invocation
+from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.kill import kill
+from holdfast.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
-from holdfast.store.live import holders, is_here
+from holdfast.store.processes import holders, is_here
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
@@ -30,8 +30,8 @@ from tests.support.slurm import wait_for_job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.layout import Phase
-    from holdfast.cluster.transport import Transport
+    from holdfast.cluster.remote.invocation import Phase
+    from holdfast.cluster.remote.transport import Transport
     from tests.support.slurm import Lab
 
 
@@ -144,7 +144,7 @@ def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: s
     made = launched(Here(pauses=()), tmp_path, executor="local")
     made.state(phase=phase)
     write_stop(made.transport, str(made.directory / marked), "test")
-    subprocess.run([sys.executable, "-m", "holdfast.cluster.node", made.place().path, "--role", "main"], check=True)
+    subprocess.run([sys.executable, "-m", "holdfast.cluster.job.node", made.place().path, "--role", "main"], check=True)
     assert read_state(made.transport, made.place()).phase == then
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cluster.profiles import (
+from holdfast.cluster.config.profiles import (
     OTHER_KEYS,
     RESERVED,
     ProfileBlock,
@@ -17,7 +17,7 @@ from holdfast.cluster.profiles import (
     load_wandb,
     squash_problem,
 )
-from holdfast.cluster.walltime import walltime, walltime_seconds
+from holdfast.cluster.config.walltime import walltime, walltime_seconds
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, write
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.bundle import collect, load_sent
-from holdfast.cluster.describing import preview
-from holdfast.cluster.layout import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
-from holdfast.cluster.script import directive, main_script, worker_script
-from holdfast.cluster.serving import server_line
-from holdfast.cluster.ship import build_wheel, ensure_python
-from holdfast.cluster.transport import Here
+from holdfast.cluster.job.servers import server_line
+from holdfast.cluster.remote.bundle import collect, load_sent
+from holdfast.cluster.remote.describe import preview
+from holdfast.cluster.remote.install import build_wheel, ensure_python
+from holdfast.cluster.remote.invocation import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.scripts import directive, main_script, worker_script
+from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
 from tests.support.clusters import launched, lay_out
@@ -57,7 +57,7 @@ def test_the_main_script_is_this_text() -> None:
         "# gsm8k: task 0 of 0123456789abcdef, main\n"
         "trap '' USR2\n"
         "module load cuda\n"
-        "exec /env/bin/python -m holdfast.cluster.node /base/holdfast/0123456789abcdef/0 --role main\n"
+        "exec /env/bin/python -m holdfast.cluster.job.node /base/holdfast/0123456789abcdef/0 --role main\n"
     )
 
 
@@ -71,7 +71,7 @@ def test_the_workers_script_is_this_text() -> None:
         "#SBATCH --time=1\n"
         "# gsm8k: task 0 of 0123456789abcdef, worker\n"
         "trap '' USR2\n"
-        "exec /env/bin/python -m holdfast.cluster.node /b/holdfast/0/0 --role worker\n"
+        "exec /env/bin/python -m holdfast.cluster.job.node /b/holdfast/0/0 --role worker\n"
     )
 
 
@@ -80,7 +80,7 @@ def test_names_that_a_shell_would_read_are_quoted() -> None:
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
-        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.node", "/a b/100%/x/0", "--role", "main")
+        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job.node", "/a b/100%/x/0", "--role", "main")
     ]
     assert "#SBATCH --output='/a b/100%%/x/0/logs/slurm-%j.log'" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -163,7 +163,7 @@ def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
         names = wheel.namelist()
         assert wheel.testzip() is None
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
-    assert "holdfast/cluster/node.py" in names
+    assert "holdfast/cluster/job/node.py" in names
     assert "holdfast/cluster/groups/deployment/vllm.yaml" in names
     assert not any("__pycache__" in name for name in names)
 
@@ -308,7 +308,7 @@ def test_a_dry_run_lists_what_would_be_sent_and_what_would_not(tmp_path: Path) -
 
 def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
-    monkeypatch.setattr("holdfast.cluster.bundle.MAX_BYTES", 100)
+    monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
     with pytest.raises(UsageError, match=r"e\.yaml: 0 MB lie beside it") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster import neighbours
-from holdfast.cluster.layout import DeploymentFile, End
-from holdfast.cluster.serving import Node, Server, spots
+from holdfast.cluster.job import successor as neighbours
+from holdfast.cluster.job.servers import Node, Server, spots
+from holdfast.cluster.remote.invocation import DeploymentFile, End
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for

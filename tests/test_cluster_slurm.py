@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.slurm import (
+from holdfast.cluster.remote.ledger import new_invocation
+from holdfast.cluster.remote.slurm import (
     JobName,
     JobState,
     Slurm,
@@ -16,8 +17,7 @@ from holdfast.cluster.slurm import (
     read_squeue,
     read_state,
 )
-from holdfast.cluster.submission import new_invocation
-from holdfast.cluster.transport import Here, Transport
+from holdfast.cluster.remote.transport import Here, Transport
 from holdfast.errors import ClusterError, Unreachable
 from tests.support.running import wait_for
 from tests.support.slurm import Lab, wait_for_job

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster import layout
-from holdfast.cluster.finding import Subject
-from holdfast.cluster.layout import Begin, End
-from holdfast.cluster.slurm import JobName, Slurm
-from holdfast.cluster.submission import Intent, Ledger, Registry
-from holdfast.cluster.watching import look
+from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.invocation import Begin, End
+from holdfast.cluster.remote.ledger import Intent, Ledger, Registry
+from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import look
 from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
@@ -26,7 +26,7 @@ from tests.support.slurm import wait_for_job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.watching import Picture
+    from holdfast.cluster.watch.status import Picture
     from tests.support.slurm import Lab
 
 

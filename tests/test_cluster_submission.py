@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.slurm import JobName, JobState, Slurm
-from holdfast.cluster.submission import (
+from holdfast.cluster.remote.ledger import (
     Disowned,
     Intent,
     Invocation,
@@ -23,6 +22,7 @@ from holdfast.cluster.submission import (
     fold,
     new_invocation,
 )
+from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.support.running import ROOT, wait_for
 from tests.support.slurm import Lab, wait_for_job
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.cluster.transport import Transport
+    from holdfast.cluster.remote.transport import Transport
 
 CRASHING = """
 import os, sys
-from holdfast.cluster.slurm import JobName, Slurm
-from holdfast.cluster.submission import Ledger, Submitter
-from holdfast.cluster.transport import Here, Ssh
+from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.transport import Here, Ssh
 
 way, config, directory, invocation, point = sys.argv[1:]
 transport = Here() if way == "here" else Ssh("cluster", config=config)
@@ -156,7 +156,7 @@ def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Lab, invocatio
 def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
     code = (
         "import sys; from pathlib import Path; from tests.test_cluster_submission import submitter;"
-        "from holdfast.cluster.transport import Here;"
+        "from holdfast.cluster.remote.transport import Here;"
         "print(*map(len, submitter(Here(), Path(sys.argv[1])).reconcile()))"
     )
     done = subprocess.run(

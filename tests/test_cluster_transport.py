@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster import transport as module
-from holdfast.cluster.transport import Completed, File, Here, Ssh, Transport
+from holdfast.cluster.remote import transport as module
+from holdfast.cluster.remote.transport import Completed, File, Here, Ssh, Transport
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import holdfast
 from holdfast.data.panels import Conditions, Panel
 from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.plan.keys import grade_key
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.template import RENDER_ERRORS, Expression, expression

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.engine.steps import Steps
+from holdfast.engine.replay import Steps
 from holdfast.store.records import Usage
 from tests.support.breaking import assert_same_numbers, journal_files, kept
 from tests.support.lab import Lab

@@ -19,8 +19,8 @@ from holdfast.display.grid import Column, fitted
 from holdfast.display.live import LiveDisplay, _drawing
 from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result
-from holdfast.engine.progress import GraderProgress, Progress
 from holdfast.plan.plan import Plan
+from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
 from tests.support.forking import Forked
@@ -118,7 +118,7 @@ class TestNumbers:
 class TestProgress:
     def test_the_rate_is_that_of_the_last_half_minute_and_gives_the_time_left(self, monkeypatch):
         now = [1000.0]
-        monkeypatch.setattr("holdfast.engine.progress.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         state = progress()
         assert (state.rate, state.eta) == (0.0, None)
         state.mark()
@@ -135,7 +135,7 @@ class TestProgress:
 
     def test_what_this_process_does_not_do_or_gave_up_is_not_waited_for(self, monkeypatch):
         now = [1000.0]
-        monkeypatch.setattr("holdfast.engine.progress.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         only_outputs, only_grades = progress(grades=False), progress(generates=False, outputs=100, graded=0)
         for state in (only_outputs, only_grades):
             state.mark()
@@ -149,7 +149,7 @@ class TestProgress:
 
     def test_a_rate_limit_lasts_until_somebody_is_answered(self, monkeypatch):
         now = [1000.0]
-        monkeypatch.setattr("holdfast.engine.progress.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         state = progress()
         for _ in range(3):
             state.wait("target", limited=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.engine.budget import Budget
-from holdfast.engine.progress import Progress
 from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
+from holdfast.plan.progress import Progress
 from holdfast.report.failures import Alike
 from holdfast.report.summary import facts, with_raised_limit
-from holdfast.spec.fields import Limits
+from holdfast.spec.schema import Limits
 from holdfast.store.index import Spent
 from tests.support.running import holdfast, run_dir, server, start, wait_for, write_eval
 

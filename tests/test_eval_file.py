@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError, DataError, UsageError
 from holdfast.spec.document import read_document
-from holdfast.spec.fields import parse_duration
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import apply_override, parse_override
+from holdfast.spec.schema import parse_duration
 from tests.support.running import holdfast
 from tests.support.specs import ROWS, command, load, who, write_rows, write_spec
 

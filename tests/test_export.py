@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.engine.setup import identify
 from holdfast.export.mirror import NatMirror
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.export.tables import rows as rows_of
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir

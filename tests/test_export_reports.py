@@ -19,7 +19,7 @@ from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
-from holdfast.export.reading import Pending, RunReader, Trial
+from holdfast.export.run_reader import Pending, RunReader, Trial
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.setup import identify, planned
 from holdfast.errors import ConfigError
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.report.compare import changed_graders, differences, read_finished
 from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, threshold
-from holdfast.graders.checks import Choice
 from holdfast.graders.python import as_verdict
-from holdfast.spec.grader_fields import ChoiceGrader
+from holdfast.graders.text import Choice
+from holdfast.spec.grader_schema import ChoiceGrader
 from holdfast.spec.numbers import numbers_in
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
@@ -520,8 +520,8 @@ def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(tm
     async def broken_later(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.graders.checks.Exact.check", broken)
-    monkeypatch.setattr("holdfast.graders.prompt.Judge.judge", broken_later)
+    monkeypatch.setattr("holdfast.graders.text.Exact.check", broken)
+    monkeypatch.setattr("holdfast.graders.judge.Judge.judge", broken_later)
     run = holdfast.evaluate(
         name="e",
         samples=[{"id": str(number), "expected": "2"} for number in range(100)],

@@ -14,11 +14,11 @@ from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders import pool
 from holdfast.graders.answering import OUTSIDE
 from holdfast.graders.build import build_graders, grader_identity, threshold
+from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.mathematics_worker import compared
 from holdfast.graders.pool import Pool
-from holdfast.graders.prompt import FAIL, PASS
 from holdfast.graders.similarity import Comparison
-from holdfast.spec.grader_load import GRADERS
+from holdfast.spec.load_graders import GRADERS
 from tests.support.running import ROOT, lines, server
 from tests.support.specs import grade, load
 

@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.setup import planned
-from holdfast.export.reading import RunReader, Trial
+from holdfast.export.run_reader import RunReader, Trial
 from holdfast.plan.keys import generation_key, work_digest
 from tests.support.running import lines, server
 from tests.support.specs import Ended, command, load, who, write_spec

@@ -21,7 +21,9 @@ PARTS = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURC
     "__init__",
     "__main__",
 }
-PACKAGES = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent for path in SOURCE.glob("*/**/__init__.py"))
+ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {"config"}, "config": set()}
+"""the packages of `cluster`, and which of the others each may import"""
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -53,9 +55,23 @@ def test_imports_never_point_back(part: str) -> None:
     assert back == []
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_packages_of_cluster_import_one_way(room: str) -> None:
+    """Names for the type checker count, too."""
+    allowed = {*ROOMS[room], room}
+    back = [
+        f"{file.relative_to(SOURCE)}: {name}"
+        for file in (SOURCE / "cluster" / room).glob("*.py")
+        for name in re.findall(r"^\s*from holdfast\.cluster\.(\w+)", file.read_text(), re.MULTILINE)
+        if name not in allowed
+    ]
+    assert back == []
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_a_package_that_lists_its_modules_lists_them_all(package: Path) -> None:
     said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     listed = set(re.findall(r"^`(\w+)`", said, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", said))
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert not listed or listed == modules

@@ -14,8 +14,8 @@ import pytest
 from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError
 from holdfast.functions import function_source, load_function
-from holdfast.spec import source
-from holdfast.spec.source import command_files
+from holdfast.spec import fingerprint as source
+from holdfast.spec.fingerprint import command_files
 from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir
 from tests.support.specs import load, write_spec

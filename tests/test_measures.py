@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import Slot
 from holdfast.store.index import Moment

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import parse_document, read_document
-from holdfast.spec.earlier import GRADERS, KEYS, WRAPPED
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.legacy import GRADERS, KEYS, WRAPPED
 from holdfast.spec.load import load_eval
 from holdfast.spec.migrate import migrated
+from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
 from tests.support.breaking import holdfast_with_faults, needs_strace

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.formats import load_any
 from holdfast.nat.trace import messages_of, usage_of
 from holdfast.spec.document import read_document
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.nat import nat_environment, nat_project
 from tests.support.running import HOLDFAST, PATIENCE, holdfast, lines, metrics, run_dir, wait_for
 

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.export.calls import nat_steps
 from holdfast.export.nat import write_nat
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.store.records import Mark, Step, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines, server

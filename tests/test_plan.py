@@ -320,7 +320,7 @@ class TestFingerprintsOfCode:
         return lab
 
     def test_packages_relative_imports_namespaces_and_cycles_are_followed(self, project: Lab) -> None:
-        from holdfast.spec.source import source_fingerprint
+        from holdfast.spec.fingerprint import source_fingerprint
 
         found = source_fingerprint(project.folder / "agent.py", project.folder)
         assert set(found) == set(self.FILES) - {"unused.py"}
@@ -334,7 +334,7 @@ class TestFingerprintsOfCode:
             path.write_text(text)
 
     def test_two_modules_of_one_name_in_different_places_both_count(self, tmp_path: Path) -> None:
-        from holdfast.spec.source import source_fingerprint
+        from holdfast.spec.fingerprint import source_fingerprint
 
         for name, text in {
             "agents/agent.py": "import util\nimport lib\n",

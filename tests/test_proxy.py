@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from holdfast.engine.steps import Steps
-from holdfast.spec.fields import CommandTarget
+from holdfast.engine.replay import Steps
+from holdfast.spec.schema import CommandTarget
 from holdfast.targets.proxy import Proxy
 from tests.support.breaking import (
     assert_same_numbers,

@@ -6,7 +6,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines
 from tests.support.specs import grade, load, who
@@ -135,8 +135,8 @@ def evaluate(folder, rows=ROWS, **keys):
 
 def as_before(monkeypatch):
     """Compare and name grades as before lists had a meaning."""
-    monkeypatch.setattr("holdfast.spec.grader_fields.GraderBlock.reads_as_before", lambda *_: True)
-    monkeypatch.setattr("holdfast.graders.checks.alternatives", lambda _, fields: [str(fields["expected"])])
+    monkeypatch.setattr("holdfast.spec.grader_schema.GraderBlock.reads_as_before", lambda *_: True)
+    monkeypatch.setattr("holdfast.graders.text.alternatives", lambda _, fields: [str(fields["expected"])])
 
 
 class TestEarlierVerdicts:

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast import evaluate
 from holdfast.display.types import Display
-from holdfast.engine.attempts import delay_before
-from holdfast.engine.window import Window
+from holdfast.engine.concurrency import Window
+from holdfast.engine.retry import delay_before
 from holdfast.errors import AttemptError
 from tests.support.breaking import (
     assert_each_once,
@@ -81,7 +81,7 @@ def test_a_rate_limit_without_retry_after_is_waited_out_too(tmp_path: Path, prov
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back-off as long in steps as ever, and a thousand times as short."""
-    from holdfast.engine import attempts
+    from holdfast.engine import retry as attempts
 
     monkeypatch.setattr(attempts, "_FIRST_DELAY", {"rate_limit": 0.001})
     monkeypatch.setattr(attempts, "_LONGEST_DELAY", 0.03)
@@ -115,7 +115,7 @@ def test_a_judge_that_limits_its_rate_is_waited_for_too(tmp_path: Path, provider
 def test_waiting_for_a_rate_limit_is_no_part_of_a_trials_time(
     tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.engine.attempts import Deadline
+    from holdfast.engine.retry import Deadline
 
     postponed: list[float] = []
     monkeypatch.setattr(Deadline, "postpone", lambda _, seconds: postponed.append(seconds))
@@ -181,7 +181,7 @@ def test_a_server_that_keeps_refusing_is_asked_less_and_less_often(
 
 def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("holdfast.engine.window.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("holdfast.engine.concurrency.time.monotonic", lambda: now[0])
     window = Window(64)
     for _ in range(5):
         window.overloaded()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.spec.source import source_fingerprint
+from holdfast.spec.fingerprint import source_fingerprint
 
 CODE = '''\
 """A module."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
+from holdfast.targets.balancer import Spread, client_of
 from holdfast.targets.build import build_target
 from holdfast.targets.endpoints import base_urls
-from holdfast.targets.spread import Spread, client_of
 from tests.support.breaking import assert_each_once, assert_same_numbers, kept
 from tests.support.running import Server, holdfast, run_dir, server, write_eval
 from tests.support.specs import load, who

@@ -13,8 +13,8 @@ from holdfast import evaluate
 from holdfast.display.text import Events
 from holdfast.errors import ConfigError, VersionError
 from holdfast.plan.plan import Plan
-from holdfast.spec.fields import SCHEMA_VERSION
 from holdfast.spec.load import load_eval
+from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
 from holdfast.versions import Version, check_version, parse_version
 from tests.support.patterns import answered, finished_run

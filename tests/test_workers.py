@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
-from holdfast.engine.shared import prepare
+from holdfast.engine.worker import prepare
 from holdfast.errors import Fault
 from holdfast.spec.load import load_eval
 from holdfast.store.claims import Claims, Round, begin_round, cut
-from holdfast.store.follow import Follower
-from holdfast.store.holding import worker_lease
 from holdfast.store.index import Index, read_output, read_steps
 from holdfast.store.lease import RunLease
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
+from holdfast.store.run_lock import worker_lease
 from holdfast.store.rundir import RunDir
+from holdfast.store.tail import Follower
 from tests.support.breaking import (
     assert_each_once,
     assert_same_numbers,

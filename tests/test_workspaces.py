@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.store import workspace as store
-from holdfast.store.workspace import Blobs, TooLarge, follow, restore, snapshot
+from holdfast.store import blobs as store
+from holdfast.store.blobs import Blobs, TooLarge, follow, restore, snapshot
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, run_dir

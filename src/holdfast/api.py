@@ -21,7 +21,7 @@ from holdfast.export.result import Run
 from holdfast.formats import in_our_words
 from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
-from holdfast.spec.grader_fields import TAKEN_NAMES
+from holdfast.spec.grader_schema import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> R
     if workers is None:
         outcome = _in_own_thread(lambda: run_eval(spec, options, shown), options)
     else:
-        from holdfast.engine.crew import run_workers
+        from holdfast.engine.local_workers import run_workers
 
         again = "the same call of holdfast.evaluate"
         outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown, command=again), options)
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
     if outcome.metrics is not None and spec.exports:
-        from holdfast.export.exporting import export_finished
+        from holdfast.export.registry import export_finished
 
         def failed(message: str) -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
@@ -113,7 +113,7 @@ def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> R
 
 
 def _refuse_workers(workers: int) -> None:
-    from holdfast.engine.crew import WORKER
+    from holdfast.engine.local_workers import WORKER
 
     if workers < 1:
         raise UsageError(f"workers is {workers}; it is a number of processes, 1 or more")

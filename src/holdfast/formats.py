@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.spec.earlier import OURS, WAZA, is_nat, is_waza
+from holdfast.spec.legacy import OURS, WAZA, is_nat, is_waza
 from holdfast.spec.load import checked, laid_over
 
 if TYPE_CHECKING:

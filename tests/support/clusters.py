@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.config import compile_launch
+from holdfast.cluster.config.compile import compile_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.cluster.compiled import Launch
+    from holdfast.cluster.config.launch import Launch
 
 PROFILES = """\
 [wandb]

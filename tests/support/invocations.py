@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster import layout
-from holdfast.cluster.layout import InvocationFile, State, TaskFile, TaskPlace
-from holdfast.cluster.slurm import JobName, Slurm
-from holdfast.cluster.submission import Invocation, Ledger, Registry, Submitter, new_invocation
+from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFile, TaskPlace
+from holdfast.cluster.remote.ledger import Invocation, Ledger, Registry, Submitter, new_invocation
+from holdfast.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.submission import Job
-    from holdfast.cluster.transport import Transport
+    from holdfast.cluster.remote.ledger import Job
+    from holdfast.cluster.remote.transport import Transport
     from tests.support.slurm import Lab
 
 SLEEP = b"#!/bin/sh\nexec sleep 600\n"

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.running import Server, holdfast, lines, spawn
 
 if TYPE_CHECKING:

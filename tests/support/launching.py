@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from holdfast.cluster import layout
-from holdfast.cluster.chain import Chain
-from holdfast.cluster.config import compile_launch
-from holdfast.cluster.launch import submit
-from holdfast.cluster.layout import State, TaskPlace
-from holdfast.cluster.slurm import Slurm
-from holdfast.cluster.submission import Ledger, Registry, Submitter
+from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.chain import Chain
+from holdfast.cluster.remote.invocation import State, TaskPlace
+from holdfast.cluster.remote.ledger import Ledger, Registry, Submitter
+from holdfast.cluster.remote.slurm import Slurm
+from holdfast.cluster.remote.submit import submit
 from tests.support.invocations import env_of
 from tests.support.running import wait_for, write_eval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.cluster.compiled import Launch
-    from holdfast.cluster.slurm import JobState
-    from holdfast.cluster.submission import Invocation
-    from holdfast.cluster.transport import Transport
+    from holdfast.cluster.config.launch import Launch
+    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.slurm import JobState
+    from holdfast.cluster.remote.transport import Transport
     from tests.support.slurm import Lab
 
 PATIENCE = 300.0
@@ -220,7 +220,7 @@ class Site:
 
     def kill(self, invocation: Invocation, role: str, task: int = 0) -> None:
         """Kill the processes of a task's main job or workers, as a crash would; Slurm sees a failed job."""
-        words = ["holdfast.cluster.node", self.place(invocation, task).path, "--role", role]
+        words = ["holdfast.cluster.job.node", self.place(invocation, task).path, "--role", role]
         victims = [
             process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
         ]

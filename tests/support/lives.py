@@ -14,7 +14,7 @@ import signal
 import sys
 
 from holdfast.cli.main import main as holdfast_main
-from holdfast.engine.keeper import Keeper
+from holdfast.engine.recorder import Keeper
 from tests.support.forking import import_all
 
 import_all()  # so that no life has to

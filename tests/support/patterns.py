@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.running import holdfast, run_dir
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.forking import Forked, can_fork
 
 if TYPE_CHECKING:

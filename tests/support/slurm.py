@@ -20,13 +20,13 @@ import filelock
 import psutil
 import pytest
 
-from holdfast.cluster.transport import Here, Ssh, Transport
+from holdfast.cluster.remote.transport import Here, Ssh, Transport
 from tests.support.running import ROOT, environment, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.cluster.slurm import JobState, Slurm
+    from holdfast.cluster.remote.slurm import JobState, Slurm
 
 SCRIPTS = ROOT / "scripts" / "lab"
 SHARED = Path(tempfile.gettempdir()) / f"holdfast-lab-{os.getuid()}-{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"

@@ -19,8 +19,8 @@ from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
+from holdfast.store.blobs import Blobs
 from holdfast.store.records import Output, Timing, Usage
-from holdfast.store.workspace import Blobs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import runs_dir_option, runs_directory
+from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.errors import RunHeld, UsageError
-from holdfast.spec.fields import parse_duration
+from holdfast.spec.schema import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ def _confirmed(question: str) -> bool:
 
 def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
-    from holdfast.store.holding import hold
+    from holdfast.store.run_lock import hold
     from holdfast.store.rundir import RunDir
 
     lease = hold(RunDir(path))

@@ -18,7 +18,7 @@ def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the ids of runs, with eval and target as help; where none fits, paths."""
-    from holdfast.cli.places import runs_directory
+    from holdfast.cli.runs import runs_directory
     from holdfast.store.catalog import find_runs
 
     found = []

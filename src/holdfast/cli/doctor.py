@@ -19,7 +19,7 @@ def command(profile: str, no_job: bool, as_json: bool) -> int:
 
     Exit code 0 where nothing has failed, 1 where something has. No file is left behind on the cluster.
     """
-    from holdfast.cluster.doctor import diagnose
+    from holdfast.cluster.remote.doctor import diagnose
 
     checks = []
     for check in diagnose(profile, Path.cwd(), os.environ, job=not no_job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.cli.places import command_line
+from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import HoldfastError
 

@@ -11,10 +11,10 @@ import click
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import run_shown
 from holdfast.cli.export import export_after, export_also
-from holdfast.cli.places import command_line, runs_dir_option, runs_directory
+from holdfast.cli.runs import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
-from holdfast.spec.fields import EXPORTS, parse_duration
 from holdfast.spec.overrides import parse_override
+from holdfast.spec.schema import EXPORTS, parse_duration
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
@@ -157,7 +157,7 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     if given["run"] or given["batch"]:
         return _launch(config, overrides, given)
     if given["named"] is not None:
-        from holdfast.cluster.compose import find_config
+        from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
     document = read_document(Path(config))
@@ -213,7 +213,7 @@ def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tup
 
 
 def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
-    from holdfast.cli.launching import launch_command
+    from holdfast.cli.launch import launch_command
 
     # `-t` means tasks of a configuration; only for an eval file by itself it means samples.
     return launch_command(config, overrides, _overrides((), {**given, "ids": ()}), given)
@@ -233,7 +233,7 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
 
 def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     """The same with workers."""
-    from holdfast.engine.crew import run_workers
+    from holdfast.engine.local_workers import run_workers
 
     def run(display: Display) -> Outcome:
         return run_workers(

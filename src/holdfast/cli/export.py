@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
-from holdfast.spec.fields import EXPORTS, FileExport
 from holdfast.spec.overrides import apply_override, parse_override
+from holdfast.spec.schema import EXPORTS, FileExport
 
 if TYPE_CHECKING:
-    from holdfast.export.exporting import Exported
-    from holdfast.export.reading import RunReader
-    from holdfast.spec.fields import ExportBlock
+    from holdfast.export.registry import Exported
+    from holdfast.export.run_reader import RunReader
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
 
 
@@ -43,8 +43,8 @@ def command(
     KEY=VALUE are options of the destination, for example project=x entity=y for wandb, tracking_uri=URL for mlflow;
     what is not given is as in the last export there, or in the eval file. Exporting again updates.
     """
-    from holdfast.export.exporting import export, is_done, read_entries
-    from holdfast.export.reading import RunReader
+    from holdfast.export.registry import export, is_done, read_entries
+    from holdfast.export.run_reader import RunReader
     from holdfast.store.rundir import RunDir
 
     if (wanted is None) == (not failed):
@@ -86,15 +86,15 @@ def command(
 def export_after(rundir: RunDir, spec: Eval) -> None:
     """What the eval file asks for once a run has finished; a failure is a warning."""
     if spec.exports:
-        from holdfast.export.exporting import export_finished
+        from holdfast.export.registry import export_finished
 
         export_finished(rundir, spec, say, lambda message: click.echo(f"warning: {message}", err=True))
 
 
 def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
     """What the command line asks for after a run, finished or not."""
-    from holdfast.export.exporting import export
-    from holdfast.export.reading import RunReader
+    from holdfast.export.registry import export
+    from holdfast.export.run_reader import RunReader
 
     reader = RunReader(rundir)
     for name in names:
@@ -114,7 +114,7 @@ def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path 
 
     A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
     """
-    from holdfast.export.exporting import in_folder, read_entries
+    from holdfast.export.registry import in_folder, read_entries
     from holdfast.spec.document import Document
     from holdfast.spec.load import read_export
 

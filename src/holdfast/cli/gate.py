@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _minimum(text: str, run: Finished) -> tuple[str, float]:
 
 def _golden_rows(rundir: Any) -> list[str]:
     """Samples whose row says `golden: true`, where the dataset is still there."""
-    from holdfast.export.reading import RunReader
+    from holdfast.export.run_reader import RunReader
 
     golden, unknown = set(), 0
     for trial in RunReader(rundir).trials():

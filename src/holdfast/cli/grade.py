@@ -12,7 +12,7 @@ from holdfast.cli.completion import complete_files, complete_runs
 from holdfast.cli.ending import run_shown
 from holdfast.cli.eval import patience
 from holdfast.cli.export import export_after
-from holdfast.cli.places import find_run, home_of, runs_dir_option, runs_directory
+from holdfast.cli.runs import find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from holdfast.errors import UsageError
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 
 _EVAL: Final = """\
 # A first eval. Run it, change it, run it again:   holdfast eval {name}

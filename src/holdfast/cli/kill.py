@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
 from holdfast.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ def command(what: str, runs_dir: Path | None) -> int:
     What is finished stays, and `holdfast resume` continues from there. Doing it twice does no harm. Exit code 3 where
     something told to end has not ended yet.
     """
-    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.watch.find import Subject
 
     found = subject_of(what, runs_directory(runs_dir))
     return _kill_jobs(found) if isinstance(found, Subject) else _kill_process(found)
 
 
 def _kill_jobs(subject: object) -> int:
-    from holdfast.cluster.finding import Subject
-    from holdfast.cluster.killing import kill
-    from holdfast.cluster.watching import read_files
+    from holdfast.cluster.watch.find import Subject
+    from holdfast.cluster.watch.kill import kill
+    from holdfast.cluster.watch.status import read_files
 
     assert isinstance(subject, Subject)
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
@@ -57,7 +57,7 @@ def _kill_jobs(subject: object) -> int:
 
 
 def _kill_process(path: Path) -> int:
-    from holdfast.store.live import holders, is_here, stop
+    from holdfast.store.processes import holders, is_here, stop
     from holdfast.store.rundir import RunDir
 
     held = holders(RunDir(path))

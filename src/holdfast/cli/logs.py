@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
 from holdfast.errors import Unreachable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.cluster.finding import Subject
-    from holdfast.cluster.reading import Lines, Logs
+    from holdfast.cluster.watch.find import Subject
+    from holdfast.cluster.watch.logs import Lines, Logs
 
 POLL_SECONDS: Final = 1.0
 _LOOK_EVERY: Final = 5
@@ -44,7 +44,7 @@ def command(
 
     It can be named as for `holdfast status`. Ctrl-C ends the following, and nothing else.
     """
-    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.watch.find import Subject
 
     if deployment + (server is not None) + (worker is not None) > 1:
         raise UsageError("--deployment, --server and --worker name different logs; give one of them")
@@ -61,9 +61,9 @@ def command(
 
 
 def _of_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
-    from holdfast.cluster.layout import TaskPlace
-    from holdfast.cluster.reading import Lines, Logs
-    from holdfast.cluster.watching import LIVE, look, read_files
+    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.watch.logs import Lines, Logs
+    from holdfast.cluster.watch.status import LIVE, look, read_files
 
     names = read_files(subject.transport, subject.directory).invocation.tasks
     numbers = range(len(names)) if subject.task is None else [subject.task]
@@ -82,9 +82,9 @@ def _of_invocation(subject: Subject, kind: str, *, follow: bool, everything: boo
 
 
 def _of_run(path: Path, worker: str | None, *, follow: bool) -> int:
-    from holdfast.cluster.reading import Lines, Logs
-    from holdfast.cluster.transport import Here
-    from holdfast.store.live import holders
+    from holdfast.cluster.remote.transport import Here
+    from holdfast.cluster.watch.logs import Lines, Logs
+    from holdfast.store.processes import holders
     from holdfast.store.rundir import RunDir
 
     folder = path if worker is None else path / "workers" / worker
@@ -98,7 +98,7 @@ def _of_run(path: Path, worker: str | None, *, follow: bool) -> int:
 
 def _show(logs: list[tuple[Logs, Lines]], over: Callable[[], bool] | None, what: str) -> None:
     """Print what is there; with `over`, also what comes, until it says so. A cluster that is silent is waited for."""
-    from holdfast.cluster.reading import none_yet
+    from holdfast.cluster.watch.logs import none_yet
 
     shown = ""
     looks, silent, last = 0, False, over is None

@@ -112,7 +112,7 @@ def main() -> None:
         error.show()
         code = 2
     except (click.Abort, KeyboardInterrupt) as stopped:
-        from holdfast.cli.places import command_line
+        from holdfast.cli.runs import command_line
 
         again = command_line()
         click.echo(f"interrupted; everything that finished is on disk. Resume with:\n  {again}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import ConfigError, Fault, HoldfastError, Problem, UsageError
-from holdfast.spec.fields import SCHEMA_VERSION
+from holdfast.spec.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         yield path
         return
     from holdfast.spec.document import read_document
-    from holdfast.spec.earlier import is_waza
+    from holdfast.spec.legacy import is_waza
     from holdfast.spec.migrate import is_eval
 
     found = 0

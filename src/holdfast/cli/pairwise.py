@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.eval import patience
-from holdfast.cli.places import command_line, find_run
+from holdfast.cli.runs import command_line, find_run
 from holdfast.display.choice import make_display
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.places import find_run, runs_dir_option, runs_directory
+from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import Fault, ManifestError, UsageError, VersionError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
 
 def _repair(rundir: RunDir) -> tuple[list[str], Index]:
     """Set aside what is damaged, reopen the run where something is missing, and describe what was wrong."""
-    from holdfast.store.holding import hold
+    from holdfast.store.run_lock import hold
 
     lease = hold(rundir)
     try:

@@ -10,14 +10,14 @@ from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ending import run_shown
 from holdfast.cli.eval import Concurrency, hand_on, patience
-from holdfast.cli.places import home_of, runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.watch.find import Subject
     from holdfast.engine.setup import Identified
     from holdfast.store.rundir import Manifest
 
@@ -38,7 +38,7 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
     secrets. KEY=VALUE changes a run's limits, say limits.max_cost=20; what would make it another run is refused. Exit
     code 4 where it is being worked on already.
     """
-    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.watch.find import Subject
 
     found = subject_of(what, runs_directory(given["runs_dir"]))
     if not isinstance(found, Subject):
@@ -54,11 +54,11 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
 
 
 def _resume_invocation(subject: Subject) -> int:
-    from holdfast.cluster.launch import start_attempt
-    from holdfast.cluster.layout import TaskPlace, remove_stop
-    from holdfast.cluster.slurm import JobName
-    from holdfast.cluster.submission import Registry
-    from holdfast.cluster.watching import jobs_of, read_files
+    from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
+    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.remote.slurm import JobName
+    from holdfast.cluster.remote.submit import start_attempt
+    from holdfast.cluster.watch.status import jobs_of, read_files
 
     files = read_files(subject.transport, subject.directory)
     _check_rights(subject, files.invocation.user)
@@ -103,10 +103,10 @@ def _check_rights(subject: Subject, owner: str) -> None:
 
 def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
     """Run what is left of a run in its place, from its manifest."""
-    from holdfast.engine.around import with_outputs_of
     from holdfast.engine.options import Options
     from holdfast.engine.run import run_eval
     from holdfast.engine.setup import identify
+    from holdfast.plan.history import with_outputs_of
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.places import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
 from holdfast.display.format import duration
 from holdfast.errors import UsageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.cluster.watching import JobPicture, Picture, TaskPicture
+    from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
 
 UNREACHABLE = 3
 """the exit code where the cluster did not answer"""
@@ -54,13 +54,13 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     if what is None:
         return _list(as_json)
     found = subject_of(what, runs_directory(runs_dir))
-    from holdfast.cluster.finding import Subject
+    from holdfast.cluster.watch.find import Subject
 
     if not isinstance(found, Subject):
         picture = look_at_run(found)
         click.echo(_json(picture) if as_json else "\n".join(_run_lines(picture)))
         return 0
-    from holdfast.cluster.watching import look
+    from holdfast.cluster.watch.status import look
 
     seen = look(found)
     click.echo(_json(seen) if as_json else "\n".join(_lines(seen, found.name)))
@@ -73,9 +73,9 @@ def _json(value: object) -> str:
 
 def _list(as_json: bool) -> int:
     """All invocations. What is done is not asked about again, and a cluster that does not answer is asked once."""
-    from holdfast.cluster.finding import of_invocation
-    from holdfast.cluster.submission import Registry
-    from holdfast.cluster.watching import last_known, look, settled
+    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.watch.find import of_invocation
+    from holdfast.cluster.watch.status import last_known, look, settled
 
     silent: dict[tuple[str | None, str | None], str] = {}
     pictures: list[Picture] = []
@@ -188,7 +188,7 @@ def _ago(moment: float | None) -> str:
 def look_at_run(path: Path) -> RunPicture:
     """An ordinary run. Nothing is written, so reading it needs no right but to read."""
     from holdfast.store.listing import look_at
-    from holdfast.store.live import holders
+    from holdfast.store.processes import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.eval import Concurrency, hand_on, patience
-from holdfast.cli.places import command_line
+from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import Fault, Interrupted, UsageError
 
@@ -35,7 +35,7 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     one dies; theirs is 0, or 3 where there is none in the end.
     """
     from holdfast.engine.options import Options
-    from holdfast.engine.shared import run_worker, shared_eval, worker_id
+    from holdfast.engine.worker import run_worker, shared_eval, worker_id
     from holdfast.store.rundir import RunDir
 
     options = Options(wait=patience(given["wait"]), runs_dir=run.resolve().parent.parent)

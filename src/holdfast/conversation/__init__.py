@@ -1,5 +1,5 @@
 """The loop of turns between a user and a target.
 
-`talk`       the user's messages in their order, and what was said
-`responder`  a simulated user
+`turns`           the user's messages in their order, and what was said
+`simulated_user`  a simulated user
 """

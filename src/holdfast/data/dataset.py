@@ -20,7 +20,7 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
-from holdfast.spec.fields import HttpTarget
+from holdfast.spec.schema import HttpTarget
 from holdfast.spec.selection import Selection
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from holdfast.plan.changes import counted
 
 if TYPE_CHECKING:
-    from holdfast.engine.progress import Progress, RateLimit
     from holdfast.plan.plan import Plan
+    from holdfast.plan.progress import Progress, RateLimit
     from holdfast.store.index import Spent
 
 

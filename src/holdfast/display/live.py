@@ -17,8 +17,8 @@ from holdfast.display.types import Display
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
+    from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord
 
 _BAR_WIDTH = 40

@@ -16,8 +16,8 @@ from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from holdfast.display.types import Result
-    from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
+    from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord, Grade, Output
 
 _PLAIN_SECONDS = 10.0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from holdfast.engine.progress import Progress
     from holdfast.plan.plan import Plan
+    from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord, Grade, Output
 
 

@@ -4,27 +4,25 @@
 `setup`      from an eval to an open run directory and a plan
 `parameters` whether rows have what users' functions ask for
 `unseen`     what keys do not cover of an eval's code
-`around`     what other runs can lend, and what changed since the nearest
 `run`        all of it in one call, and how it ended
 `pairwise`   finished runs judged against each other
-`shared`     a run shared out among workers: prepared, worked on, finished
-`crew`       workers on this machine, started and watched
+`worker`     a run shared out among workers: prepared, worked on, finished
+`local_workers`  workers on this machine, started and watched
 `ended`      why a worker stopped, as it says so itself
 `loop`       the window of trials: generate, keep, grade, keep
 `supply`     where the loop's trials come from
 `chunks`     a worker's trials, claimed chunk after chunk
 `partner`    one trial's conversation: asked with retries, recorded, graded on the way
 `hooks`      the user's programs around the run and its trials
-`steps`      the calls of a conversation, answered from the record after a crash
+`replay`     the calls of a conversation, answered from the record after a crash
 `again`      calls that are run again where the state they built has been lost
 `workspace`  a trial's folder, kept after each turn
 `grading`    graders, as each output lands
-`keeper`     records: on disk first, then everywhere else
-`attempts`   time-outs, retries and what is a fault of all
-`window`     how many at once
+`recorder`   records: on disk first, then everywhere else
+`retry`      time-outs, retries and what is a fault of all
+`concurrency`  how many at once
 `brake`      why and how a run stops early
 `signals`    Ctrl-C and SIGTERM, the first and the second
 `budget`     limits of cost, tokens and time
-`progress`   the numbers a display shows
 `log`        what happened, for people
 """

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.engine.workspace import Workspace
+    from holdfast.store.blobs import Files
     from holdfast.store.records import Step
-    from holdfast.store.workspace import Files
     from holdfast.targets.types import FindHome
 
 Key = tuple[int, str, str, int]

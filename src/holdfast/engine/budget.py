@@ -10,8 +10,8 @@ from holdfast.errors import BudgetReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.engine.progress import Progress
-    from holdfast.spec.fields import Limits
+    from holdfast.plan.progress import Progress
+    from holdfast.spec.schema import Limits
 
 
 class Budget:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.engine.setup import Opened
     from holdfast.plan.plan import Job
     from holdfast.store.claims import Claims, Round
-    from holdfast.store.follow import Follower
+    from holdfast.store.tail import Follower
 
 _AHEAD: Final = 8
 """how few trials may be ready before the next chunk is claimed"""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from holdfast.engine.attempts import Streak
+from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.plan.plan import find_verdict
-from holdfast.spec.grader_fields import PromptGrader
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
 from holdfast.store.index import Moment
 from holdfast.store.records import Grade, GradeStatus
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-    from holdfast.engine.attempts import Attempts
-    from holdfast.engine.keeper import Keeper
+    from holdfast.engine.recorder import Keeper
+    from holdfast.engine.retry import Attempts
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import Job, Work
     from holdfast.store.index import Index, OutputRef

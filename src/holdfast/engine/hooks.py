@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.secrets import redact
+from holdfast.spec.redact import redact
 from holdfast.targets.command import die_with_parent, for_environment
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.plan.plan import Job
-    from holdfast.spec.fields import HookBlock
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import HookBlock
 
 _SHOWN: Final = 400
 _KEPT: Final = 8000

@@ -14,39 +14,39 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from holdfast.conversation.talk import Script, converse
+from holdfast.conversation.turns import Script, converse
 from holdfast.data.dataset import changed_under_us
 from holdfast.display.format import rate_limit_text
-from holdfast.engine.attempts import Attempts, Deadline
 from holdfast.engine.brake import Brake
 from holdfast.engine.budget import Budget
+from holdfast.engine.concurrency import Window
 from holdfast.engine.grading import Grading
 from holdfast.engine.hooks import Hooks
-from holdfast.engine.keeper import Keeper
 from holdfast.engine.partner import Halted, TrialPartner
-from holdfast.engine.progress import GraderProgress, Progress
-from holdfast.engine.steps import StartAnew, Steps
+from holdfast.engine.recorder import Keeper
+from holdfast.engine.replay import StartAnew, Steps
+from holdfast.engine.retry import Attempts, Deadline
 from holdfast.engine.supply import Supply
-from holdfast.engine.window import Window
 from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.mirror import NatMirror
 from holdfast.graders.build import grader_places
 from holdfast.graders.types import Case
 from holdfast.plan.plan import jobs
-from holdfast.spec.fields import ModelTarget, is_embedded
-from holdfast.spec.grader_fields import PromptGrader
+from holdfast.plan.progress import GraderProgress, Progress
+from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.store.blobs import Blobs
 from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
 from holdfast.store.records import Output, Timing
-from holdfast.store.workspace import Blobs
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.conversation.responder import Player
-    from holdfast.conversation.talk import Lines, Said
+    from holdfast.conversation.simulated_user import Player
+    from holdfast.conversation.turns import Lines, Said
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Identified, Opened, Parts

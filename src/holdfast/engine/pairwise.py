@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from holdfast.engine.run import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.graders.asking import JudgeModel, Session
-from holdfast.graders.checks import rendered
 from holdfast.graders.replies import Unreadable, boundary, read_choice
+from holdfast.graders.text import rendered
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
 from holdfast.spec.document import Document
-from holdfast.spec.fields import SCHEMA_VERSION
-from holdfast.spec.grader_fields import PromptGrader
-from holdfast.spec.grader_load import with_rubric
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import build_eval
-from holdfast.spec.reading import validate_block
+from holdfast.spec.load_graders import with_rubric
+from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.spec.validation import validate_block
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reply
 

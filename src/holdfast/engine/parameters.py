@@ -10,7 +10,7 @@ from holdfast.graders.build import grader_places
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from holdfast.conversation.responder import Player
+    from holdfast.conversation.simulated_user import Player
     from holdfast.data.dataset import Survey
     from holdfast.engine.setup import Identified
     from holdfast.functions import Function

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from holdfast.conversation.responder import Decision
-from holdfast.conversation.talk import NOTHING
+from holdfast.conversation.simulated_user import Decision
+from holdfast.conversation.turns import NOTHING
 from holdfast.errors import AttemptError
 from holdfast.graders.types import Case
 from holdfast.store.records import NO_USAGE, Output, Timing, Usage
@@ -21,13 +21,13 @@ from holdfast.targets.types import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.conversation.responder import Player
-    from holdfast.engine.attempts import Attempts, Deadline
+    from holdfast.conversation.simulated_user import Player
     from holdfast.engine.grading import Grading
-    from holdfast.engine.steps import Steps
+    from holdfast.engine.replay import Steps
+    from holdfast.engine.retry import Attempts, Deadline
     from holdfast.plan.plan import Job
+    from holdfast.store.blobs import Blobs
     from holdfast.store.records import Mark, ToolCall
-    from holdfast.store.workspace import Blobs
     from holdfast.targets.types import Message, Target, Turn
 
 

@@ -23,10 +23,10 @@ from holdfast.errors import BudgetReached, DataError, Fault, HoldfastError, Inte
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
-from holdfast.report.idle import without_rows
 from holdfast.report.metrics import grading_rules, report_so_far, write_report
-from holdfast.spec.fields import CommandTarget, HttpTarget, NatTarget
+from holdfast.report.notices import without_rows
 from holdfast.spec.load import target_name
+from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
 from holdfast.store.claims import end_rounds
 from holdfast.targets.prices import Prices
 

@@ -12,22 +12,22 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.canonical import digest
-from holdfast.conversation.responder import build_player, responder_identity
-from holdfast.conversation.talk import Script
+from holdfast.conversation.simulated_user import build_player, responder_identity
+from holdfast.conversation.turns import Script
 from holdfast.data.dataset import Dataset, Survey
-from holdfast.engine.around import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault, VersionError
 from holdfast.graders.build import build_graders, grader_identity, grader_places, revised, stale_rows, threshold
+from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Plan, Slot, Work
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
-from holdfast.spec.secrets import without_secrets
-from holdfast.store.files import advice_for, make_directory, slug
-from holdfast.store.holding import hold
+from holdfast.spec.redact import without_secrets
+from holdfast.store.durable import advice_for, make_directory, slug
 from holdfast.store.index import Index
+from holdfast.store.run_lock import hold
 from holdfast.store.rundir import Manifest, RunDir
 from holdfast.targets.build import build_target, target_identity
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.conversation.responder import Player
+    from holdfast.conversation.simulated_user import Player
     from holdfast.engine.options import Options
     from holdfast.graders.build import GraderPlace
     from holdfast.graders.types import InstantGrader, WaitingGrader

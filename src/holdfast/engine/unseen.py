@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.functions.loading import unseen_imports
-from holdfast.spec.fields import CommandTarget
-from holdfast.spec.file_fields import ProgramGrader
-from holdfast.spec.source import computed_imports
+from holdfast.spec.file_grader_schema import ProgramGrader
+from holdfast.spec.fingerprint import computed_imports
+from holdfast.spec.schema import CommandTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

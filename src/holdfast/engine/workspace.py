@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.workspace import Blobs, Files, inside, link_of, mode_of, restore, snapshot
+from holdfast.store.blobs import Blobs, Files, inside, link_of, mode_of, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample

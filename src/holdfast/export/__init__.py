@@ -1,6 +1,6 @@
 """Runs for other tools.
 
-`reading`   a run directory's trials, whole and in the dataset's order, from its path alone
+`run_reader` a run directory's trials, whole and in the dataset's order, from its path alone
 `result`    a run as `holdfast.evaluate` returns it
 `samples`   transcripts as one readable JSONL
 `tables`    CSV and Parquet
@@ -17,5 +17,5 @@
 `wandb`     Weights & Biases, also offline
 `mlflow`    an MLflow tracking server
 `tracking`  what those two have in common
-`exporting` one way to all of them, which notes in `exports.json` how each went
+`registry`  one way to all of them, which notes in `exports.json` how each went
 """

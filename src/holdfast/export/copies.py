@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.export.folder import write_folder
 from holdfast.export.nat import write_nat
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.export.samples import write_samples
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.export.names import unique_names
-from holdfast.store.files import make_directory, replacing
+from holdfast.store.durable import make_directory, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.export.reading import RunReader, Trial
+    from holdfast.export.run_reader import RunReader, Trial
 
 
 _FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.export.samples import write_samples
-from holdfast.store.files import make_directory, replacing, slug
+from holdfast.store.durable import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from holdfast.export.reading import RunReader
+    from holdfast.export.run_reader import RunReader
 
 
 def write_folder(reader: RunReader, folder: Path) -> list[Path]:

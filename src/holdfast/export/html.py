@@ -17,15 +17,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.display.format import dollars, duration, share
-from holdfast.export.reading import Trial
+from holdfast.export.run_reader import Trial
 from holdfast.spec.template import RENDER_ERRORS, template
-from holdfast.store.files import replacing
+from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.export.reading import Pending, RunReader
+    from holdfast.export.run_reader import Pending, RunReader
     from holdfast.spec.template import Template
     from holdfast.store.records import Grade, Output
 

@@ -13,13 +13,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from holdfast.export.reading import Trial
-from holdfast.store.files import replacing
+from holdfast.export.run_reader import Trial
+from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.export.reading import Pending, RunReader
+    from holdfast.export.run_reader import Pending, RunReader
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """characters that XML cannot hold, not even as references"""

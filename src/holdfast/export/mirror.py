@@ -17,8 +17,8 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.export.nat import NatFolder, workflow_line
 from holdfast.graders.build import grader_places
-from holdfast.spec.fields import ModelTarget
-from holdfast.store.files import replacing
+from holdfast.spec.schema import ModelTarget
+from holdfast.store.durable import replacing
 from holdfast.store.index import read_output, read_output_head, read_steps
 from holdfast.store.lines import scan
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.export.exporting import Exported
+from holdfast.export.registry import Exported
 from holdfast.export.tables import rows
 from holdfast.export.tracking import about, environment, flat, numbers, shown_name
-from holdfast.spec.secrets import bare_url
+from holdfast.spec.redact import bare_url
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from mlflow import MlflowClient
 
-    from holdfast.export.reading import RunReader
-    from holdfast.spec.fields import MlflowExport
+    from holdfast.export.run_reader import RunReader
+    from holdfast.spec.schema import MlflowExport
 
 _TAG: Final = "holdfast.run"
 _LONGEST_PARAM: Final = 500

@@ -13,14 +13,14 @@ import msgspec
 
 from holdfast.export.calls import nat_steps
 from holdfast.export.names import unique_names
-from holdfast.spec.fields import ModelTarget
-from holdfast.store.files import keep_backup, make_directory, replacing, slug
+from holdfast.spec.schema import ModelTarget
+from holdfast.store.durable import keep_backup, make_directory, replacing, slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from holdfast.export.reading import RunReader, Trial
+    from holdfast.export.run_reader import RunReader, Trial
     from holdfast.store.records import Output, Step
 
 DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")

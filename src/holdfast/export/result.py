@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
-from holdfast.export.reading import RunReader
+from holdfast.export.run_reader import RunReader
 from holdfast.store.index import read_line
 from holdfast.store.rundir import RunDir
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.store.files import replacing
+from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.export.reading import RunReader, Trial
+    from holdfast.export.run_reader import RunReader, Trial
 
 _VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
 

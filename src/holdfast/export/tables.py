@@ -11,14 +11,14 @@ import msgspec
 
 from holdfast.errors import UsageError
 from holdfast.export.names import unique_names
-from holdfast.export.reading import Pending
-from holdfast.store.files import replacing
+from holdfast.export.run_reader import Pending
+from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.export.reading import RunReader
+    from holdfast.export.run_reader import RunReader
     from holdfast.store.records import Output
 
 

@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.export.reading import RunReader
+    from holdfast.export.run_reader import RunReader
     from holdfast.store.rundir import Manifest
 
 _LONGEST = 20

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
-from holdfast.export.exporting import Exported
+from holdfast.export.registry import Exported
 from holdfast.export.tables import rows
 from holdfast.export.tracking import about, environment, numbers, shown_name, stable_id
-from holdfast.store.files import make_directory
+from holdfast.store.durable import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import wandb
 
-    from holdfast.export.reading import RunReader
-    from holdfast.spec.fields import WandbExport
+    from holdfast.export.run_reader import RunReader
+    from holdfast.spec.schema import WandbExport
 
 _HOME: Final = "https://api.wandb.ai"
 _TABLE: Final = 10_000

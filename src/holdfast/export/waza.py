@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.export.reading import Trial
+from holdfast.export.run_reader import Trial
 from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_stats
 from holdfast.graders.build import grader_places
-from holdfast.spec.fields import TARGETS
+from holdfast.spec.schema import TARGETS
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.files import replacing
+from holdfast.store.durable import replacing
 from holdfast.waza.triggers import SHOULD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.export.reading import Pending, RunReader
+    from holdfast.export.run_reader import Pending, RunReader
     from holdfast.graders.build import GraderPlace
     from holdfast.store.records import Grade, Output, Usage
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import AttemptError, ConfigError, Problem
-from holdfast.spec.secrets import redact
+from holdfast.spec.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -35,8 +35,8 @@ from holdfast.functions.loading import (
     users_file,
 )
 from holdfast.functions.states import keep, recall, release
-from holdfast.spec.fields import SESSION
-from holdfast.spec.source import scan, token_bytes
+from holdfast.spec.fingerprint import scan, token_bytes
+from holdfast.spec.schema import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

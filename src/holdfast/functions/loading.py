@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions.calling import said_with_place
-from holdfast.spec.fields import SESSION
-from holdfast.spec.source import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
+from holdfast.spec.fingerprint import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
+from holdfast.spec.schema import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,18 +1,18 @@
 """Checks: one module per kind of grader, or per family.
 
 `types`        Case, Verdict, Grader
-`checks`       exact, text, choice, number: answered at once
+`text`         exact, text, choice, number: answered at once
 `similarity`   similarity
-`overlap`      bleu, chrf, rouge, char_f1, wer, cer
+`text_metrics` bleu, chrf, rouge, char_f1, wer, cer
 `pool`         processes that are asked what could take for ever, and killed when it does
 `answering`    the other end of it, in the child
-`mathematics`  math, asked of a pool
+`maths`        math, asked of a pool
 `mathematics_worker`  what runs in it
 `elsewhere`    patterns and comparisons that could take long, asked of a pool
 `slow_worker`  what runs in it
 `schema`       json_schema
 `python`       a user's function
-`prompt`       a judge model
+`judge`        a judge model
 `asking`       requests to a judge
 `replies`      scores read from a judge's reply
 `trigger`      trigger

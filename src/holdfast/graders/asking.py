@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.conversation.talk import add_usage
+from holdfast.conversation.turns import add_usage
 from holdfast.errors import AttemptError
 from holdfast.targets.model import Model
 
 if TYPE_CHECKING:
-    from holdfast.spec.grader_fields import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
     from holdfast.store.records import Usage
     from holdfast.targets.prices import Prices
     from holdfast.targets.types import Message, Reply

@@ -12,9 +12,10 @@ import msgspec
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import AttemptError, ConfigError, Problem
 from holdfast.functions import function_source, load_function
-from holdfast.graders.checks import Choice, Exact, Number, Text
-from holdfast.spec.file_fields import CodeGrader, DiffGrader, FileGrader, ProgramGrader
-from holdfast.spec.grader_fields import (
+from holdfast.graders.text import Choice, Exact, Number, Text
+from holdfast.spec.file_grader_schema import CodeGrader, DiffGrader, FileGrader, ProgramGrader
+from holdfast.spec.fingerprint import check_program, command_files, file_inside
+from holdfast.spec.grader_schema import (
     ChoiceGrader,
     ExactGrader,
     GraderBlock,
@@ -28,11 +29,9 @@ from holdfast.spec.grader_fields import (
     TextGrader,
     TriggerGrader,
 )
-from holdfast.spec.overlap_fields import OverlapBlock
-from holdfast.spec.reading import suggest
-from holdfast.spec.source import check_program, command_files, file_inside
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.spec.tool_fields import (
+from holdfast.spec.text_metric_schema import OverlapBlock
+from holdfast.spec.tool_grader_schema import (
     ActionSequenceGrader,
     BehaviorGrader,
     SkillInvocationGrader,
@@ -40,6 +39,7 @@ from holdfast.spec.tool_fields import (
     ToolCallsGrader,
     ToolConstraintGrader,
 )
+from holdfast.spec.validation import suggest
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
 
             return Similarity(block, fingerprint)
         case OverlapBlock():
-            from holdfast.graders.overlap import PACKAGES, build_overlap
+            from holdfast.graders.text_metrics import PACKAGES, build_overlap
 
             _needs(*PACKAGES[block.type], where)
             try:
@@ -199,7 +199,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
                 raise ConfigError([Problem(where, _first_line(error))]) from error
         case MathGrader():
             _needs("math_verify", "math-verify", where)
-            from holdfast.graders.mathematics import Mathematics
+            from holdfast.graders.maths import Mathematics
 
             return Mathematics(block, fingerprint)
         case JsonSchemaGrader():
@@ -217,7 +217,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
             assert limit is not None
             return PythonCheck(block, function, fingerprint, where, limit)
         case PromptGrader():
-            from holdfast.graders.prompt import Judge
+            from holdfast.graders.judge import Judge
 
             return Judge(block, fingerprint, Prices(block.model or "", spec.prices), where)
         case NatGrader():

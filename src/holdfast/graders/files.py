@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from msgspec import UnsetType
 
 from holdfast.errors import AttemptError
-from holdfast.graders.checks import Check, share
+from holdfast.graders.text import Check, share
 from holdfast.spec.regex import compile_regex
-from holdfast.store.workspace import follow
+from holdfast.store.blobs import follow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.graders.types import Case, Verdict
-    from holdfast.spec.file_fields import DiffGrader, FileGrader
+    from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
     from holdfast.spec.regex import Regex
-    from holdfast.store.workspace import Blobs
+    from holdfast.store.blobs import Blobs
 
 
 class _Files:

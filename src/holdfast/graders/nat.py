@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault, HoldfastError
 from holdfast.functions import said_with_place
-from holdfast.graders.checks import rendered
+from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict
 from holdfast.nat.library import Evaluator, load_evaluator_config
 from holdfast.nat.trace import steps_of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_fields import NatGrader
+    from holdfast.spec.grader_schema import NatGrader
 
 _FAILED = ("Error in evaluator", "Evaluator error")
 """how NAT's evaluators begin the reasoning of a score that is none"""

@@ -12,15 +12,15 @@ import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.graders.calls import NOT_SEEN, calls_of
-from holdfast.graders.checks import rendered, share
 from holdfast.graders.sandbox import Confined, room, run_in
+from holdfast.graders.text import rendered, share
 from holdfast.graders.types import Verdict
-from holdfast.spec.source import named_file
+from holdfast.spec.fingerprint import named_file
 
 if TYPE_CHECKING:
     from holdfast.graders.sandbox import Ran
     from holdfast.graders.types import Case
-    from holdfast.spec.file_fields import CodeGrader, ProgramGrader
+    from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
 
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
 _JAVASCRIPT: Final = """

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
 from holdfast.functions import Function, load_function, split_reference, user_error
-from holdfast.graders.checks import rendered
+from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.panels import Stale
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_fields import PythonGrader
+    from holdfast.spec.grader_schema import PythonGrader
     from holdfast.spec.load import Eval
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")

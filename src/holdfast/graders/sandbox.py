@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError
 from holdfast.graders.answering import OUTSIDE
-from holdfast.store.workspace import MOST_BYTES, restore
+from holdfast.store.blobs import MOST_BYTES, restore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -12,7 +12,7 @@ from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_fields import JsonSchemaGrader
+    from holdfast.spec.grader_schema import JsonSchemaGrader
 
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
 """with one way to match each line end: with two, many empty lines and no closing fence would take for ever"""

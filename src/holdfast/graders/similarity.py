@@ -9,13 +9,13 @@ from rapidfuzz import fuzz
 from rapidfuzz.distance import JaroWinkler, Levenshtein
 
 from holdfast.errors import AttemptError
-from holdfast.graders.checks import Check, expected_texts
+from holdfast.graders.text import Check, expected_texts
 from holdfast.graders.types import Verdict
 from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_fields import SimilarityGrader
+    from holdfast.spec.grader_schema import SimilarityGrader
 
 _PERCENT: dict[str, Any] = {
     "ratio": fuzz.ratio,

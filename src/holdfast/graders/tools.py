@@ -9,11 +9,11 @@ import jsonschema_rs
 
 from holdfast.errors import AttemptError
 from holdfast.graders.calls import NOT_SEEN, as_text, calls_of, skills_of
-from holdfast.graders.checks import Check, share
 from holdfast.graders.schema import stay_here
+from holdfast.graders.text import Check, share
 from holdfast.graders.types import Verdict
 from holdfast.spec.regex import compile_regex
-from holdfast.spec.tool_fields import ConstraintSpec
+from holdfast.spec.tool_grader_schema import ConstraintSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.graders.calls import Call
     from holdfast.graders.types import Case
     from holdfast.spec.regex import Dialect, Regex
-    from holdfast.spec.tool_fields import (
+    from holdfast.spec.tool_grader_schema import (
         ActionSequenceGrader,
         BehaviorGrader,
         CallSpec,

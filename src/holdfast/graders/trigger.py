@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import AttemptError
-from holdfast.graders.checks import Check
+from holdfast.graders.text import Check
 from holdfast.graders.types import Verdict
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_fields import TriggerGrader
+    from holdfast.spec.grader_schema import TriggerGrader
 
 _WORD: Final = re.compile(r"[^\W_]{3,}")
 _COMMON: Final = frozenset(

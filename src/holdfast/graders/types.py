@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.data.dataset import Sample
-    from holdfast.spec.grader_fields import GraderBlock, TextBlock
+    from holdfast.spec.grader_schema import GraderBlock, TextBlock
+    from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
-    from holdfast.store.workspace import Blobs
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.nat.config import SECTIONS, read_config
 from holdfast.nat.dataset import Reader
 from holdfast.spec.document import Document, dotted
-from holdfast.spec.fields import SCHEMA_VERSION
-from holdfast.spec.reading import suggest
+from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

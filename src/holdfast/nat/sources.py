@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
-from holdfast.spec.source import local_module, source_files, source_fingerprint
+from holdfast.spec.fingerprint import local_module, source_files, source_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,4 +4,6 @@
 `plan`     what is finished, to grade, to run
 `reuse`    what other runs have already done
 `changes`  why something has to be done, in words
+`history`  what other runs can lend, and what changed since the nearest
+`progress` the numbers a display shows
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
-    from holdfast.spec.grader_fields import Measure
+    from holdfast.spec.grader_schema import Measure
     from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
     from holdfast.store.records import GradeStatus
     from holdfast.store.rundir import Manifest

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from holdfast.plan.plan import find_verdict
+from holdfast.store.blobs import Blobs
 from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import is_sound, scan_raw, with_source
-from holdfast.store.workspace import Blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set

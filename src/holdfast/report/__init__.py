@@ -2,7 +2,7 @@
 
 `stats`    intervals and pass@k, pure
 `tally`    what is counted on the way through a run
-`idle`     graders that checked nothing, in words
+`notices`  graders that checked nothing, in words
 `failures` why trials and grades are missing, and what was retried
 `summary`  the lines below the table
 `metrics`  results.json and metrics.json

@@ -14,12 +14,12 @@ import msgspec
 
 from holdfast.data.dataset import changed_under_us
 from holdfast.graders.build import grader_places, threshold
-from holdfast.graders.overlap import corpus_numbers
-from holdfast.report.idle import without_rows, without_verdicts
+from holdfast.graders.text_metrics import corpus_numbers
+from holdfast.report.notices import without_rows, without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.spec.load import target_name
-from holdfast.store.files import replacing
+from holdfast.store.durable import replacing
 from holdfast.store.index import TextReader
 from holdfast.store.records import SCHEMA_VERSION, status_by
 

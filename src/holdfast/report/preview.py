@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.conversation.talk import Script
+from holdfast.conversation.turns import Script
 from holdfast.errors import AttemptError
-from holdfast.spec.fields import ModelTarget
+from holdfast.spec.schema import ModelTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:

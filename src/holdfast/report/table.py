@@ -12,10 +12,10 @@ from holdfast.display.format import share
 from holdfast.display.grid import Column, fitted, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.graders.build import grader_places
-from holdfast.report.idle import without_rows
+from holdfast.report.notices import without_rows
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
-from holdfast.spec.secrets import without_secrets
+from holdfast.spec.redact import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

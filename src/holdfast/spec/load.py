@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.earlier import check_spellings, eval_version
-from holdfast.spec.fields import (
+from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.legacy import check_spellings, eval_version
+from holdfast.spec.load_graders import read_graders, with_player
+from holdfast.spec.overrides import apply_override
+from holdfast.spec.redact import bare_url
+from holdfast.spec.schema import (
     EXPORTS,
     SESSION,
     TARGETS,
@@ -30,14 +34,10 @@ from holdfast.spec.fields import (
     TargetBlock,
     WorkspaceBlock,
 )
-from holdfast.spec.grader_fields import GraderBlock, NatGrader, PromptGrader
-from holdfast.spec.grader_load import read_graders, with_player
-from holdfast.spec.overrides import apply_override
-from holdfast.spec.reading import suggest, validate_block
-from holdfast.spec.secrets import bare_url
 from holdfast.spec.selection import Selection
 from holdfast.spec.template import Template, TemplateSyntaxError, expression, texts
 from holdfast.spec.vacuous import vacuous_checks
+from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import parse_document, read_text
-from holdfast.spec.earlier import earlier_spellings, is_before_versions, is_waza
-from holdfast.spec.fields import SCHEMA_VERSION
-from holdfast.spec.rewriting import Add, Assign, Rename, rewrite
-from holdfast.store.files import keep_backup, overwrite
+from holdfast.spec.legacy import earlier_spellings, is_before_versions, is_waza
+from holdfast.spec.rewrite import Add, Assign, Rename, rewrite
+from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.store.durable import keep_backup, overwrite
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.document import Document
-    from holdfast.spec.rewriting import Change
+    from holdfast.spec.rewrite import Change
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_value
-from holdfast.spec.reading import suggest
+from holdfast.spec.validation import suggest
 
 Override = tuple[tuple[str, ...], Any]
 """a path of keys, and the value to be laid there"""

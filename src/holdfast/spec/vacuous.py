@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.spec.grader_fields import TextGrader
+from holdfast.spec.grader_schema import TextGrader
 from holdfast.spec.regex import compile_regex
 from holdfast.spec.slow import Slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.spec.grader_fields import GraderBlock
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.load import Eval
 
 _ANSWERS: Final = ("", " ", "x", "\n", "A sentence, with the number 1.\nAnd another line.")

@@ -3,14 +3,14 @@
 `lines`      how a line is sealed and checked
 `records`    what a line holds
 `journal`    the one thread that appends and syncs
-`files`      durable small writes: atomic replace, directory sync
+`durable`    durable small writes: atomic replace, directory sync
 `index`      what is already there, read once when a run is opened
-`follow`     what other workers have written since the last look
+`tail`       what other workers have written since the last look
 `lease`      who may write
-`holding`    one process alone on a run, or workers side by side
-`live`       who is at work on a run, and telling them to stop
+`run_lock`   one process alone on a run, or workers side by side
+`processes`  finds and stops the processes at work on a run
 `claims`     which worker does which trials
-`workspace`  the files a trial works on, kept by content
+`blobs`      the files a trial works on, kept by content
 `rundir`     the directory as a whole
 `upgrade`    runs of earlier versions brought up to date
 `catalog`    the runs below a runs directory

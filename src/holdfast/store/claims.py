@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import Fault, UsageError
-from holdfast.store.files import make_directory, replacing, sync_directory
-from holdfast.store.holding import worker_lease
+from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.run_lock import worker_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

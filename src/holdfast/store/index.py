@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.store.files import drop_cache, make_directory, replacing, sync
+from holdfast.store.durable import drop_cache, make_directory, replacing, sync
 from holdfast.store.lines import scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 

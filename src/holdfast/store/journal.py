@@ -28,7 +28,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from holdfast.errors import Fault
-from holdfast.store.files import advice_for, make_directory, sync, sync_directory
+from holdfast.store.durable import advice_for, make_directory, sync, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import ManifestError
-from holdfast.store.files import make_directory, replacing, sync_directory
+from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version, parse_version

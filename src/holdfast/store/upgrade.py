@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import ManifestError, UsageError
-from holdfast.store.files import overwrite
+from holdfast.store.durable import overwrite
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.rundir import RunDir, decode_manifest

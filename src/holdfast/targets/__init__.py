@@ -4,7 +4,7 @@
 `model`     a model behind an OpenAI-compatible API
 `client`    the HTTP client all of them share, and what its failures mean
 `sse`       server-sent events, parsed as they arrive
-`spread`    the same for several servers of one model, and `endpoints`, where those are
+`balancer`  the same for several servers of one model, and `endpoints`, where those are
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     how many cores that process may use
 `python`    a Python function, and `lifetime`, which opens and closes it where it is an object

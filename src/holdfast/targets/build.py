@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.functions import function_source
-from holdfast.spec.fields import CommandTarget, HttpTarget, MockTarget, ModelTarget, NatTarget, PythonTarget
-from holdfast.spec.secrets import shown_url
-from holdfast.spec.source import command_files
+from holdfast.spec.fingerprint import command_files
+from holdfast.spec.redact import shown_url
+from holdfast.spec.schema import CommandTarget, HttpTarget, MockTarget, ModelTarget, NatTarget, PythonTarget
 from holdfast.targets.endpoints import base_urls
 from holdfast.targets.prices import Prices
 from holdfast.targets.tools import Toolbox, tools_identity

@@ -25,7 +25,7 @@ from yarl import URL
 
 from holdfast import __version__
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.secrets import bare_url
+from holdfast.spec.redact import bare_url
 from holdfast.targets.sse import Event, EventParser
 
 if TYPE_CHECKING:

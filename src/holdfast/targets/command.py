@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.source import check_program, is_file
+from holdfast.spec.fingerprint import check_program, is_file
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import Reply
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.spec.fields import CommandTarget
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import CommandTarget
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Turn
 

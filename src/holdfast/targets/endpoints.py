@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from holdfast.spec.fields import urls_of
-from holdfast.spec.secrets import filled
+from holdfast.spec.redact import filled
+from holdfast.spec.schema import urls_of
 
 DEFAULT_BASE_URL: Final = "https://api.openai.com/v1"
 

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
 from holdfast.nat.trace import usage_of
-from holdfast.spec.secrets import VARIABLE, filled
+from holdfast.spec.redact import VARIABLE, filled
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.targets.client import Client
 from holdfast.targets.nat_stream import read_step
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from holdfast.spec.fields import HttpTarget
+    from holdfast.spec.schema import HttpTarget
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
 

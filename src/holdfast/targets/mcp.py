@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.secrets import bare_url, filled
-from holdfast.spec.source import check_program, is_file
+from holdfast.spec.fingerprint import check_program, is_file
+from holdfast.spec.redact import bare_url, filled
 from holdfast.targets.tools import Tool
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from holdfast.spec.fields import ToolBlock
+    from holdfast.spec.schema import ToolBlock
     from holdfast.targets.tools import ToolContext
     from holdfast.targets.types import Calls
 

@@ -11,23 +11,23 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem
-from holdfast.spec.fields import ModelTarget, is_embedded
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.targets.balancer import client_of
 from holdfast.targets.client import bearer
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
-from holdfast.targets.spread import client_of
 from holdfast.targets.tools import answer
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.spec.fields import ResponderBlock
-    from holdfast.spec.grader_fields import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
+    from holdfast.spec.schema import ResponderBlock
     from holdfast.store.records import Usage
+    from holdfast.targets.balancer import Spread
     from holdfast.targets.client import Client
     from holdfast.targets.prices import Prices
-    from holdfast.targets.spread import Spread
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 

@@ -14,8 +14,8 @@ from holdfast.nat.trace import messages_of, usage_of
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from holdfast.spec.fields import NatTarget
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import NatTarget
     from holdfast.targets.types import Turn
 
 

@@ -12,7 +12,7 @@ from holdfast.store.records import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.fields import Price
+    from holdfast.spec.schema import Price
 
 _TABLE: Final[dict[str, tuple[float, float]]] = {
     "claude-haiku-4-5": (1.00, 5.00),

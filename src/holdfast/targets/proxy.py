@@ -17,18 +17,18 @@ from aiohttp import web
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import Usage
+from holdfast.targets.balancer import client_of
 from holdfast.targets.client import bearer
 from holdfast.targets.endpoints import base_urls
 from holdfast.targets.model import check_choice
 from holdfast.targets.prices import Prices
-from holdfast.targets.spread import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.spec.fields import CommandTarget, Price, PythonTarget
+    from holdfast.spec.schema import CommandTarget, Price, PythonTarget
+    from holdfast.targets.balancer import Spread
     from holdfast.targets.client import Client
-    from holdfast.targets.spread import Spread
     from holdfast.targets.types import Calls
 
 _MOST_BYTES: Final = 256 * 1024 * 1024

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault, UsageError
 from holdfast.functions import Function, load_function, user_error
-from holdfast.spec.fields import ModelTarget
+from holdfast.spec.schema import ModelTarget
 from holdfast.store.records import Usage
 from holdfast.targets.lifetime import instance_of, lifetime
 from holdfast.targets.model import Model
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from holdfast.spec.fields import PythonTarget
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import PythonTarget
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, Replay, Turn

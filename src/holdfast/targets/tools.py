@@ -20,16 +20,16 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions import Function, function_source, load_function, said_with_place, user_traceback
-from holdfast.spec.secrets import redact, shown_url
-from holdfast.spec.source import command_files
+from holdfast.spec.fingerprint import command_files
+from holdfast.spec.redact import redact, shown_url
 from holdfast.targets.types import PROCESS, Home, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from holdfast.spec.fields import ToolBlock
     from holdfast.spec.load import Eval
+    from holdfast.spec.schema import ToolBlock
     from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, Replay, Turn
 

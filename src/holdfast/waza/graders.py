@@ -13,8 +13,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.spec.grader_fields import TAKEN_NAMES, PatternBlock
-from holdfast.spec.grader_load import GRADERS, names_file, rubric_text
+from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
+from holdfast.spec.load_graders import GRADERS, names_file, rubric_text
 from holdfast.waza.files import content
 from holdfast.waza.findings import at
 from holdfast.waza.gotext import literal
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
-    from holdfast.spec.grader_fields import GraderBlock
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.waza.findings import Findings
 
 _OLDER: Final[dict[str, tuple[str, dict[str, str]]]] = {

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import Document
-from holdfast.spec.fields import SCHEMA_VERSION, TARGETS
 from holdfast.spec.load import limit_of
 from holdfast.spec.overrides import apply_override
+from holdfast.spec.schema import SCHEMA_VERSION, TARGETS
 from holdfast.spec.selection import Selection
 from holdfast.waza.config import project_folder, read_config, version_problem
 from holdfast.waza.files import agent_file, instructions, skill_text

@@ -1,0 +1,177 @@
+"""`holdfast eval -c CONFIG --run|--batch PROFILE`: show what was compiled, submit it, follow it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.cluster.config.launch import Launch
+    from holdfast.cluster.config.options import RunOptions
+    from holdfast.cluster.remote.invocation import DeploymentFile
+    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.spec.overrides import Override
+
+
+def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Override], given: dict[str, Any]) -> int:
+    """Compile, show, and unless that was all submit; attached unless --batch. `laid` is for every eval file."""
+    from holdfast.cluster.config.compile import compile_launch
+
+    if given["run"] and given["batch"]:
+        raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
+    _refuse(given)
+    detached = given["batch"] is not None
+    launch = compile_launch(
+        config,
+        given["run"] or given["batch"],
+        [*_outer(given), *overrides],
+        given["ids"],
+        detached=detached,
+        laid=laid,
+        options=_options(given),
+        exports=given["export"],
+    )
+    if given["dry_run"]:
+        return _preview(launch, given)
+    _refuse_without_place(launch)
+    _show(launch)
+    return _submit(launch, detached=detached, force_squash=given["force_squash"])
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """What cannot be done in a job is refused, never passed over."""
+    if given["baseline_model"]:
+        raise UsageError(
+            "--baseline-model is for runs in this process",
+            remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
+        )
+    if given["display"] not in (None, "plain"):
+        raise UsageError(
+            f"--display {given['display']}: what is shown of jobs are their logs, which are plain",
+            remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
+        )
+    if given["json"] and not given["dry_run"]:
+        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+
+
+def _refuse_without_place(launch: Launch) -> None:
+    """Jobs are sent nowhere that nobody named; a compiled configuration names it under `run.env`."""
+    if launch.execution.executor == "slurm" and launch.profile is None and launch.env.executor is None:
+        raise UsageError(
+            f"{launch.path}: execution.type is slurm, and nobody says where",
+            remedy="Name a profile with --run or --batch, or look at it with --dry-run.",
+        )
+
+
+def _outer(given: dict[str, Any]) -> list[str]:
+    """Options that stand for keys of the configuration; what is written as KEY=VALUE goes before them."""
+    found = []
+    if given["workers"]:
+        found.append(f"execution.workers={given['workers']}")
+    if given["runs_dir"]:
+        found.append(f"execution.output_dir={json.dumps(str(given['runs_dir']))}")
+    return found
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    from holdfast.cluster.config.options import RunOptions
+
+    names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
+    place = given["output_path"]
+    return RunOptions(**{name: given[name] for name in names}, output_path=str(place) if place else None)
+
+
+def _show(launch: Launch) -> None:
+    from holdfast.cluster.config.render import TITLE, compiled_yaml
+
+    click.echo(TITLE)
+    click.echo("─" * len(TITLE))
+    click.echo(compiled_yaml(launch), nl=False)
+    click.echo()
+    for notice in launch.notices:
+        click.echo(f"[info] {notice}", err=True)
+
+
+def _preview(launch: Launch, given: dict[str, Any]) -> int:
+    """What would be submitted and done, with nothing sent and nothing written."""
+    from holdfast.cluster.remote.bundle import collect
+    from holdfast.cluster.remote.describe import preview
+    from holdfast.cluster.remote.preview import Foresight
+
+    if not given["json"]:
+        _show(launch)
+    tasks, ahead = [], Foresight(launch)
+    for each, task in zip(preview(launch), launch.tasks, strict=True):
+        seen = ahead.of(task, each.task)
+        bundle = collect(task.spec, task.eval_file, translated=task.translated)
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
+        server = None if each.task.deployment is None else each.task.deployment.command
+        servers = {_server_name(served): served.command for served in each.task.served}
+        tasks.append(
+            {
+                "name": task.name,
+                "eval": str(task.eval_file),
+                **seen.as_dict(),
+                "files": bundle.as_dict(),
+                "server": server,
+                "servers": servers,
+                "scripts": {name: text for name, text in scripts.items() if text is not None},
+            }
+        )
+        if not given["json"]:
+            click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
+            click.echo("".join(f"  {line}\n" for line in [*seen.lines(), *bundle.lines()]), nl=False)
+            for name, text in scripts.items():
+                if text is not None:
+                    click.echo(f"  {name}:")
+                    click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
+            for name, line in servers.items():
+                click.echo(f"  {name}: {line}")
+            click.echo()
+    if given["json"]:
+        click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
+    return 0
+
+
+def _server_name(served: DeploymentFile) -> str:
+    several = f" ({served.instances} instances)" if served.instances > 1 else ""
+    return (f"server {served.name}" if served.prefix else "server") + several
+
+
+def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
+    from holdfast.cluster.config.variables import WANDB_KEY
+    from holdfast.cluster.remote.submit import submit
+    from holdfast.cluster.remote.transport import way_to
+    from holdfast.cluster.watch.follow import follow
+
+    if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
+        from holdfast.cluster.config.variables import wandb_key
+
+        if wandb_key(os.environ):
+            click.echo(f"[info] Detected W&B login, setting {WANDB_KEY}")
+    click.echo("Starting evaluation...")
+    invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
+    click.echo(f"✓ Evaluation submitted: {invocation.id}")
+    _say_how_to_follow(invocation)
+    if detached:
+        return 0
+    try:
+        return follow(way_to(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
+    except KeyboardInterrupt:
+        click.echo("\nDetached; the evaluation continues.", err=True)
+        _say_how_to_follow(invocation, err=True)
+        return 130
+
+
+def _say_how_to_follow(invocation: Invocation, *, err: bool = False) -> None:
+    click.echo(f"  holdfast status {invocation.id}", err=err)
+    click.echo(f"  holdfast logs {invocation.id} -f", err=err)
+    click.echo(f"  holdfast kill {invocation.id}", err=err)
+    click.echo(f"  {invocation.host or 'this machine'}:{invocation.directory}", err=err)

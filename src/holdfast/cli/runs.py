@@ -1,0 +1,90 @@
+"""Where runs are, and which of them a command means."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.cluster.watch.find import Subject
+    from holdfast.store.rundir import Manifest, RunDir
+
+runs_dir_option = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), help="Where runs are kept [$HOLDFAST_RUNS_DIR or ./runs]."
+)
+
+
+def runs_directory(given: Path | None) -> Path:
+    """The option, else the environment's, else ./runs."""
+    chosen = given or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
+    if chosen.exists() and not chosen.is_dir():
+        raise UsageError(f"{chosen} is a file, not a directory for runs", remedy="Give another one with --runs-dir.")
+    return chosen
+
+
+def find_run(name: str, runs_dir: Path) -> Path:
+    """A run by its path, its id, or the beginning of its id. Says so where a newer Holdfast wrote it."""
+    from holdfast.store.rundir import RunDir
+
+    rundir = RunDir(_find(name, runs_dir))
+    with suppress(UsageError):  # said where the run is read
+        manifest = rundir.read_manifest()
+        if manifest is not None and (newer := rundir.newer(manifest)) is not None:
+            click.echo(newer, err=True)
+    return rundir.path
+
+
+def _find(name: str, runs_dir: Path) -> Path:
+    path = Path(name)
+    if name and (path / "manifest.json").exists():
+        return path
+    from holdfast.store.catalog import find_runs
+
+    ids = ((run.path, run.path.name.rpartition("-")[2]) for run in find_runs(runs_dir))
+    matches = [path for path, known in ids if name and known.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(
+            f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
+        )
+    if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
+        raise UsageError(
+            f"{name} has no manifest.json, which says what the run is",
+            remedy="Give the `holdfast eval` command that made it once more: it writes the manifest again.",
+        )
+    raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
+
+
+def home_of(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
+    """The runs directory in which a run lies. One that was copied elsewhere, or archived, has none of its own."""
+    from holdfast.store.durable import slug
+
+    place = rundir.path if len(rundir.path.parts) > 2 else rundir.path.resolve()
+    return place.parent.parent if place.parent.name == slug(manifest.name) else root
+
+
+def subject_of(name: str, runs_dir: Path) -> Subject | Path:
+    """An invocation or a task of it, by id or path; else a run on this machine, by path or id."""
+    from holdfast.cluster.watch.find import NotKnown, find
+
+    try:
+        return find(name)
+    except NotKnown as error:
+        try:
+            return find_run(name, runs_dir)
+        except UsageError as other:
+            raise UsageError(f"{error.message}; {other.message}", remedy=error.remedy) from None
+
+
+def command_line() -> str:
+    """Return this command as it is typed to resume: without --fresh, which would start from scratch."""
+    return shlex.join(["holdfast", *(word for word in sys.argv[1:] if word not in ("--fresh", "--force", "--again"))])

@@ -1,0 +1,448 @@
+"""A configuration put together: `defaults:` lists, the command line, the profile, interpolation; in that order.
+
+Who has the last word, from the strongest: the command line; the configuration's own `run.env` for the image and the
+size of the job (`PREFERRED`); the profile; the configuration; the defaults of the groups it selects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cluster.config.bare import around, read_lone
+from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
+from holdfast.cluster.config.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
+from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
+from holdfast.cluster.config.schema import LaunchBlock
+from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
+from holdfast.spec.overrides import parse_override
+from holdfast.spec.validation import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+GROUPS = Path(__file__).parent / "groups"
+GROUPED = ("execution", "deployment")
+"""what has groups of defaults that come with Holdfast"""
+PREFERRED = ("container_image", "nodes", "gpus_per_node", "ntasks_per_node", "nproc_per_node")
+"""keys of run.env for which a configuration that says something is followed, and not the profile"""
+KNOWN_BY_PROFILE = {
+    "hostname": "host",
+    "username": "user",
+    "account": "account",
+    "partition": "partition",
+    "walltime": "time",
+}
+"""keys of `execution`, and the profile's key that answers a `???` there"""
+CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The configuration with nothing left open, and where all of it comes from."""
+
+    path: Path
+    tree: Tree
+    notices: tuple[str, ...]
+    used: frozenset[str] = frozenset()
+    """keys that others refer to: `deployment.port` of `${deployment.port}`"""
+
+
+def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
+    """A path (with a `/` or `.yaml`), or a name in the configuration folder: $HOLDFAST_CONFIG_DIR, ./config or here."""
+    text = str(config)
+    if "/" in text or text.endswith((".yaml", ".yml")):
+        path = cwd / Path(text).expanduser()
+        if not path.is_file():
+            raise UsageError(f"configuration {text}: no such file")
+        return path
+    given = environ.get(CONFIG_VARIABLE)
+    folders = [cwd / Path(given).expanduser()] if given else [cwd / "config", cwd]
+    for folder in folders:
+        for ending in (".yaml", ".yml"):
+            if (folder / f"{text}{ending}").is_file():
+                return folder / f"{text}{ending}"
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.y*ml")})
+    raise UsageError(
+        f"no configuration {text!r}{suggest(text, names)}: looked for {text}.yaml in {', '.join(map(str, folders))}",
+        remedy=f"There are: {', '.join(names)}." if names else f"Give its path, or its folder in ${CONFIG_VARIABLE}.",
+    )
+
+
+def compose(
+    path: Path,
+    overrides: Sequence[str],
+    profile: Profile | None,
+    cwd: Path,
+    environ: Mapping[str, str],
+    *,
+    detached: bool = False,
+) -> Composed:
+    """The configuration in `path`, compiled; a lone eval file is one of one task.
+
+    Reads files and nothing else; the same input gives the same result.
+    """
+    edits = [_edit(text) for text in overrides]
+    choices = {edit.path[0]: str(edit.value) for edit in edits if edit.selects}
+    edits = [edit for edit in edits if not edit.selects]
+
+    files = _Files(path.parent, cwd, choices)
+    if (lone := read_lone(path)) is not None:
+        tree = around(lone, path, cwd)
+        for section, choice in choices.items():  # of a group of ours, which is called as its type
+            tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
+    else:
+        tree = files.read(path, (), ())
+    tree.origins[()] = files.name(path)
+    _prepare_run(tree)
+    tree = _with_defaults_of_types(tree, edits, profile, files.selected)
+    for edit in edits:
+        edit.apply(tree)
+    tree = _with_defaults_of_auxiliaries(tree)
+    _merge_profile(tree, profile, cwd, environ, detached=detached)
+    _fill_in(tree)
+
+    found: Interpolated = interpolate(tree, environ, profile)
+    return Composed(path, found.tree, found.notices, found.used)
+
+
+class _Files:
+    """Files that name each other in their `defaults:`."""
+
+    def __init__(self, folder: Path, cwd: Path, choices: dict[str, str]) -> None:
+        self.roots = (folder, GROUPS)
+        self.cwd = cwd
+        self.choices = choices
+        self.selected: set[tuple[str, str]] = set()
+        """the built-in groups that were used, as (section, file)"""
+        self.reading: tuple[Path, ...] = ()
+
+    def read(self, path: Path, group: tuple[str, ...], package: tuple[str, ...]) -> Tree:
+        """A file with all it builds on, placed under its package."""
+        name = self.name(path)
+        if path in self.reading:
+            circle = " → ".join(self.name(known) for known in (*self.reading, path))
+            raise ConfigError([Problem(name, f"its defaults go in a circle: {circle}")])
+        document = _read(path, name)
+        listed = document.data.pop("defaults", None)
+        builtin = path.is_relative_to(GROUPS)
+        own = tree_of(document, name, lines=not builtin).at(package)
+        outer, self.reading = self.reading, (*self.reading, path)
+        made, had_self = Tree(), False
+        for place, layer in self.entries(listed, document, path.parent, group):
+            if layer is None:
+                if had_self:
+                    raise ConfigError([Problem(place, "a second _self_")])
+                had_self, made = True, own.over(made)
+                continue
+            file, inner_group, inner_package = layer
+            under = package if inner_package is None else inner_package
+            made = self.read(file, inner_group, under).over(made)
+        self.reading = outer
+        return made if had_self else own.over(made)
+
+    def entries(
+        self, listed: Any, document: Document, folder: Path, group: tuple[str, ...]
+    ) -> Iterator[tuple[str, tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None]]:
+        """What a `defaults:` list names, in order; None for `_self_`."""
+        entries = [listed] if isinstance(listed, str) else listed or []
+        if not isinstance(entries, list):
+            raise ConfigError([Problem(document.where(("defaults",)), "is a list of groups and files")])
+        if not self.reading[:-1]:
+            named = {str(key) for entry in entries if isinstance(entry, dict) for key in entry}
+            entries = [*({key: value} for key, value in self.choices.items() if key not in named), *entries]
+        for number, entry in enumerate(entries):
+            place = document.where(("defaults", number))
+            if entry == "_self_":
+                yield place, None
+            elif isinstance(entry, str):
+                found = self.placed(entry, folder, group, place)
+                if found is not None:
+                    yield place, found
+            elif isinstance(entry, dict) and len(entry) == 1:
+                ((key, value),) = entry.items()
+                if not group and key in self.choices:
+                    value = self.choices[key]
+                for choice in value if isinstance(value, list) else [] if value is None else [value]:
+                    found = self.group(str(key), str(choice), group, place)
+                    if found is not None:
+                        yield place, found
+            else:
+                raise ConfigError([Problem(place, "an entry is a file's name, `group: name` or _self_")])
+
+    def placed(
+        self, entry: str, folder: Path, group: tuple[str, ...], place: str
+    ) -> tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None:
+        """A file to build on. `deployment/vllm@auxiliary_deployments.judge` is one of a group, under that key."""
+        name, _, package = entry.partition("@")
+        key, _, choice = name.rpartition("/")
+        if package and key:
+            return self.group(f"{key}@{package}", choice, group, place)
+        return self.file(name, folder, place), group, tuple(package.split(".")) if package else None
+
+    def file(self, entry: str, folder: Path, place: str) -> Path:
+        """A file to build on, beside the one that names it."""
+        name = entry if entry.endswith((".yaml", ".yml")) else f"{entry}.yaml"
+        if (folder / name).is_file():
+            return folder / name
+        group, _, choice = entry.strip("/").partition("/")
+        hint = f"; the group is written `{group}: {choice}`" if group in GROUPED and choice else ""
+        raise ConfigError([Problem(place, f"no file {folder / name}{hint}")])
+
+    def group(
+        self, key: str, choice: str, group: tuple[str, ...], place: str
+    ) -> tuple[Path, tuple[str, ...], tuple[str, ...]] | None:
+        """The file of a group that is chosen: the user's own, else the one that comes with Holdfast."""
+        *words, key = key.split()
+        if words not in ([], ["optional"]):
+            raise ConfigError(
+                [Problem(place, f"`{words[0]} {key}` is not supported: write `{key}: {choice}` in place")]
+            )
+        name, _, package = key.partition("@")
+        parts = (*(() if name.startswith("/") else group), *name.strip("/").split("/"))
+        for root in self.roots:
+            folder = root.joinpath(*parts)
+            for path in (folder / f"{choice}.yaml", folder / choice / "default.yaml", folder / choice):
+                if path.is_file():
+                    if root == GROUPS and not package:
+                        self.selected.add((parts[0], path.relative_to(folder).parts[0].removesuffix(".yaml")))
+                    return path, parts, tuple(package.split(".")) if package else parts
+        if words:
+            return None
+        known = sorted(
+            {
+                _choice(path, root.joinpath(*parts))
+                for root in self.roots
+                for path in root.joinpath(*parts).rglob("*.yaml")
+            }
+        )
+        said = f"no {choice!r} in the group {'/'.join(parts)}{suggest(choice, known)}"
+        listed = f"; there are: {', '.join(known)}" if known else f"; looked in {self.roots[0].joinpath(*parts)}"
+        raise ConfigError([Problem(place, said + listed)])
+
+    def name(self, path: Path) -> str:
+        """A file as messages name it; a group that comes with Holdfast by its name."""
+        if path.is_relative_to(GROUPS):
+            return f"{DEFAULT}{path.relative_to(GROUPS).with_suffix('')})"
+        return shown(path, self.cwd)
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """One override from the command line."""
+
+    path: tuple[str, ...]
+    value: Any
+    delete: bool = False
+
+    @property
+    def selects(self) -> bool:
+        """`deployment=vllm` chooses a group."""
+        return len(self.path) == 1 and self.path[0] in GROUPED and isinstance(self.value, str) and not self.delete
+
+    def apply(self, tree: Tree) -> None:
+        for location in _locations(tree, self.path):
+            if not self.delete:
+                tree.put(location, self.value, COMMAND_LINE)
+            elif isinstance(holder := tree.get(*location[:-1]), dict) and location[-1] in holder:
+                tree.remove(location)
+            else:
+                raise UsageError(f"~{'.'.join(self.path)}: there is nothing to take away")
+
+
+def _edit(text: str) -> _Edit:
+    """`a.b=c`, with Hydra's `+` and `++` (which mean the same here) or `~` to take a key away."""
+    if text.startswith("~"):
+        path = text[1:].partition("=")[0]
+        if not path or not all(path.split(".")):
+            raise UsageError(f"{text!r} is not an override", remedy="Write ~a.b to take the key a.b away.")
+        return _Edit(tuple(path.split(".")), None, delete=True)
+    path_parts, value = parse_override(text.lstrip("+"))
+    return _Edit(path_parts, value)
+
+
+def _locations(tree: Tree, path: tuple[str, ...]) -> list[Location]:
+    """Where a path points. In a list it takes a number or a name, and a name may fit several."""
+    places: list[Location] = [()]
+    rest = path
+    while rest:
+        node = tree.get(*places[0])
+        if isinstance(node, list):
+            taken, numbers = _named(node, rest)
+            if not numbers:
+                names = [inner.get("name") if isinstance(inner, dict) else inner for inner in node]
+                listed = f"{dotted(places[0])} has {', '.join(map(str, names)) or 'nothing'}"
+                raise UsageError(f"{'.'.join(path)}: there is no such entry; {listed}")
+            places, rest = [(*place, number) for place in places for number in numbers], rest[taken:]
+        else:
+            places, rest = [(*place, rest[0]) for place in places], rest[1:]
+    return places
+
+
+def _named(node: list[Any], rest: tuple[str, ...]) -> tuple[int, list[int]]:
+    """How many parts of the path name entries of a list (a name may hold dots), and which entries."""
+    for taken in range(1, len(rest) + 1):
+        name = ".".join(rest[:taken])
+        fit = [
+            at for at, inner in enumerate(node) if name in (inner, inner.get("name") if isinstance(inner, dict) else 0)
+        ]
+        if fit:
+            return taken, fit
+    return 1, [int(rest[0])] if rest[0].isdigit() and int(rest[0]) < len(node) else []
+
+
+def _choice(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder).with_suffix("")).removesuffix("/default")
+
+
+def _read(path: Path, name: str) -> Document:
+    shape = "a configuration is a mapping of keys such as defaults, execution, deployment, evaluation"
+    return parse_document(read_text(path), Path(name), shape)
+
+
+def _prepare_run(tree: Tree) -> None:
+    """`run.env` and `run.wandb` are there, and the image has one name."""
+    _check_mapping(tree, "run")
+    for part in ("env", "wandb"):
+        _check_mapping(tree, "run", part)
+        if tree.get("run", part) is None:
+            tree.put(("run", part), {}, tree.origin(()))
+    container, origin = tree.get("run", "env", "container"), tree.origin(("run", "env", "container"))
+    same = tree.get("run", "env", "container_image") in (None, container)
+    if container is not None and (same or origin == COMMAND_LINE):
+        tree.put(("run", "env", "container_image"), container, origin)
+        tree.remove(("run", "env", "container"))
+
+
+def _check_mapping(tree: Tree, *location: str) -> None:
+    """What others are laid over or under must be a mapping; the rest is checked when all is there."""
+    block = tree.get(*location)
+    if block is not None and not isinstance(block, dict):
+        raise ConfigError([Problem(tree.where(location), f"is a mapping of keys, not {block!r}")])
+
+
+def _with_defaults_of_types(
+    tree: Tree, edits: list[_Edit], profile: Profile | None, selected: set[tuple[str, str]]
+) -> Tree:
+    """The defaults of the types that are used lie below everything, also where no `defaults:` list names them."""
+    said = {edit.path: edit.value for edit in edits}
+    executor, place = (None, "") if profile is None else (profile.fields.executor, profile.origins["executor"])
+    if executor is None and tree.get("execution", "type") is None and tree.get("run", "env", "executor"):
+        executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
+    if executor is not None and isinstance(tree.get("execution"), dict | None):
+        tree.put(("execution", "type"), executor, place)
+    for section in reversed(GROUPED):  # so that the first stands first
+        kind = said.get((section, "type"), tree.get(section, "type"))
+        _check_mapping(tree, section)
+        if kind is None:
+            raise missing_type(tree, section)
+        name = "slurm/default" if (section, kind) == ("execution", "slurm") else str(kind)
+        path = GROUPS / section / f"{name}.yaml"
+        if (section, str(kind)) in selected or not path.is_file():
+            continue  # what is no type at all is said when the section is checked
+        base = tree_of(read_document(path), f"{DEFAULT}{section}/{name})", lines=False).at((section,))
+        tree = tree.over(base)
+    return tree
+
+
+def _with_defaults_of_auxiliaries(tree: Tree) -> Tree:
+    """The same for the servers beside the model."""
+    named = tree.get("auxiliary_deployments")
+    if not isinstance(named, dict):
+        return tree
+    below = Tree()
+    for name, block in list(named.items()):  # all of them, which keeps their order
+        here: tuple[str, ...] = ("auxiliary_deployments", name)
+        if isinstance(block, dict) and block.get("type") == "none":
+            tree.put(here, {"type": "none"}, tree.origin((*here, "type")))  # so that nothing else of it is asked for
+        below.put(here, {}, tree.origin(here))
+        path = GROUPS / "deployment" / f"{block.get('type') if isinstance(block, dict) else None}.yaml"
+        if path.is_file():
+            place = f"{DEFAULT}deployment/{path.stem})"
+            below = tree_of(read_document(path), place, lines=False).at(here).over(below)
+    return tree.over(below)
+
+
+def missing_type(tree: Tree, section: str) -> ConfigError:
+    """The group or the type that a section needs, in words that can be typed."""
+    slurm = section == "execution"
+    known = EXECUTORS if slurm else sorted(path.stem for path in (GROUPS / section).glob("*.yaml"))
+    group = f"{section}: {'slurm/default' if slurm else 'vllm'}"
+    remedy = f"Write `{section}: {{type: …}}` with one of {', '.join(known)}"
+    remedy += f"; or select its defaults: `defaults: [{{{group}}}, _self_]`"
+    remedy += "; or name a profile whose executor is set, with --run." if slurm else "."
+    where = tree.where((section,))
+    message = f"missing key type: no group {section!r} is selected and no type given"
+    known_keys = tuple(LaunchBlock.model_fields)
+    misspelt = [key for key in tree.data if key not in known_keys]
+    wrong = [Problem(tree.where((key,)), f"unknown key{suggest(key, known_keys)}") for key in misspelt]
+    return ConfigError([*wrong, Problem(where, message)], remedy=remedy)
+
+
+def _merge_profile(
+    tree: Tree, profile: Profile | None, cwd: Path, environ: Mapping[str, str], *, detached: bool
+) -> None:
+    """The profile laid over `run.env`, by the rule at the top of this file."""
+    _prepare_run(tree)  # the command line may have said `container`
+    if profile is not None:
+        for key, (value, origin) in _effective(profile, detached=detached).items():
+            here: Location = ("run", "env", key)
+            present, place = tree.get(*here), tree.origins.get(here, "")
+            if key == "env_vars" and isinstance(present, dict | None):
+                for name, text in value.items():
+                    if tree.origins.get((*here, name)) != COMMAND_LINE:
+                        tree.put((*here, name), text, origin)
+            elif place == COMMAND_LINE and present is not None:
+                continue
+            elif key == "mounts" and isinstance(present, list):
+                added = [mount for mount in value if mount not in present]
+                for mount in added:
+                    present.append(mount)
+                    tree.origins[(*here, len(present) - 1)] = origin
+            elif key not in PREFERRED or present is None:
+                tree.put(here, value, origin)
+    wandb, places = (profile.wandb, profile.wandb_origins) if profile else load_wandb(cwd, environ)
+    for key, place in places.items():
+        if tree.origins.get(("run", "wandb", key)) != COMMAND_LINE:
+            tree.put(("run", "wandb", key), getattr(wandb, key), place)
+    for part, names in (("env", ProfileBlock.model_fields), ("wandb", ("project", "entity"))):
+        block = tree.get("run", part)
+        for name in names:
+            if isinstance(block, dict) and name not in block and name != "container":
+                block[name] = None
+    image: Location = ("run", "env", "container_image")
+    if tree.get("run", "env", "container") is None:
+        tree.put(("run", "env", "container"), tree.get(*image), tree.origin(image))
+
+
+def _fill_in(tree: Tree) -> None:
+    """Answer the `???` of an execution with what the profile has laid over `run.env`."""
+    answers = {key: ("run", "env", name) for key, name in KNOWN_BY_PROFILE.items()}
+    for key, known in {**answers, "output_dir": ("run", "env", "remote_job_dir")}.items():
+        value = tree.get(*known)
+        if tree.get("execution", key) == MANDATORY and value not in (None, MANDATORY):
+            answer = f"{value}/evaluations" if key == "output_dir" else value
+            tree.put(("execution", key), answer, tree.origin(known))
+
+
+def _effective(profile: Profile, *, detached: bool) -> dict[str, tuple[Any, str]]:
+    """The profile's keys with their places; one name for the image, and the partition that fits --run or --batch."""
+    found = {key: (value, profile.origins[key]) for key, value in profile.values.items()}
+    if "container" in found:
+        found.setdefault("container_image", found.pop("container"))
+        found.pop("container", None)
+    for key in ("batch_partition" if detached else "run_partition",):
+        if key in found:
+            found["partition"] = found[key]
+    return found
+
+
+def known_executor(kind: Any) -> str | None:
+    """What is wrong with an execution type, or None."""
+    if kind in EXECUTORS:
+        return None
+    if kind in OTHER_EXECUTORS:
+        return f"{kind!r} is not supported; use one of {', '.join(EXECUTORS)}"
+    return f"unknown type {kind!r}{suggest(str(kind), EXECUTORS)}; one of {', '.join(EXECUTORS)}"

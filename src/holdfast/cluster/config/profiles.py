@@ -1,0 +1,309 @@
+"""`env.toml`: where to run. One table per profile, inherited with `extends`, every key known by its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from holdfast.cluster.config.provenance import Tree, walk
+from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
+from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.spec.schema import Block
+from holdfast.spec.validation import suggest, validate_block
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
+RESERVED = ("wandb", "cli", "cache", "artifacts")
+"""tables of env.toml that are no profiles"""
+EXECUTORS = ("slurm", "local")
+OTHER_EXECUTORS = ("docker", "dgxcloud", "lepton")
+OTHER_KEYS = (
+    "base_url",
+    "kube_apiserver_url",
+    "client_id",
+    "app_id",
+    "client_secret",
+    "app_secret",
+    "project_name",
+    "pvc_nemo_run_dir",
+    "nprocs_per_node",
+    "pvcs",
+    "distributed_framework",
+    "custom_spec",
+    "nemo_run_dir",
+    "resource_shape",
+    "node_group",
+    "node_reservation",
+    "shared_memory_size",
+    "image_pull_secrets",
+    "pre_launch_commands",
+)
+"""keys for those; a profile may hold them for other tools, and nothing is made of them here"""
+MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
+
+
+def _list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Mounts = Annotated[list[Annotated[str, Field(pattern=rf"^{MOUNT.pattern}$")]], BeforeValidator(_list)]
+Lines = Annotated[list[str], BeforeValidator(_list)]
+
+
+class ProfileBlock(Block):
+    """What a profile, and `run.env` of a configuration, may say."""
+
+    executor: Literal["slurm", "local"] | None = None
+    account: str | None = None
+    partition: str | None = None
+    run_partition: str | None = None
+    """instead of partition, for --run"""
+    batch_partition: str | None = None
+    """instead of partition, for --batch"""
+    nodes: int | None = Field(default=None, ge=1)
+    ntasks_per_node: int | None = Field(default=None, ge=1)
+    nproc_per_node: int | None = Field(default=None, ge=1)
+    gpus_per_node: int | None = Field(default=None, ge=0)
+    cpus_per_task: int | None = Field(default=None, ge=1)
+    time: Walltime | None = None
+    mem: str | int | None = None
+    exclusive: bool | None = None
+    container_image: str | None = None
+    """a Docker reference or the path of a .sqsh file"""
+    container: str | None = None
+    """the same"""
+    mounts: Mounts | None = None
+    lustre_mount: str | None = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
+    env_vars: dict[str, str | int | float | bool] | None = None
+    startup_commands: Lines | None = None
+    setup_lines: Lines | str | None = None
+    run_command: str | None = None
+    packager: Literal["git", "pattern", "hybrid", "none"] | None = None
+    packager_include_pattern: str | list[str] | None = None
+    runtime: str | None = None
+
+    tunnel: Literal["ssh", "local"] | None = None
+    host: str | None = None
+    user: str | None = None
+    identity: str | None = None
+    remote_job_dir: str | None = None
+    python: str | None = None
+    """an interpreter there that has Holdfast; None: one is made from this version"""
+
+    build_partition: str | None = None
+    build_time: Walltime | None = None
+    build_image: str | None = None
+    build_cache_dir: str | None = None
+    build_include_gpus: bool | None = None
+    build_gpus_per_node: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_image(self) -> ProfileBlock:
+        if self.container and self.container_image and self.container != self.container_image:
+            raise ValueError("container and container_image mean the same; give one of them")
+        return self
+
+
+class WandbBlock(Block):
+    """Weights & Biases: where results go."""
+
+    project: str | None = None
+    entity: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where to run, with all it inherits, and the line of each key."""
+
+    name: str
+    file: str
+    """env.toml as messages name it"""
+    line: int
+    """of its table"""
+    fields: ProfileBlock
+    values: dict[str, Any] = field(default_factory=dict)
+    """the keys that were written, of this profile or of one it extends"""
+    origins: dict[str, str] = field(default_factory=dict)
+    """`env.toml:12` for each of them"""
+    wandb: WandbBlock = field(default_factory=WandbBlock)
+    wandb_origins: dict[str, str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    """keys for other executors"""
+
+    @property
+    def place(self) -> str:
+        """Where it begins, for messages."""
+        return f"{self.file}:{self.line}"
+
+
+def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
+    """The file a variable names, else the nearest env.toml upwards, but not beyond the folder with pyproject.toml."""
+    for variable in FILE_VARIABLES:
+        if environ.get(variable):
+            path = cwd / Path(environ[variable]).expanduser()
+            if not path.is_file():
+                raise UsageError(f"${variable} names {path}, and there is no such file")
+            return path
+    for folder in (cwd, *cwd.parents):
+        if (folder / "env.toml").is_file():
+            return folder / "env.toml"
+        if (folder / "pyproject.toml").is_file():
+            return None
+    return None
+
+
+def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
+    """The profile of that name; raises ConfigError with everything that is wrong with it, by file and line."""
+    path = find_env_file(cwd, environ)
+    if path is None:
+        raise UsageError(
+            f"profile {name!r}: no env.toml from {cwd} upwards to the folder with pyproject.toml",
+            remedy=f'Write one with a table [{name}] and executor = "slurm" or "local", '
+            f"or name the file in ${FILE_VARIABLES[0]}.",
+        )
+    return read_profile(path, name, shown(path, cwd))
+
+
+def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
+    """`[wandb]` alone, for a configuration that is run without a profile."""
+    path = find_env_file(cwd, environ)
+    return (WandbBlock(), {}) if path is None else _wandb(_read(path, shown(path, cwd)))
+
+
+def read_profile(path: Path, name: str, file: str) -> Profile:
+    """The profile out of that file."""
+    tree = _read(path, file)
+    known = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
+    if name not in known:
+        what = f"[{name}] is no profile" if name in RESERVED else f"no profile {name!r}{suggest(name, known)}"
+        listed = f"profiles there: {', '.join(known)}" if known else "it has no profiles"
+        raise ConfigError([Problem(tree.origin((name,)) or file, f"{what}; {listed}")])
+    values, places = _inherited(tree, name, (), known)
+    problems: list[Problem] = []
+    executor = values.get("executor")
+    header = tree.origin((name,))
+    if executor in OTHER_EXECUTORS:
+        said = f"executor {executor!r} is not supported; use one of {', '.join(EXECUTORS)}"
+        raise ConfigError([Problem(places.where(("executor",)), said)])
+    if executor is None:
+        problems.append(Problem(f"{header}: [{name}]", 'executor is missing: write executor = "slurm" or "local"'))
+    ours = {key: value for key, value in values.items() if key not in OTHER_KEYS}
+    block = cast("ProfileBlock | None", validate_block(ProfileBlock, ours, (), places, problems))
+    if executor == "slurm" and values.get("tunnel") == "ssh":
+        problems.extend(
+            Problem(f"{header}: [{name}]", f'{key} is missing: tunnel = "ssh" needs it')
+            for key in ("host", "remote_job_dir")
+            if not values.get(key)
+        )
+    wandb, wandb_origins = _wandb(tree, problems)
+    if problems or block is None:
+        raise ConfigError(problems)
+    origins = {key: places.origin((key,)) for key in ours}
+    line = int(header.rpartition(":")[2])
+    return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
+
+
+def folder_problem(folder: str, executor: str) -> str | None:
+    """What is wrong with a folder as it is written. Jobs begin elsewhere, and no shell spells out `~name` for them."""
+    if re.match(r"/|~(/|$)", folder) or (executor == "local" and not folder.startswith("~")):
+        return None
+    where = "" if executor == "local" else " is a folder of the cluster"
+    return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
+
+
+def squash_problem(profile: Profile | None) -> str | None:
+    """Why images cannot be made into .sqsh files with this profile, and what to write; None where they can."""
+    if profile is None:
+        return "images are squashed on a cluster: name its profile with --run or --batch"
+    wanted = {"executor": "slurm", "tunnel": "ssh", "host": None, "remote_job_dir": None}
+    missing = [
+        f'{key} = "{value or "…"}"'
+        for key, value in wanted.items()
+        if not profile.values.get(key) or (value and profile.values[key] != value)
+    ]
+    if not missing:
+        return None
+    return f"{profile.place}: [{profile.name}] cannot squash images: it lacks {', '.join(missing)}"
+
+
+def shown(path: Path, cwd: Path) -> str:
+    """A path as messages name it: relative where it lies below."""
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def _read(path: Path, file: str) -> Tree:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"\(at line (\d+)", str(error))
+        place = f"{file}:{match[1]}" if match else file
+        raise ConfigError([Problem(place, f"not valid TOML: {error}")]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(file, f"cannot be read: {error}")]) from error
+    lines = _lines(text, data)
+    origins: dict[tuple[str | int, ...], str] = {}
+    for location, _ in walk(data, ()):
+        nearest = location
+        while nearest and nearest not in lines:
+            nearest = nearest[:-1]
+        if nearest:
+            origins[location] = f"{file}:{lines[nearest]}"
+    return Tree(data, origins)
+
+
+def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
+    """The line of each table and key. What only looks like one, inside a text, is not in the data and not noted."""
+    tree = Tree(data)
+    found: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
+            parts = _parts(header[1])
+            if isinstance(tree.get(*parts), dict):
+                table = parts
+                for depth in range(1, len(parts) + 1):
+                    found.setdefault(parts[:depth], number)
+        elif key := re.match(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line):
+            parts = (*table, *_parts(key[1]))
+            if tree.get(*parts) is not None:
+                for depth in range(len(table) + 1, len(parts) + 1):
+                    found.setdefault(parts[:depth], number)
+    return found
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(r"""[\w-]+|"[^"]*"|'[^']*'""", text))
+
+
+def _inherited(tree: Tree, name: str, seen: tuple[str, ...], known: list[str]) -> tuple[dict[str, Any], Tree]:
+    """A profile's keys over those it extends, and their places."""
+    if name in seen:
+        raise ConfigError([Problem(tree.where((seen[0], "extends")), f"goes in a circle: {' → '.join((*seen, name))}")])
+    own = Tree(dict(tree.data[name]), {k[1:]: place for k, place in tree.origins.items() if k[:1] == (name,) and k[1:]})
+    parent = own.data.pop("extends", None)
+    own.origins.pop(("extends",), None)
+    if parent is None:
+        return own.data, own
+    if parent not in known:
+        message = f"no profile {parent!r}{suggest(str(parent), known)}; profiles there: {', '.join(known)}"
+        raise ConfigError([Problem(tree.where((name, "extends")), message)])
+    _, base = _inherited(tree, parent, (*seen, name), known)
+    made = own.over(base)
+    return made.data, made
+
+
+def _wandb(tree: Tree, problems: list[Problem] | None = None) -> tuple[WandbBlock, dict[str, str]]:
+    found: list[Problem] = [] if problems is None else problems
+    data = tree.get("wandb") or {}
+    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, found))
+    if problems is None and found:
+        raise ConfigError(found)
+    return block or WandbBlock(), {key: tree.origin(("wandb", key)) for key in data} if isinstance(data, dict) else {}

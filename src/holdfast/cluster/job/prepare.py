@@ -1,0 +1,134 @@
+"""A run made ready for its workers, in a process of its own: what it reads and imports is the user's."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.bundle import load_sent
+from holdfast.cluster.remote.invocation import Prepared, TaskPlace
+from holdfast.cluster.remote.transport import Here
+from holdfast.display.text import Plain, say
+from holdfast.engine.options import Options
+from holdfast.engine.run import Outcome
+from holdfast.engine.setup import identify
+from holdfast.engine.worker import prepare
+from holdfast.errors import HoldfastError, RunHeld
+from holdfast.plan.history import accept_drift
+from holdfast.spec.schema import ModelTarget, one_or_all
+from holdfast.store.claims import newest_round
+from holdfast.store.run_lock import live_workers
+from holdfast.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.cluster.remote.invocation import TaskFile
+    from holdfast.engine.worker import Shared
+    from holdfast.spec.load import Eval
+
+
+def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:
+    """Share out what is left of a task's run, and say so on standard output; `first`: it was never looked at."""
+    try:
+        found = _prepare(folder, base_urls, first=first)
+    except HoldfastError as error:
+        found = Prepared(error=str(error), exit_code=error.exit_code)
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    return 0
+
+
+def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared:
+    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    overrides = list(task.overrides)
+    spec = load_sent(Path(task.eval_file), overrides)
+    if base_urls and isinstance(spec.target, ModelTarget):
+        spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
+    fresh = first and task.options.fresh
+    # Where a server is started anew nobody can be at work: whoever is still there leaves. Else workers may be joined.
+    patience = -1.0 if task.served or fresh else 0.0
+    options = Options(
+        runs_dir=Path(task.runs_dir),
+        fresh=fresh,
+        retry_failed=first and task.options.retry_failed,
+        accept_errors=task.options.accept_errors,
+        accept_drift=task.options.accept_drift,
+        skip_graders=task.options.skip_graders,
+        wait=patience,
+    )
+    try:
+        return _described(spec, _share(spec, task, options), task)
+    except RunHeld:
+        found = identify(spec)
+        if options.accept_drift:
+            found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
+        rundir = found.directory(options.runs_dir)
+        if newest_round(rundir) is not None and list(live_workers(rundir)):
+            total = found.survey.count * spec.trials
+            return Prepared(run_dir=str(rundir.path), total=total, slots=found.survey.panels.mean)
+        return _described(spec, _share(spec, task, replace(options, wait=-1.0)), task)
+
+
+def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | Shared:
+    return prepare(spec, options, task.workers, Plain(), command=f"holdfast resume {task.invocation}")
+
+
+def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared:
+    if isinstance(shared, Outcome):
+        plan, reason, metrics = shared.plan, shared.reason, shared.metrics
+        error = "" if reason is None or metrics is not None else str(reason)
+        # The plan of a finished run says that nothing is left, also where errors were accepted.
+        done = plan.total - plan.to_run if metrics is None else round(metrics["coverage"] * metrics["total"])
+        run_dir = str(shared.rundir.path)
+        return Prepared(
+            run_dir=run_dir,
+            exit_code=shared.exit_code,
+            total=plan.total,
+            done=done,
+            copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
+            report="" if shared.metrics is None else _report(shared),
+            missed=shared.missed_gates,
+            error=error,
+        )
+    plan, slots = shared.plan, shared.found.survey.panels.mean
+    done = plan.finished + plan.reused
+    run_dir = str(shared.rundir.path)
+    return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)
+
+
+def _report(outcome: Outcome) -> str:
+    """The table that `holdfast eval` ends with; standard output is for what we say to the job."""
+    from holdfast.report.table import print_outcome
+
+    with redirect_stdout(StringIO()) as text:
+        print_outcome(replace(outcome, already=False), command="")
+    return text.getvalue()
+
+
+def copy_task(folder: Path, run_dir: Path) -> int:
+    """The copies that the eval file and the command ask for; 3 when one of them failed."""
+    from holdfast.export.copies import write_copies, write_nat_copy
+    from holdfast.export.registry import export_finished
+
+    task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
+    rundir, failures = RunDir(run_dir), list[str]()
+    spec = load_sent(Path(task.eval_file), task.overrides)
+    place = Path(task.options.output_path) if task.options.output_path else None
+    try:
+        written = write_nat_copy(rundir, spec, failures.append)
+        for path in written + write_copies(rundir, log_samples=task.options.log_samples, output_path=place):
+            say(f"wrote {path}")
+    except OSError as error:
+        failures.append(f"cannot write the copies for other tools: {error}")
+    if rundir.finished:
+        export_finished(rundir, spec, lambda name, done: say(f"{name}: {' '.join(done.where)}"), failures.append)
+    for failure in failures:
+        say(failure)
+    return 3 if failures else 0

@@ -1,0 +1,112 @@
+"""The jobs around a main job, in Slurm: its successor, queued before anything is done, and the workers beside it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from holdfast.cluster.job.node import say
+from holdfast.cluster.remote.chain import Chain
+from holdfast.cluster.remote.ledger import INTENT, Ledger, Submitter
+from holdfast.cluster.remote.slurm import Slurm
+from holdfast.cluster.remote.transport import Here
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.cluster.job.node import NodeJob
+    from holdfast.cluster.remote.ledger import Job
+
+
+_ARRAYS: Final = 5
+"""how many arrays of workers one main job queues at most"""
+
+
+class Neighbours:
+    """Those of one main job."""
+
+    def __init__(self, job: NodeJob) -> None:
+        self._job = job
+        ledger = Ledger(Here(pauses=(1.0, 2.0)), job.place.invocation)
+        self._submitter = Submitter(Slurm(ledger.transport), ledger)
+        self._chain = Chain(self._submitter, job.task.invocation, job.place)
+        self._successor: Job | None = None
+        self._arrays = 0
+        """of workers, queued by this job"""
+        self._said: set[str] = set()
+
+    def disowned(self) -> bool:
+        """Whether nobody counts on us."""
+        return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
+
+    def cancelled_predecessor(self) -> str | None:
+        """The id of the job that this one was queued to continue, if somebody cancelled that job."""
+        known = self._chain.known("main")
+        mine = next((job for job in known if job.intent.intent == os.environ.get(INTENT)), None)
+        if mine is None or mine.intent.after is None:
+            return None  # submitted by a user, whatever became of earlier jobs
+        try:
+            cancelled = [job.id for job in known if job.id == mine.intent.after and self._chain.was_cancelled(job)]
+        except HoldfastError as error:
+            say(f"cannot ask Slurm how job {mine.intent.after} ended; continuing it: {error}")
+            return None
+        return cancelled[0] if cancelled else None
+
+    def ensure(self) -> bool:
+        """Have a successor queued, and workers if the task has some; True when there is a successor.
+
+        Jobs that somebody cancelled are not replaced: whoever cancels jobs would meet new ones without end.
+        """
+        if self._job.stopped:
+            return False
+        try:
+            self._submitter.reconcile()
+            self._successor = self._queued_successor()
+            if self._job.task.workers > 1:
+                self._ensure_workers()
+        except HoldfastError as error:
+            say(f"cannot queue the jobs that follow this one, trying again later: {error}")
+        return self._successor is not None
+
+    def _queued_successor(self) -> Job | None:
+        live = {state.id for state in self._chain.live("main")} - {self._job.id}
+        known = self._chain.known("main")
+        later = [job for job in known if job.id in live]
+        if later:
+            return later[-1]
+        earlier = [job for job in known if job.intent.after == self._job.id and job.id is not None]
+        if earlier and self._chain.was_cancelled(earlier[-1]):
+            self._say_once(f"job {earlier[-1].id}, which would continue this one, was cancelled; queueing no other")
+            return None
+        return self._chain.submit_main(after=self._job.id)
+
+    def _ensure_workers(self) -> None:
+        states = self._chain.states("workers")
+        if any(state.active for state in states):
+            return
+        newest = max((int(state.id) for state in states), default=0)
+        if any(state.state == "cancelled" for state in states if int(state.id) == newest):
+            self._say_once(f"workers (job {newest}) were cancelled; continuing without them")
+        else:
+            self._queue_workers()
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            say(message)
+
+    def _queue_workers(self) -> None:
+        """Not again and again where they cannot stay, as with a `pre_cmd` that fails there."""
+        if self._arrays < _ARRAYS:
+            self._chain.submit_workers()
+        elif self._arrays == _ARRAYS:
+            say(f"workers have ended {_ARRAYS} times; this job continues without new ones, see their logs")
+        self._arrays += 1
+
+    def take_back(self) -> None:
+        """Cancel the successor; where Slurm does not answer it is thrown away by Slurm when we end well."""
+        try:
+            for state in self._chain.live("main"):
+                if state.id != self._job.id:
+                    self._chain.cancel(state)
+        except HoldfastError as error:
+            say(f"the successor could not be cancelled; it will not begin: {error}")

@@ -1,0 +1,132 @@
+"""This version of Holdfast on the cluster: built as a wheel, installed there once per version."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import io
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import holdfast
+from holdfast.canonical import digest
+from holdfast.cluster.remote.bundle import dataset_paths
+from holdfast.cluster.remote.transport import File
+from holdfast.errors import ClusterError
+from holdfast.spec.schema import ModelTarget, is_embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from holdfast.cluster.remote.transport import Transport
+    from holdfast.spec.load import Eval
+
+_INSTALL_SECONDS: Final = 1800.0
+_EPOCH: Final = (2020, 1, 1, 0, 0, 0)
+
+
+def build_wheel() -> tuple[str, bytes]:
+    """This very version as a wheel: its name and its bytes, which are the same for the same code."""
+    package = Path(holdfast.__file__).parent
+    about = importlib.metadata.distribution("holdfast-evals")
+    version = about.version
+    info = f"holdfast_evals-{version}.dist-info"
+    files: dict[str, bytes] = {}
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+            files[f"holdfast/{path.relative_to(package)}"] = path.read_bytes()
+    files[f"{info}/METADATA"] = (about.read_text("METADATA") or "").encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: holdfast\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = (about.read_text("entry_points.txt") or "").encode()
+    record = "".join(f"{name},sha256={_record(data)},{len(data)}\n" for name, data in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return f"holdfast_evals-{version}-py3-none-any.whl", made.getvalue()
+
+
+def _record(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def ensure_python(
+    transport: Transport, base: str, extras: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+) -> str:
+    """An interpreter on the cluster that has this version of Holdfast, made there once per version."""
+    name, wheel = build_wheel()
+    code = transport.put({name: File(wheel)}, f"{base}/holdfast/code")
+    key = digest([code.rpartition("/")[2], sorted(extras)]).removeprefix("sha256:")
+    place = f"{base}/holdfast/env/{key[:32]}"
+    wanted = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
+    if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
+        say(f"[info] Holdfast {holdfast.__version__} is installed on {transport.place}, once for this version")
+    done = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, wanted], timeout=_INSTALL_SECONDS)
+    if done.code != 0:
+        said = "\n".join((done.stderr.strip() or done.text.strip()).splitlines()[-8:])
+        raise ClusterError(
+            f"{transport.place}: Holdfast could not be installed in {place}:\n{said}",
+            remedy='Install it there yourself, and name the interpreter in the profile: python = "/path/to/bin/python"',
+        )
+    return f"{place}/bin/python"
+
+
+# A virtual environment cannot be moved, so it is made in its place, by one at a time; `.ready` says that it is whole.
+_MAKE_ENV: Final = """
+env="$1" wheel="$2"
+test -e "$env/.ready" && exit 0
+mkdir -p -- "$(dirname -- "$env")"
+waited=0
+until mkdir -- "$env.lock" 2>/dev/null; do
+    test -e "$env/.ready" && exit 0
+    waited=$((waited + 1))
+    if test $waited -gt 900; then echo "somebody else is at it: $env.lock; remove it if nobody is" >&2; exit 1; fi
+    sleep 1
+done
+trap 'rmdir -- "$env.lock"' EXIT
+test -e "$env/.ready" && exit 0
+rm -rf -- "$env"
+python=
+for name in python3.13 python3.12 python3.11 python3 python3.14; do
+    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$name; break
+    fi
+done
+if test -n "$python"; then
+    "$python" -m venv -- "$env" && "$env/bin/python" -m pip install -q --no-input -- "$wheel" || exit 1
+elif command -v uv >/dev/null; then
+    uv venv -q --python '>=3.11' -- "$env" && uv pip install -q --python "$env/bin/python" -- "$wheel" || exit 1
+else
+    echo "there is neither a Python from 3.11 with venv nor uv on the PATH of a shell that is not a login shell" >&2
+    exit 1
+fi
+"$env/bin/python" -m holdfast --version || exit 1
+touch -- "$env/.ready"
+"""
+
+
+def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[str]:
+    """What must be installed beside Holdfast itself for these evals and exports."""
+    going = set(destinations)
+    for spec in specs:
+        going |= {block.to for block in spec.exports}
+    found = going & {"wandb", "mlflow", "parquet"}
+    for spec in specs:
+        paths = dataset_paths(spec)
+        found |= {"hf" for path in paths if path.startswith("hf://")}
+        found |= {"parquet" for path in paths if path.endswith(".parquet")}
+        if isinstance(spec.target, ModelTarget) and is_embedded(spec.target.model):
+            found.add("local")
+        if getattr(spec.target, "mcp", None) or "mcp" in str(getattr(spec.target, "tools", "")):
+            found.add("mcp")
+        kinds = {grader.type for _, grader in spec.placed_graders()}
+        found |= {
+            extra for extra, words in (("math", "math"), ("similarity", "similar")) if any(words in k for k in kinds)
+        }
+    return sorted(found)

@@ -1,0 +1,380 @@
+"""Programs and files on the cluster: `Here` on its login node or in one of its jobs, `Ssh` from anywhere else.
+
+Both do everything with ordinary programs of the cluster (sh, tar, dd, tail), so both are the same code and need
+nothing installed there. Arguments arrive as they are, whatever characters they hold. What must not be seen by others
+goes through `input` or a file of mode 0600, never through an argument.
+
+A connection that fails is `Unreachable`, after some tries with pauses between them: it says nothing about the program,
+which may not have run, or may have run to its end. What must not happen twice is run with `once=True`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import tarfile
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from base64 import b64encode
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from holdfast.canonical import digest
+from holdfast.errors import ClusterError, Unreachable
+from holdfast.store.durable import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import BinaryIO
+
+PAUSES: Final = (1.0, 2.0, 4.0)
+"""Seconds between the tries to reach a cluster."""
+TIMEOUT: Final = 60.0
+_SEND_TIMEOUT: Final = 3600.0
+_MISSING: Final = 44  # our scripts' exit code for a file that is not there
+
+
+SSH_CONFIG: Final = "HOLDFAST_SSH_CONFIG"
+"""The environment variable that names an ssh configuration to be used instead of the user's own."""
+
+
+class Completed(NamedTuple):
+    """A program that ran to its end."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """What it wrote."""
+        return self.stdout.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to be put on the cluster: bytes, or the path of a file here, which keeps its mode unless one is given."""
+
+    content: bytes | Path
+    mode: int | None = None
+
+    def open(self) -> tuple[BinaryIO, int, int]:
+        """Its bytes, their number and its mode."""
+        if isinstance(self.content, bytes):
+            return BytesIO(self.content), len(self.content), 0o644 if self.mode is None else self.mode
+        found = self.content.stat()
+        return self.content.open("rb"), found.st_size, found.st_mode & 0o777 if self.mode is None else self.mode
+
+
+class Transport(ABC):
+    """A way to the cluster. Everything raises `Unreachable` when there is no way, `ClusterError` when it is refused."""
+
+    place: str
+    """where it leads, for people"""
+
+    def __init__(self, *, pauses: Sequence[float] = PAUSES) -> None:
+        self._pauses = tuple(pauses)
+
+    @abstractmethod
+    def _try(self, argv: Sequence[str], source: BinaryIO, timeout: float) -> Completed:
+        """Run a program once."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | BinaryIO = b"",  # noqa: A002 - as in subprocess.run
+        timeout: float = TIMEOUT,
+        once: bool = False,
+    ) -> Completed:
+        """Run a program to its end, whatever its exit code; 127 where there is none of that name.
+
+        `once` forbids to try again: for what must not happen twice.
+        """
+        source = BytesIO(input) if isinstance(input, bytes) else input
+        for pause in () if once else self._pauses:
+            try:
+                return self._try(argv, source, timeout)
+            except Unreachable as error:
+                if not _may_pass(error):
+                    raise
+            time.sleep(pause)
+            source.seek(0)
+        return self._try(argv, source, timeout)
+
+    def check(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | BinaryIO = b"",  # noqa: A002
+        timeout: float = TIMEOUT,
+        once: bool = False,
+    ) -> Completed:
+        """Run a program that must succeed."""
+        done = self.run(argv, input=input, timeout=timeout, once=once)
+        if done.code != 0:
+            said = done.stderr.strip() or f"exit code {done.code}"
+            raise ClusterError(f"{self.place}: {_shown(argv)}: {said}")
+        return done
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory of that name."""
+        return self.run(["test", "-e", path]).code == 0
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """A file's bytes from `offset` on, at most `limit`; none beyond its end. FileNotFoundError without a file."""
+        cut = "cat" if limit is None else f"head -c {limit:d}"
+        script = f'test -e "$1" || exit {_MISSING}; exec <"$1" || exit; tail -c +{offset + 1:d} | {cut}'
+        done = self.run(["sh", "-c", script, "sh", path])
+        if done.code == _MISSING:
+            raise FileNotFoundError(f"{self.place}: {path}")
+        if done.code != 0:
+            raise ClusterError(f"{self.place}: cannot read {path}: {done.stderr.strip()}")
+        return done.stdout
+
+    def append(self, path: str, data: bytes) -> None:
+        """Add lines to a file that only this writer writes; returns once they are on the medium.
+
+        A line that a crash tore is closed first. When the connection breaks it is tried again, and the lines may be
+        there twice: they must say the same thing twice.
+        """
+        if len(data) > 1 << 20:
+            raise ValueError("append is for a few lines")
+        self.check(["sh", "-c", _APPEND, "sh", path], input=data)
+
+    def put(self, files: Mapping[str, File], directory: str) -> str:
+        """Make `<directory>/<digest>` hold these files, by their relative names, and return that path.
+
+        The digest is that of names, modes and contents, so what is there already is not sent again. The directory
+        appears with everything in it, or not at all, and no file can ever be read by more people than its mode says.
+        """
+        name = _digest(files)
+        target = f"{directory.rstrip('/')}/{name}"
+        arguments = [target, str(len(files) + 1)]
+        if self.run(["sh", "-c", _IS_WHOLE, "sh", *arguments]).code == 0:
+            return target
+        with tempfile.TemporaryFile() as archive:
+            _pack(files, archive)
+            archive.seek(0)
+            self.check(["sh", "-c", _RECEIVE, "sh", *arguments], input=archive, timeout=_SEND_TIMEOUT)
+        return target
+
+
+# dd: one write of everything, and the sync, by one process.
+_APPEND: Final = """
+set -e
+folder=$(dirname -- "$1")
+new=; test -e "$1" || { new=1; mkdir -p -- "$folder"; }
+if test -s "$1" && test -n "$(tail -c 1 -- "$1")"; then echo >>"$1"; fi
+dd of="$1" bs=1M iflag=fullblock oflag=append conv=notrunc,fsync status=none
+test -z "$new" || sync -- "$folder"
+"""
+
+# Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
+_IS_WHOLE: Final = 'test -f "$1/.whole" && test "$(find "$1" -type f | wc -l)" -eq "$2"'
+
+# `.whole` is the last file sent. A stream that broke off between two files is a sound archive for tar.
+_RECEIVE: Final = (
+    """
+set -e
+folder=$(dirname -- "$1")
+mkdir -p -- "$folder"
+stage=$(mktemp -d -- "$folder/.arriving-XXXXXX")
+trap 'rm -rf -- "$stage"' EXIT
+tar -x -p -m --no-same-owner -f - -C "$stage"
+test -f "$stage/.whole"
+chmod +rx "$stage"
+find "$stage" -type f -exec sync -- {} +
+if """
+    + _IS_WHOLE
+    + """; then exit 0; fi
+test ! -e "$1" || mv -T -- "$1" "$stage.old"
+mv -T -- "$stage" "$1" || """
+    + _IS_WHOLE
+    + """
+rm -rf -- "$stage.old"
+sync -- "$folder"
+"""
+)
+
+
+def _digest(files: Mapping[str, File]) -> str:
+    described = {}
+    for name, file in files.items():
+        if name.startswith("/") or ".." in name.split("/") or name in ("", ".whole"):
+            raise ValueError(f"not the name of a file below a directory: {name!r}")
+        stream, _, mode = file.open()
+        hashed = sha256()
+        with stream:
+            while block := stream.read(1 << 20):
+                hashed.update(block)
+        described[name] = [mode, hashed.hexdigest()]
+    return digest(described).removeprefix("sha256:")
+
+
+def _pack(files: Mapping[str, File], archive: BinaryIO) -> None:
+    with tarfile.open(fileobj=archive, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+        for name, file in [*sorted(files.items()), (".whole", File(b""))]:
+            info = tarfile.TarInfo(name)
+            stream, info.size, info.mode = file.open()
+            with stream:
+                tar.addfile(info, stream)
+
+
+class Here(Transport):
+    """This machine: the cluster's login node, or a node in a job."""
+
+    place = "this machine"
+
+    def __init__(self, *, env: Mapping[str, str] | None = None, pauses: Sequence[float] = PAUSES) -> None:
+        super().__init__(pauses=pauses)
+        self._env = None if env is None else dict(env)
+
+    def _try(self, argv: Sequence[str], source: BinaryIO, timeout: float) -> Completed:
+        try:
+            return _run(argv, argv, source, timeout, self._env)
+        except FileNotFoundError:
+            return Completed(tuple(argv), 127, b"", f"{argv[0]}: command not found")
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{_shown(argv)}: no answer within {timeout:.0f} s") from None
+
+
+class Ssh(Transport):
+    """A login node, by the user's own OpenSSH: configuration, agent, keys and jump hosts are as in a terminal.
+
+    One connection serves all commands of a user's processes, and stays open for a minute after the last one
+    (ControlMaster); what the user's configuration says about that, or about time-outs, wins over what is set here.
+    Nobody is asked for a password: whoever needs one opens the connection first.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        user: str | None = None,
+        identity: str | Path | None = None,
+        config: str | Path | None = None,
+        pauses: Sequence[float] = PAUSES,
+    ) -> None:
+        """`config` stands for the user's own and the system's configuration, as `ssh -F` has it."""
+        super().__init__(pauses=pauses)
+        if host.startswith("-") or (user or "").startswith("-"):
+            raise ValueError(f"not a host: {host!r}, or not a user: {user!r}")
+        self.host = host
+        self.place = host if user is None else f"{user}@{host}"
+        self._config = _defaults(config)
+        self._options = [
+            *("-F", str(self._config), "-o", "BatchMode=yes", "-T"),
+            *(() if user is None else ("-l", user)),
+            *(() if identity is None else ("-i", str(Path(identity).expanduser()))),
+        ]
+
+    def _try(self, argv: Sequence[str], source: BinaryIO, timeout: float) -> Completed:
+        # 255 is ssh's own failure, so a program's 255 is told as 254.
+        command = _for_any_shell(["sh", "-c", '"$@"; code=$?; exit $((code < 255 ? code : 254))', "sh", *argv])
+        try:
+            done = _run(argv, ["ssh", *self._options, "--", self.host, command], source, timeout)
+        except FileNotFoundError:
+            raise ClusterError("there is no ssh here", remedy="Install OpenSSH's client.") from None
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{self.place}: no answer within {timeout:.0f} s to {_shown(argv)}") from None
+        if done.code != 255:
+            return done
+        said = done.stderr.strip().splitlines() or ["the connection broke"]
+        raise Unreachable(
+            f"{self.place}: {said[-1]}",
+            remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
+        )
+
+
+def way_to(
+    host: str | None, user: str | None = None, identity: str | None = None, *, pauses: Sequence[float] = PAUSES
+) -> Transport:
+    """The way to a cluster as a profile or an invocation names it: no host is this machine."""
+    if host is None:
+        return Here(pauses=pauses)
+    return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG), pauses=pauses)
+
+
+def _run(
+    asked: Sequence[str],
+    argv: Sequence[str],
+    source: BinaryIO,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> Completed:
+    """Run a program. Its messages go to a file: ssh's shared connection may keep a pipe open for minutes."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as messages:
+        stdin: BinaryIO = given
+        if isinstance(source, BytesIO):
+            given.write(source.getvalue())
+            given.seek(0)
+        else:
+            stdin = source
+        done = subprocess.run(
+            list(argv), stdin=stdin, stdout=subprocess.PIPE, stderr=messages, timeout=timeout, env=env, check=False
+        )
+        messages.seek(0)
+        return Completed(tuple(asked), done.returncode, done.stdout, messages.read().decode(errors="replace"))
+
+
+def _for_any_shell(argv: Sequence[str]) -> str:
+    """A command line for the remote user's login shell, which may be one to which quotes do not mean the same."""
+    joined = shlex.join(argv)
+    if not re.search(r"[\n!\\]", joined):
+        return joined
+    # csh breaks at a newline and expands ! within quotes, fish reads \ there: such a line travels as letters and digits
+    return f"""sh -c 'eval "$(echo {b64encode(joined.encode()).decode()} | base64 -d)"'"""
+
+
+def _may_pass(error: Unreachable) -> bool:
+    """Whether trying again may help: whoever is not let in now is not let in later, and a time-out was a wait."""
+    return not re.search(r"Permission denied|Host key verification failed|authentication|within \d+ s", error.message)
+
+
+def _shown(argv: Sequence[str]) -> str:
+    """A command as messages show it: a script's text helps nobody."""
+    return shlex.join(["sh", "…", *argv[4:]] if argv[:2] == ["sh", "-c"] else argv)
+
+
+def _defaults(config: str | Path | None) -> Path:
+    """An ssh configuration that reads the user's first: the first value found counts, so ours are only defaults."""
+    folder = _private_folder()
+    first = ["~/.ssh/config", "/etc/ssh/ssh_config"] if config is None else [str(Path(config).absolute())]
+    text = "".join(f'Include "{path}"\n' for path in first) + (
+        "Host *\n"
+        "  ControlMaster auto\n"
+        f'  ControlPath "{folder}/%C"\n'
+        "  ControlPersist 60\n"
+        "  ConnectTimeout 20\n"
+        "  ServerAliveInterval 15\n"
+        "  ServerAliveCountMax 3\n"
+    )
+    path = folder / f"config-{sha256(text.encode()).hexdigest()[:12]}"
+    if not path.exists():
+        with replacing(path) as file:
+            file.write(text.encode())
+    return path
+
+
+def _private_folder() -> Path:
+    """A folder of this user's alone for the sockets of shared connections, short enough for the name of a socket."""
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - checked below
+        if base is None or len(base) > 27:
+            continue
+        folder = Path(base) / f"holdfast-ssh-{os.getuid()}"
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
+                return folder
+    return Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))

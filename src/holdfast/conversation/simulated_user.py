@@ -1,0 +1,213 @@
+"""A simulated user: it replies to the target, stops, or abstains.
+
+Abstaining means that it cannot play its part. That is nobody's wrong answer, so it is an error of the attempt.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import msgspec
+
+from holdfast.errors import AttemptError
+from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.spec.template import RENDER_ERRORS, Template, expression
+from holdfast.store.records import Usage
+from holdfast.targets.prices import Prices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from holdfast.data.dataset import Sample
+    from holdfast.spec.load import Eval
+    from holdfast.spec.schema import ResponderBlock
+    from holdfast.targets.types import Message
+
+OFFERED = ("messages", "sample", "turn")
+
+_PART = """\
+You play the user in a conversation with an assistant. Stay in your part:
+
+<part>
+{instructions}
+</part>
+
+Read the conversation and decide what the user does next. Answer with one JSON object and nothing else:
+{{"action": "reply", "message": "<what the user says next>"}} to go on,
+{{"action": "stop", "reason": "<why>"}} when the user has got what they wanted or has nothing more to say,
+{{"action": "abstain", "reason": "<why>"}} when your part does not tell you how to answer."""
+
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What the user does next."""
+
+    message: str | None
+    """None: it stops"""
+    usage: Usage = Usage()
+
+
+class Player(Protocol):
+    """Whoever plays the user."""
+
+    async def __aenter__(self) -> Player:
+        """Get ready."""
+        ...
+
+    async def __aexit__(self, *details: Any) -> None:
+        """Let everything go."""
+        ...
+
+    async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
+        """What the user does after a turn; raises AttemptError where it cannot say."""
+        ...
+
+
+def responder_identity(spec: Eval) -> dict[str, Any] | None:
+    """What of the simulated user can change what is said."""
+    block = spec.responder
+    if block is None:
+        return None
+    identity = block.model_dump(exclude={"base_url", "api_key_env"})
+    if block.python is not None:
+        where = spec.document.where(("responder", "python"))
+        name, source = function_source(block.python, spec.folder, where, spec.functions)
+        identity |= {"python": name, "source": source}
+    return identity
+
+
+def build_player(spec: Eval) -> Player | None:
+    """Who plays the user, if anybody does."""
+    block = spec.responder
+    if block is None:
+        return None
+    if block.python is not None:
+        where = spec.document.where(("responder", "python"))
+        function = load_function(block.python, spec.folder, where, spec.functions)
+        return _FunctionPlayer(Function(function, OFFERED, where, takes_fields=True), block)
+    assert block.model is not None
+    return _ModelPlayer(block, Prices(block.model, spec.prices), spec.document.where(("responder", "model")))
+
+
+class _Ending:
+    """When the conversation is over by the rules, whatever the user would say."""
+
+    def __init__(self, block: ResponderBlock) -> None:
+        most = block.max_followups
+        self._most = expression(most) if isinstance(most, str) else None
+        self._fixed = 0 if isinstance(most, str) else most
+        self._when = None if block.stop_when is None else expression(block.stop_when)
+
+    def __call__(self, messages: list[Message], sample: Sample, turn: int) -> bool:
+        if turn > (self._fixed if self._most is None else self._allowed(self._most, sample)):
+            return True
+        if self._when is None:
+            return False
+        try:
+            return bool(self._when({**sample.fields, "output": messages[-1].get("content"), "turn": turn}))
+        except RENDER_ERRORS as error:
+            raise AttemptError(
+                "bad_request", f"responder.stop_when cannot be evaluated: {error}", retry=False
+            ) from error
+
+    @staticmethod
+    def _allowed(most: Callable[[Mapping[str, Any]], Any], sample: Sample) -> int:
+        try:
+            allowed = most(sample.fields)
+        except RENDER_ERRORS as error:
+            raise AttemptError(
+                "bad_request", f"{sample.where}: cannot evaluate responder.max_followups: {error}", retry=False
+            ) from error
+        if type(allowed) is not int:
+            raise AttemptError(
+                "bad_request", f"{sample.where}: responder.max_followups gives {allowed!r}, not a number", retry=False
+            )
+        return allowed
+
+
+class _FunctionPlayer:
+    def __init__(self, function: Function, block: ResponderBlock) -> None:
+        self.function = function
+        self._over = _Ending(block)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
+        if self._over(messages, sample, turn):
+            return Decision(None)
+        offered = {
+            "messages": [dict(message) for message in messages],
+            "sample": dict(sample.fields),
+            "turn": turn,
+            **self.function.of_row(sample.fields, "agent"),
+        }
+        try:
+            said = await self.function(offered)
+        except AttemptError:
+            raise
+        except Exception as error:  # the user's own: an error of this trial, never of the run
+            message = f"the responder raised {type(error).__name__}: {error}"
+            raise user_error("agent", error, message) from error
+        if said is not None and not isinstance(said, str):
+            raise AttemptError(
+                "agent", f"the responder returned {type(said).__name__}, not a text or None", retry=False
+            )
+        return Decision(said)
+
+
+class _ModelPlayer:
+    def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
+        from holdfast.targets.model import Model  # few conversations have a simulated user
+
+        assert block.model is not None and block.instructions is not None
+        self._instructions = Template(block.instructions)
+        self._over = _Ending(block)
+        self._model = Model.of(block, prices, where)
+
+    async def __aenter__(self) -> Self:
+        await self._model.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: Any) -> None:
+        await self._model.__aexit__(*details)
+
+    async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
+        if self._over(messages, sample, turn):
+            return Decision(None)
+        try:
+            part = _PART.format(instructions=self._instructions.render(sample.fields))
+        except RENDER_ERRORS as error:
+            raise AttemptError("bad_request", f"cannot render responder.instructions: {error}", retry=False) from error
+        said = "\n\n".join(f"[{message['role']}]\n{message.get('content') or ''}" for message in _spoken(messages))
+        reply = await self._model.complete([{"role": "system", "content": part}, {"role": "user", "content": said}])
+        return Decision(_parse(reply.text), reply.usage)
+
+
+def _spoken(messages: list[Message]) -> Iterator[Message]:
+    """What was said aloud: the user's messages and the answers; steps on the way to an answer are not."""
+    for message, after in pairwise([*messages, {"role": "user"}]):
+        if message.get("role") == "user" or (message.get("role") == "assistant" and after.get("role") == "user"):
+            yield message
+
+
+def _parse(text: str) -> str | None:
+    match = _OBJECT.search(text)
+    try:
+        found = msgspec.json.decode(match[0]) if match else {}
+        action = found.get("action")
+    except (msgspec.DecodeError, AttributeError):
+        action = None
+    if action == "stop":
+        return None
+    if action == "abstain":
+        raise AttemptError("agent", f"the simulated user abstained: {found.get('reason', '')}")
+    if action == "reply" and isinstance(found.get("message"), str) and found["message"].strip():
+        return str(found["message"])
+    raise AttemptError("bad_reply", f"the simulated user gave no decision: {text[:200]!r}")

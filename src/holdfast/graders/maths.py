@@ -1,0 +1,66 @@
+"""The answer equals the expected one as mathematics. Needs the package math-verify."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import AttemptError
+from holdfast.graders.pool import NoAnswer, Pool
+from holdfast.graders.text import expected_texts
+from holdfast.graders.types import Verdict
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.grader_schema import MathGrader
+
+
+class Mathematics:
+    """Asks a few processes at once, so that an answer which takes long does not hold up the others."""
+
+    def __init__(self, block: MathGrader, fingerprint: str) -> None:
+        self.block = block
+        self.fingerprint = fingerprint
+        self._pool = Pool("mathematics_worker.py")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    async def judge(self, case: Case) -> Verdict:
+        """1 when equal to any expected text, else 0; also 0 where the answer is such that it cannot be compared."""
+        expected = expected_texts(self.block.expected, case.sample.fields)
+        found = problem = failure = None
+        reason = "no mathematics found in the answer"
+        for text in expected:
+            try:
+                answer = await self._pool.ask({"expected": text, "answer": case.said(self.block)}, self.block.timeout)
+            except NoAnswer as error:
+                failure = failure or error  # another expected text may be equal all the same
+                continue
+            if answer.get("equal"):
+                return Verdict(1.0, "", {"found": answer["found"]})
+            problem = problem or answer.get("error")
+            found, reason = found or answer.get("found"), answer.get("reason") or reason
+        if problem is not None:
+            raise AttemptError("grader", problem, retry=False)
+        if failure is not None:
+            return self._failed(failure)
+        if found is None:
+            return Verdict(0.0, reason, {"found": None})
+        wanted = " or ".join(text.strip()[:200] for text in expected[:5])
+        return Verdict(0.0, f"found {found}, expected {wanted}", {"found": found})
+
+    def _failed(self, error: NoAnswer) -> Verdict:
+        """Return the verdict on an answer that costs too much to compare; it is not that of the expected one."""
+        limit = f"{self.block.timeout:g} s"
+        if error.stage != "answer":
+            if error.late:
+                message = f"the expected answer could not be read within {limit}"
+                raise AttemptError("timeout", message, retry=False) from None
+            raise AttemptError("grader", "the process that compares answers has died", retry=False) from error
+        if error.late and self.block.on_timeout == "error":
+            raise AttemptError("timeout", f"no comparison within {limit}", retry=False) from None
+        details: dict[str, Any] = {"found": None, "timed_out": error.late}
+        return Verdict(0.0, f"timed out after {limit}" if error.late else "the comparison crashed", details)

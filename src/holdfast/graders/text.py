@@ -1,0 +1,216 @@
+"""Graders that look at the text and answer at once: exact, text, choice, number."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
+from unicodedata import normalize
+
+from holdfast.errors import AttemptError
+from holdfast.graders.types import Verdict
+from holdfast.spec.expected import NotComparable, alternatives
+from holdfast.spec.numbers import numbers_in
+from holdfast.spec.regex import compile_regex
+from holdfast.spec.template import RENDER_ERRORS, template
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.grader_schema import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
+
+
+def rendered(value: Any, fields: dict[str, Any]) -> str:
+    """A template over the row, or a plain value as text."""
+    if not isinstance(value, str):
+        return str(value)
+    try:
+        return template(value).render(fields)
+    except RENDER_ERRORS as error:
+        raise AttemptError("grader", f"cannot render {value!r}: {error}", retry=False) from error
+
+
+def expected_texts(written: Any, fields: dict[str, Any]) -> list[str]:
+    """Return the texts of which the answer should be one; never a list's or an object's Python repr."""
+    try:
+        return alternatives(written, fields)
+    except NotComparable as error:
+        raise AttemptError("grader", f"{written!r} {error}", retry=False) from error
+    except RENDER_ERRORS as error:
+        raise AttemptError("grader", f"cannot render {written!r}: {error}", retry=False) from error
+
+
+def one_of(texts: list[str]) -> str:
+    """Show what was looked for in a feedback: a single text, or a few of several."""
+    shown = [repr(text[:200]) for text in texts[:5]]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    return shown[0] if len(texts) == 1 else f"one of {', '.join(shown)}{more}"
+
+
+class Check:
+    """A grader that needs nothing opened or closed."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def share(count: int, failures: list[str], details: Any = None) -> Verdict:
+    """The share of checks that hold, with those that do not in words."""
+    return Verdict((count - len(failures)) / count, "; ".join(failures), details)
+
+
+class Exact(Check):
+    """The whole answer equals the expected one."""
+
+    def __init__(self, block: ExactGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+
+    def check(self, case: Case) -> Verdict:
+        """1 when equal, else 0."""
+        texts = expected_texts(self.block.expected, case.sample.fields)
+        got = normalize("NFC", case.said(self.block))
+        if self.block.strip:
+            texts, got = [text.strip() for text in texts], got.strip()
+        if self.block.ignore_case:
+            texts, got = [text.casefold() for text in texts], got.casefold()
+        return Verdict(1.0) if got in texts else Verdict(0.0, f"expected {one_of(texts)}")
+
+
+class Text(Check):
+    """What the answer contains or matches; the score is the share of checks that hold."""
+
+    def __init__(self, block: TextGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        self._match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_match]
+        self._not_match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_not_match]
+
+    def check(self, case: Case) -> Verdict:
+        """All its checks on what was said."""
+        block, fields, said = self.block, case.sample.fields, case.said(self.block)
+        exact = normalize("NFC", said)
+        folded = exact.casefold()
+        failures: list[str] = []
+        count = 0
+        for wanted, unwanted, any_of, text, fold in (
+            (block.contains, block.not_contains, block.contains_any, folded, str.casefold),
+            (block.contains_cs, block.not_contains_cs, block.contains_any_cs, exact, str),
+        ):
+            required, forbidden, alternative = (_sought(parts, fields) for parts in (wanted, unwanted, any_of))
+            count += len(required) + len(forbidden) + bool(alternative)
+            failures += [f"lacks {part!r}" for part in required if fold(part) not in text]
+            failures += [f"contains {part!r}" for part in forbidden if fold(part) in text]
+            if alternative and not any(fold(part) in text for part in alternative):
+                failures.append(f"has none of {', '.join(map(repr, alternative))}")
+        count += len(self._match) + len(self._not_match)
+        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(said)]
+        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(said)]
+        return share(count, failures)
+
+
+def _sought(parts: list[str], fields: dict[str, Any]) -> list[str]:
+    """Return the texts to look for; a template that stands for a list stands for each of its elements."""
+    sought: list[str] = []
+    for part in parts:
+        texts = expected_texts(part, fields)
+        if "" in texts:
+            raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
+        sought += texts
+    return sought
+
+
+class Choice(Check):
+    """The letter of a multiple-choice answer."""
+
+    def __init__(self, block: ChoiceGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        letter = f"([{re.escape(block.choices)}])"
+        named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be)\W+)?{letter}(?![\w'])"
+        # From the plainest to the vaguest. An A or I before a small word is an article or a pronoun as a rule.
+        self._patterns = [
+            re.compile(rf"\\boxed\{{\W*(?:text\W*)?{letter}(?!\w)"),
+            re.compile(rf"{named}(?!(?<=I)\s+[a-z])"),
+            re.compile(rf"{named}(?=\W*$)", re.IGNORECASE | re.MULTILINE),
+            re.compile(rf"(?<![\w']){letter}\s+is\s+(?:the\s+)?(?:correct|right|best)"),
+            re.compile(rf"\A\W*{letter}(?![\w'])(?!(?<=[AI])\s+[a-z])"),
+            re.compile(rf"[(\[*]{letter}[)\]*]"),
+            re.compile(rf"(?<![\w']){letter}(?=\s*[.):!]|\s*\Z)"),
+            re.compile(named),
+        ]
+        self._loose = re.compile(rf"\A\W*{letter}\W*\Z", re.IGNORECASE)
+
+    def check(self, case: Case) -> Verdict:
+        """Compare the letter found with the expected one."""
+        letters = [self._letter(text) for text in expected_texts(self.block.expected, case.sample.fields)]
+        found = self._find(case.said(self.block))
+        if found is None:
+            return Verdict(0.0, "no choice found in the answer", {"found": None})
+        right = found in letters
+        return Verdict(float(right), "" if right else f"chose {found}, not {' or '.join(letters)}", {"found": found})
+
+    def _find(self, text: str) -> str | None:
+        if match := self._loose.search(text):
+            return match[1].upper()
+        for pattern in self._patterns:
+            if matches := pattern.findall(text):
+                return str(matches[-1]).upper()
+        return None
+
+    def _letter(self, text: str) -> str:
+        text = text.strip()
+        if text.isdecimal() and int(text) < len(self.block.choices):
+            return self.block.choices[int(text)].upper()
+        letter = text.strip("().").upper()
+        if len(letter) != 1 or letter not in self.block.choices.upper():
+            raise AttemptError(
+                "grader",
+                f"the expected choice is {text!r}, not a letter of {self.block.choices}",
+                retry=False,
+            )
+        return letter
+
+
+class Number(Check):
+    """A number in the answer."""
+
+    def __init__(self, block: NumberGrader, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+        self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
+
+    def check(self, case: Case) -> Verdict:
+        """Compare the number found with the expected one."""
+        expected = [_single(text) for text in expected_texts(self.block.expected, case.sample.fields)]
+        found = self._find(case.said(self.block))
+        if found is None:
+            return Verdict(0.0, "no number found in the answer", {"found": None})
+        right = any(self._is_close(found, number) for number in expected)
+        wanted = " or ".join(map(str, expected))
+        return Verdict(float(right), "" if right else f"found {found}, expected {wanted}", {"found": str(found)})
+
+    def _is_close(self, found: Decimal, expected: Decimal) -> bool:
+        allowed = Decimal(repr(self.block.tolerance))
+        if self.block.relative:
+            allowed *= abs(expected)
+        return abs(found - expected) <= allowed
+
+    def _find(self, text: str) -> Decimal | None:
+        if self._after is None:
+            return next(iter(numbers_in(text)[-1:]), None)
+        end = self._after.last_end(text)
+        return None if end is None else next(iter(numbers_in(text[end:])), None)
+
+
+def _single(text: str) -> Decimal:
+    numbers = numbers_in(text)
+    if len(numbers) != 1:
+        what = "is not a number" if not numbers else "contains several numbers: which one counts?"
+        raise AttemptError("grader", f"the expected value {text.strip()[:80]!r} {what}", retry=False)
+    return numbers[0]

@@ -1,0 +1,207 @@
+"""Text metrics: BLEU, chrF, ROUGE, character F1, word and character error rates. Each needs a package of its own.
+
+BLEU, chrF and error rates of a whole run are not the mean over its answers: they come of counts that are summed first.
+So a verdict carries its counts, and `corpus_numbers` turns their sums into what `metrics.json` says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from unicodedata import normalize
+
+from holdfast.errors import AttemptError
+from holdfast.graders.text import Check, expected_texts
+from holdfast.graders.types import Verdict
+from holdfast.spec.text_metric_schema import BleuGrader, ChrfGrader, ErrorRateGrader, OverlapBlock, RougeGrader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.graders.types import Case
+    from holdfast.spec.text_metric_schema import CharF1Grader
+
+PACKAGES: Final = {
+    "bleu": ("sacrebleu", "sacrebleu"),
+    "chrf": ("sacrebleu", "sacrebleu"),
+    "rouge": ("rouge_score", "rouge-score"),
+    "char_f1": ("rapidfuzz", "rapidfuzz"),
+    "wer": ("rapidfuzz", "rapidfuzz"),
+    "cer": ("rapidfuzz", "rapidfuzz"),
+}
+"""the module that a metric needs, and the package that has it"""
+
+
+class Overlap(Check):
+    """A text metric; the subclasses compute it."""
+
+    def __init__(self, block: OverlapBlock, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.block = block
+
+    def check(self, case: Case) -> Verdict:
+        """Compare the answer with its references."""
+        texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
+        answer = normalize("NFC", case.said(self.block)).strip()
+        if "" in texts:
+            raise AttemptError("grader", "a reference is empty for this row", retry=False)
+        if self.block.ignore_case:
+            texts, answer = [text.casefold() for text in texts], answer.casefold()
+        if any(self.steps(answer, text) > self.most_steps for text in texts):
+            lengths = f"{len(answer):,} with {max(map(len, texts)):,} characters"
+            raise AttemptError("grader", f"too long to compare by `{self.block.type}`: {lengths}", retry=False)
+        return self.compare(answer, texts)
+
+    most_steps: ClassVar[int] = 20_000_000_000
+    """more would hold up the run for seconds"""
+
+    def steps(self, answer: str, reference: str) -> int:
+        """How much work a comparison is, at most: most metrics look at each pair of characters."""
+        return len(answer) * len(reference)
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return the verdict on an answer."""
+        raise NotImplementedError
+
+
+class Bleu(Overlap):
+    """Sentence BLEU with exponential smoothing and effective order, against all references at once."""
+
+    def __init__(self, block: BleuGrader, fingerprint: str) -> None:
+        super().__init__(block, fingerprint)
+        from sacrebleu.metrics.bleu import BLEU
+
+        self._metric = BLEU(tokenize=block.tokenize, effective_order=True)
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return BLEU from 0 to 1."""
+        found = self._metric.sentence_score(answer, references)
+        counts = (found.sys_len, found.ref_len, *found.counts, *found.totals)
+        return _scored(found.score / 100, "BLEU", counts)
+
+
+class Chrf(Overlap):
+    """chrF against the reference that fits best."""
+
+    def __init__(self, block: ChrfGrader, fingerprint: str) -> None:
+        super().__init__(block, fingerprint)
+        from sacrebleu.metrics.chrf import CHRF
+
+        self._metric = CHRF(word_order=block.word_order)
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return chrF from 0 to 1."""
+        score = self._metric.sentence_score(answer, references).score / 100
+        (counts,) = self._metric._extract_corpus_statistics([answer], [[text] for text in references])
+        return _scored(score, "chrF", counts)
+
+
+class Rouge(Overlap):
+    """The best F-measure over the references."""
+
+    def __init__(self, block: RougeGrader, fingerprint: str) -> None:
+        super().__init__(block, fingerprint)
+        from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+
+        self._variant = block.variant
+        characters = _Characters() if block.tokenize == "characters" else None
+        self._scorer = RougeScorer([block.variant], use_stemmer=block.stem, tokenizer=characters)
+
+    most_steps = 4_000_000
+
+    def steps(self, answer: str, reference: str) -> int:
+        """The pairs of words, or characters, that `rougeL` compares in Python; the others count them once."""
+        if self._variant != "rougeL":
+            return max(len(answer), len(reference))
+        return self._count(answer) * self._count(reference)
+
+    def _count(self, text: str) -> int:
+        return len(self._scorer._tokenizer.tokenize(text))
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return the F-measure, from 0 to 1."""
+        for text in references:
+            if self._count(text) < (2 if self._variant == "rouge2" else 1):
+                self._refuse(text)
+        return _scored(max(self._of(answer, text) for text in references), self._variant)
+
+    def _of(self, answer: str, reference: str) -> float:
+        return float(self._scorer.score(reference, answer)[self._variant].fmeasure)
+
+    def _refuse(self, reference: str) -> None:
+        hint = "it has too few words of Latin letters or digits; `tokenize: characters` takes any language"
+        raise AttemptError(
+            "grader", f"{self._variant} cannot use the reference {reference[:80]!r}: {hint}", retry=False
+        )
+
+
+class _Characters:
+    def tokenize(self, text: str) -> list[str]:
+        return [character for character in text if not character.isspace()]
+
+
+class CharF1(Overlap):
+    """Twice the longest common subsequence over both lengths: the best over the references."""
+
+    def __init__(self, block: CharF1Grader, fingerprint: str) -> None:
+        super().__init__(block, fingerprint)
+        from rapidfuzz.distance import Indel
+
+        self._similarity = Indel.normalized_similarity
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return F1, from 0 to 1."""
+        return _scored(max(self._similarity(answer, text) for text in references), "character F1")
+
+
+class ErrorRate(Overlap):
+    """1 less the lowest error rate over the references; not below 0, though a rate can be above 1."""
+
+    def __init__(self, block: ErrorRateGrader, fingerprint: str) -> None:
+        super().__init__(block, fingerprint)
+        from rapidfuzz.distance import Levenshtein
+
+        self._distance = Levenshtein.distance
+
+    def compare(self, answer: str, references: list[str]) -> Verdict:
+        """Return 1 less the rate, and the rate itself in the details."""
+        found = []
+        for text in references:
+            wanted, got = (text.split(), answer.split()) if self.block.type == "wer" else (text, answer)
+            found.append((self._distance(wanted, got), len(wanted)))
+        edits, length = min(found, key=lambda pair: pair[0] / pair[1])
+        rate = edits / length
+        feedback = f"{self.block.type.upper()} {rate:.3f}"
+        return Verdict(max(0.0, 1 - rate), feedback, {"error_rate": rate}, counts=(edits, length))
+
+
+def _scored(score: float, name: str, counts: Sequence[int] | None = None) -> Verdict:
+    score = min(1.0, max(0.0, score))  # rounding can leave 1.0000000000000002
+    return Verdict(score, f"{name} {score:.3f}", counts=None if counts is None else tuple(counts))
+
+
+def build_overlap(block: OverlapBlock, fingerprint: str) -> Overlap:
+    """Return the metric that a block asks for."""
+    kinds: dict[str, Any] = {"bleu": Bleu, "chrf": Chrf, "rouge": Rouge, "char_f1": CharF1}
+    made: Overlap = kinds.get(block.type, ErrorRate)(block, fingerprint)
+    return made
+
+
+def corpus_numbers(block: object, totals: Sequence[int]) -> dict[str, float]:
+    """Return what the summed counts of a run's verdicts say of it as a whole; nothing for other graders."""
+    match block:
+        case BleuGrader():
+            from sacrebleu.metrics.bleu import BLEU
+
+            correct, total = list(totals[2:6]), list(totals[6:10])
+            found = BLEU.compute_bleu(correct, total, totals[0], totals[1], smooth_method="exp")
+            return {"corpus": found.score / 100}
+        case ChrfGrader():
+            from sacrebleu.metrics.chrf import CHRF
+
+            metric = CHRF(word_order=block.word_order)
+            return {"corpus": metric._compute_f_score(list(totals)) / 100}
+        case ErrorRateGrader():
+            rate = totals[0] / totals[1]
+            return {"corpus": max(0.0, 1 - rate), "error_rate": rate}
+        case _:
+            return {}

@@ -1,0 +1,158 @@
+"""Graders, and who plays the user, read from an eval file: by the model of their kind, with the model that judges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.file_grader_schema import ON_FILES
+from holdfast.spec.fingerprint import file_inside
+from holdfast.spec.grader_schema import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.schema import is_embedded
+from holdfast.spec.text_metric_schema import OVERLAPS
+from holdfast.spec.tool_grader_schema import CALLED
+from holdfast.spec.validation import suggest, validate_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.document import Document, Location
+    from holdfast.spec.schema import ResponderBlock
+
+GRADERS: dict[str, type[GraderBlock]] = {**SAID, **OVERLAPS, **CALLED, **ON_FILES}
+"""every kind of grader"""
+
+
+def read_graders(
+    data: Any, base: Location, document: Document, folder: Path, problems: list[Problem]
+) -> list[GraderBlock]:
+    """The graders of a list, each by the model of its kind; adds what is wrong with them to `problems`."""
+    graders: list[GraderBlock] = []
+    seen: dict[str, int] = {}
+    for number, raw in enumerate(data if isinstance(data, list) else []):
+        location: Location = (*base, number)
+        if not isinstance(raw, dict):
+            continue  # the top model has said so
+        config = raw.get("config") or {}
+        if not isinstance(config, dict):
+            problems.append(Problem(document.where((*location, "config")), "is a mapping of the grader's parameters"))
+            continue
+        fields = {**raw, **config}
+        fields.pop("config", None)
+        kind = fields.get("type")
+        if kind not in GRADERS:
+            known = f"one of {', '.join(GRADERS)}"
+            what = (
+                f"unknown grader type {kind!r}{suggest(str(kind), GRADERS)}; {known}"
+                if kind
+                else f"needs a type: {known}"
+            )
+            problems.append(Problem(document.where((*location, "type")), what))
+            continue
+        fields["name"] = str(fields.get("name") or kind)
+        grader = cast("GraderBlock | None", validate_block(GRADERS[str(kind)], fields, location, document, problems))
+        if fields["name"] in TAKEN_NAMES:
+            said = f"{fields['name']!r} is a word of the report itself; give the grader another name"
+            problems.append(Problem(document.where((*location, "name")), said))
+        if fields["name"] in seen:
+            hint = "give each grader a name of its own"
+            problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
+        seen[fields["name"]] = number
+        if isinstance(grader, PromptGrader):
+            grader = _with_judge(
+                with_rubric(grader, document, location, folder, problems), document, location, problems
+            )
+        if isinstance(grader, NatGrader):
+            grader = _with_config(grader, document, location, problems)
+        if grader is not None:
+            graders.append(grader)
+    return graders
+
+
+def with_rubric(
+    grader: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+) -> PromptGrader:
+    """Return the grader with the text of the file that its rubric names."""
+    rubric = grader.rubric
+    if rubric is None or not names_file(rubric):
+        return grader
+    where = document.where((*location, "rubric"))
+    try:
+        text = file_inside(folder, rubric, where).decode("utf-8")
+    except UnicodeDecodeError as error:
+        problems.append(Problem(where, f"{rubric} is not a text: {error}"))
+        return grader
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return grader
+    text = rubric_text(text)
+    if not text:
+        problems.append(Problem(where, f"checks nothing: {rubric} is empty"))
+    return grader.model_copy(update={"rubric": text})
+
+
+def names_file(rubric: str) -> bool:
+    """Whether a rubric is the name of a file and not the text itself."""
+    return "\n" not in rubric and " " not in rubric and rubric.endswith(RUBRIC_FILES)
+
+
+def rubric_text(text: str) -> str:
+    """Return what a rubric file says, without the heading of names and versions it may have."""
+    if text.startswith("---\n") and "\n---" in text[4:]:
+        text = text[4:].split("\n---", 1)[1]
+    return text.strip()
+
+
+def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
+    """A judge without a model is the target's own model, which only a model target has."""
+    target = document.data.get("target")
+    target = target if isinstance(target, dict) else {}
+    if grader.model is None and "model" not in target:
+        message = (
+            "needs a `model` to judge with, since the target is not a model: add `model: NAME`, or type "
+            f"graders.{grader.name}.model=NAME after the command (config.judge_model=NAME for an eval of waza)"
+        )
+        problems.append(Problem(document.where(location), message))
+        return grader
+    inherited = _same_endpoint(grader.model, grader.base_url, grader.api_key_env, target)
+    return grader.model_copy(update=inherited)
+
+
+def _with_config(grader: NatGrader, document: Document, location: Location, problems: list[Problem]) -> NatGrader:
+    """Return an evaluator with what it does not say itself: the target's configuration, and the grader's name."""
+    target = document.data.get("target")
+    update: dict[str, Any] = {} if grader.evaluator is not None else {"evaluator": grader.name}
+    if grader.config_file is None and isinstance(target, dict) and isinstance(target.get("nat"), str):
+        update |= {"config_file": target["nat"], "override": {**(target.get("override") or {}), **grader.override}}
+    elif grader.config_file is None and not isinstance(grader.evaluator, dict):
+        said = "needs a `config_file` that has the evaluator, or the evaluator's own block"
+        problems.append(Problem(document.where(location), said))
+    return grader.model_copy(update=update)
+
+
+def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:
+    """A responder without a model is played by the target's own."""
+    if responder is None or responder.python is not None:
+        return responder
+    target = document.data.get("target")
+    target = target if isinstance(target, dict) else {}
+    if responder.model is None and "model" not in target:
+        message = "needs a `model` that plays the user; on the command line: responder.model=MODEL"
+        problems.append(Problem(document.where(("responder",)), message))
+        return responder
+    return responder.model_copy(
+        update=_same_endpoint(responder.model, responder.base_url, responder.api_key_env, target)
+    )
+
+
+def _same_endpoint(
+    model: str | None, base_url: str | list[str] | None, api_key_env: str | None, target: dict[str, Any]
+) -> dict[str, Any]:
+    """Where a judge or a simulated user is asked: where it does not say, there where the target is."""
+    chosen = model or target["model"]
+    near = "model" in target and not is_embedded(chosen) and not is_embedded(str(target["model"]))
+    return {
+        "model": chosen,
+        "base_url": base_url or (target.get("base_url") if near else None),
+        "api_key_env": api_key_env or (target.get("api_key_env") if near else None) or "OPENAI_API_KEY",
+    }

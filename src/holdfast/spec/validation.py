@@ -1,0 +1,146 @@
+"""Blocks of users' files checked by their models, with everything that is wrong in words and in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from holdfast.errors import Problem
+from holdfast.spec.schema import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from holdfast.spec.document import Location
+
+
+class Placed(Protocol):
+    """A document, or anything else that knows where its keys stand."""
+
+    def where(self, location: Location) -> str:
+        """`file:line: key`."""
+
+
+_PLAIN: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+"""What pydantic wants, by its word for the mistake, as somebody who writes YAML would say it."""
+_KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("type", "name", "threshold")}
+"""of mappings that are read by their kind, not by one model"""
+
+
+_PARAMETERS: Final = frozenset(
+    {"temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs"}
+    | {"presence_penalty", "frequency_penalty", "reasoning_effort", "response_format", "logit_bias"}
+)
+"""parameters of a request that people write beside `model`"""
+_ALIASES: Final = {
+    "url": ("base_url", "http"),
+    "endpoint": ("base_url", "http"),
+    "api_base": ("base_url",),
+    "file": ("path",),
+    "regex": ("regex_match",),
+}
+"""what people call keys elsewhere"""
+
+
+def validate_block(
+    model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
+) -> Block | None:
+    """The block, or None after adding what is wrong with it to `problems`."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        found: dict[Location, list[str]] = {}
+        given: dict[Location, Any] = {}
+        for item in error.errors(include_url=False):
+            place = _written(data, item["loc"], item["type"])
+            found.setdefault(place, []).append(_explain(item["type"], item["msg"], place, model))
+            given[place] = item["input"]
+        for place, said in found.items():
+            first, *others = dict.fromkeys(said)  # several where one of several kinds is allowed
+            message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
+            if first.startswith("should "):
+                message += f", not {_shown(given[place])}"
+            problems.append(Problem(document.where((*location, *place)), message))
+        return None
+
+
+def _written(data: Any, location: Location, kind: str) -> Location:
+    """The part of a location that stands in the file; that of a union has the names of its choices in between."""
+    place: list[str | int] = []
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        place.append(part)
+    return (*place, location[-1]) if kind == "missing" else tuple(place)
+
+
+def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None:
+    """The block in which a key stands, to suggest the keys it has."""
+    current: type[Block] | None = model
+    for part in location:
+        if isinstance(part, int):
+            continue  # an item of the list whose model is already found
+        field = current.model_fields.get(part) if current is not None else None
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)
+    return current
+
+
+def _explain(kind: str, message: str, place: Location, model: type[Block]) -> str:
+    if kind == "extra_forbidden":
+        key, owner = str(place[-1]), _model_at(model, place[:-1])
+        if key in ("api_key", "key", "token"):
+            return "keys are not written into files: name the environment variable with api_key_env"
+        names = list(_written_names(owner)) if owner else []
+        if key == "max_tokens" and "token_budget" in names:
+            return "the length of a reply is target.params.max_tokens, a budget for the whole run limits.token_budget"
+        if key in _PARAMETERS and "params" in names:
+            return f"unknown key; parameters of a request stand under `params`: params: {{{key}: …}}"
+        alias = next((name for name in _ALIASES.get(key, ()) if name in names), None)
+        hint = f" (did you mean {alias!r}?)" if alias else suggest(key, names)
+        return f"unknown key{hint}" + (f"; known here: {', '.join(names)}" if names and not hint else "")
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    if kind == "too_short":
+        return "needs at least 1 item"  # pydantic speaks of tuples
+    wanted = _PLAIN.get(kind)
+    if wanted == "a mapping":
+        block = _model_at(model, place)
+        keys = list(_written_names(block))[:6] if block else _KEYS.get(next((p for p in place if p in _KEYS), ""), ())
+        wanted += f" with keys such as {', '.join(keys)}" if keys else ""
+    return message.removeprefix("Input ") if wanted is None else f"should be {wanted}"
+
+
+def _shown(given: Any) -> str:
+    return "a mapping" if isinstance(given, dict) else "a list" if isinstance(given, list) else repr(given)
+
+
+def _written_names(model: type[Block]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield field.alias or name
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The nearest known word, as the end of a message; empty where none is near."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,191 @@
+"""The files a trial works on: kept by content after each turn, so that any turn can be graded or gone on from later.
+
+A workspace is a folder while a trial runs. What it holds after a turn is a map from path to digest, kept with the
+turn; the contents are in the run directory's `files/`, one file for each, however many turns and trials share it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.canonical import digest_bytes
+from holdfast.store.durable import make_directory, replacing, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Files = dict[str, str]
+"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. A symbolic
+link has `link:` and its target in place of a digest. An empty folder is a path that ends in `/`, with no digest: some
+programs miss it, git for one"""
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""more than this is not a workspace but a data set"""
+
+
+LINK: Final = "link:"
+_MOST_LINKS: Final = 40
+
+
+class TooLarge(ValueError):
+    """A workspace that cannot be kept."""
+
+
+class Blobs:
+    """Contents by digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, digest: str) -> Path:
+        name = digest.removeprefix("sha256:").removesuffix("+x")
+        return self._folder / name[:2] / name[2:]
+
+    def keep(self, data: bytes) -> str:
+        """Keep contents, on the medium when this returns; the digest they are found by."""
+        digest = digest_bytes(data)
+        path = self._path(digest)
+        if path.exists():
+            return digest
+        make_directory(path.parent)
+        with replacing(path) as file:
+            file.write(data)
+        return digest
+
+    def take_from(self, other: Path) -> None:
+        """Have all that another run's folder has, by links where the file system has them."""
+        linked = set()
+        for path in other.glob("*/*"):
+            own = self._folder / path.parent.name / path.name
+            if own.exists() or path.name.startswith("."):
+                continue
+            make_directory(own.parent)
+            try:
+                own.hardlink_to(path)
+                linked.add(own.parent)
+            except OSError:
+                self.keep(path.read_bytes())
+        for folder in linked:
+            sync_directory(folder)
+
+    def read(self, digest: str) -> bytes:
+        """The contents behind a digest; ValueError where they are other ones, or what is given is no digest."""
+        data = self._path(digest).read_bytes()
+        if digest_bytes(data) != digest.removesuffix("+x"):
+            raise ValueError(f"files/ does not hold what belongs to {digest[:80]}")
+        return data
+
+
+def snapshot(folder: Path, blobs: Blobs) -> Files:
+    """Keep every regular file and every symbolic link below a folder. Links are kept as links and never followed."""
+    if folder.is_symlink():
+        raise ValueError("it has been replaced by a link")
+    files: Files = {}
+    total = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        if not folders and not names and Path(place) != folder:
+            files[_name(Path(place), folder) + "/"] = ""
+        for name in sorted([*names, *(name for name in folders if Path(place, name).is_symlink())]):
+            path = Path(place, name)
+            if path.is_symlink():
+                files[_name(path, folder)] = link_of(path, folder)
+            elif path.is_file():
+                total += path.stat().st_size
+                if total > MOST_BYTES:
+                    raise TooLarge(f"the workspace holds more than {MOST_BYTES >> 20} MB")
+                files[_name(path, folder)] = blobs.keep(path.read_bytes()) + mode_of(path)
+    return files
+
+
+def link_of(path: Path, folder: Path) -> str:
+    """What stands for a link. One that names the folder itself is made relative, for the folder is not always there."""
+    target = os.readlink(path)  # noqa: PTH115 - the very text: a Path drops `./` and `/` at the end
+    if Path(target).is_relative_to(folder):
+        target = os.path.relpath(target, path.parent)
+    return LINK + _utf8(target)
+
+
+def _entry(path: Path, folder: Path) -> str | None:
+    """What stands for a path that is no folder; None for what is not kept."""
+    if path.is_symlink():
+        return link_of(path, folder)
+    return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
+
+
+def restore(files: Files, blobs: Blobs, folder: Path) -> None:
+    """Make a folder hold exactly these files. What is right already is not touched: a server may have it open."""
+    if folder.is_symlink():
+        folder.unlink()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place, folders, names in os.walk(folder, topdown=False):
+        for path in [Path(place, name) for name in names + folders]:
+            known = path.relative_to(folder).as_posix()
+            if path.is_dir() and not path.is_symlink():
+                if known + "/" not in files:
+                    with suppress(OSError):  # something in it stays
+                        path.rmdir()
+            elif files.get(known) != _entry(path, folder):
+                path.unlink()
+    # Links come last: no file is written through one.
+    for name, digest in sorted(files.items(), key=lambda item: item[1].startswith(LINK)):
+        path = inside(folder, name)
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        elif not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if digest.startswith(LINK):
+                path.symlink_to(digest.removeprefix(LINK))
+                continue
+            path.write_bytes(blobs.read(digest))
+            if digest.endswith("+x"):
+                path.chmod(0o755)
+
+
+def follow(files: Mapping[str, str], path: str) -> str | None:
+    """A path with the links of a snapshot followed; None where they lead out of the workspace, or in a circle."""
+    ahead, behind = path.split("/")[::-1], list[str]()
+    links = 0
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            if not behind:
+                return None
+            behind.pop()
+        elif part not in ("", "."):
+            behind.append(part)
+            target = files.get("/".join(behind), "")
+            if target.startswith(LINK):
+                links += 1
+                if links > _MOST_LINKS or target.startswith(f"{LINK}/"):
+                    return None
+                behind.pop()
+                ahead += target.removeprefix(LINK).split("/")[::-1]
+    return "/".join(behind)
+
+
+def _name(path: Path, folder: Path) -> str:
+    return _utf8(path.relative_to(folder).as_posix())
+
+
+def _utf8(name: str) -> str:
+    if not name.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in name):
+        raise ValueError(f"the name of {name!r} is not UTF-8")
+    return name
+
+
+def mode_of(path: Path) -> str:
+    """What stands behind a file's digest: `+x` where it may be executed."""
+    return "+x" if path.stat().st_mode & 0o100 else ""
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A path below a folder, its last part not followed; ValueError for one that would leave the folder."""
+    path, root = folder / name, folder.resolve()
+    parent = path.parent.resolve()
+    if (root != parent and root not in parent.parents) or path.name in ("", ".."):
+        raise ValueError(f"{name!r} leads out of the workspace, or is no file in it")
+    return path
