@@ -23,7 +23,7 @@ from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Ledger, Registry
 from holdfast.cluster.remote.submit import start_attempt
 from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.follow import follow
+from holdfast.cluster.watch.logs import follow
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
 from tests.support.running import holdfast, server, start
 from tests.support.slurm import Lab
@@ -451,7 +451,7 @@ def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
 
 
 def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.watch.follow._LOST_SECONDS", 2.0)
+    monkeypatch.setattr("holdfast.cluster.watch.logs._LOST_SECONDS", 2.0)
     site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
     invocation = site.submit()
     lines: list[str] = []

@@ -149,7 +149,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.config.variables import WANDB_KEY
     from holdfast.cluster.remote.submit import submit
     from holdfast.cluster.remote.transport import way_to
-    from holdfast.cluster.watch.follow import follow
+    from holdfast.cluster.watch.logs import follow
 
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
         from holdfast.cluster.config.variables import wandb_key

@@ -3,21 +3,16 @@
 `compile`      `compile_launch`: from files to a `Launch`
 `launch`       the `Launch` itself
 `options`      what a command says about the runs
-`compose`      merges `defaults:` lists, the command line and the profile
-`bare`         an eval file alone, as a configuration with one task
+`compose`      merges `defaults:` lists, the command line and the profile; an eval file alone is a launch of one task
 `interpolate`  `${…}` and `???`
 `provenance`   values that remember where they were written
 `schema`       what a configuration may contain, one model per block
 `profiles`     `env.toml`: where to run
 `walltime`     Slurm's notation for times
-`variables`    environment variables of a job, by name; values are never written down
-`api_keys`     API keys of hosted models, which have to be passed on
-`servers`      the model servers that are known, and their commands
-`auxiliary`    servers beside that of the model
-`nodes`        numbers of nodes and GPUs, and how servers share them
+`variables`    environment variables and API keys of a job, by name; values are never written down
+`servers`      the model servers that are known, those beside them, and how they share nodes and GPUs
 `tasks`        eval files with their overrides
-`legacy`       keys of earlier launchers, translated
-`adapter`      what `adapter_config` means here
+`legacy`       keys of earlier launchers and `adapter_config`, translated
 `no_effect`    keys without effect, each with the reason
 `render`       the compiled configuration as text
 """

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from holdfast.cluster.config.auxiliary import check_ports, fill_references, needed_nodes, prefix_of, read_auxiliary
-from holdfast.cluster.config.bare import divide, read_lone
-from holdfast.cluster.config.compose import compose, find_config, known_executor
+from holdfast.cluster.config.compose import compose, divide, find_config, known_executor, read_lone
 from holdfast.cluster.config.launch import Execution, Export, Launch
 from holdfast.cluster.config.legacy import MOVED, in_newer_words
 from holdfast.cluster.config.no_effect import unused
-from holdfast.cluster.config.nodes import check_instances, over_gpus, settle_gpus, settle_nodes
 from holdfast.cluster.config.options import RunOptions
 from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock, folder_problem, load_profile
 from holdfast.cluster.config.provenance import COMMAND_LINE
@@ -36,11 +33,20 @@ from holdfast.cluster.config.schema import (
 from holdfast.cluster.config.servers import (
     Deployment,
     Mount,
+    check_instances,
+    check_ports,
+    fill_references,
     missing_model,
+    needed_nodes,
+    over_gpus,
+    prefix_of,
+    read_auxiliary,
     served_version,
     server_command,
     server_env,
     server_mounts,
+    settle_gpus,
+    settle_nodes,
 )
 from holdfast.cluster.config.tasks import Endpoint, Task, TaskProvider, TaskReader, installed_providers
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables

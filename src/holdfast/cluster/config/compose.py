@@ -6,22 +6,26 @@ size of the job (`PREFERRED`); the profile; the configuration; the defaults of t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.config.bare import around, read_lone
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
 from holdfast.cluster.config.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
 from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.formats import is_eval
 from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from holdfast.spec.document import Document
+
 
 GROUPS = Path(__file__).parent / "groups"
 GROUPED = ("execution", "deployment")
@@ -446,3 +450,40 @@ def known_executor(kind: Any) -> str | None:
     if kind in OTHER_EXECUTORS:
         return f"{kind!r} is not supported; use one of {', '.join(EXECUTORS)}"
     return f"unknown type {kind!r}{suggest(str(kind), EXECUTORS)}; one of {', '.join(EXECUTORS)}"
+
+
+OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
+"""where an override of a lone eval file changes the configuration around it, and not the eval"""
+
+
+def read_lone(path: Path) -> Document | None:
+    """An eval file that stands for a configuration; None where it is one, or cannot be read, which is said later."""
+    with suppress(ConfigError):
+        document = read_document(path)
+        return document if is_eval(document) else None
+    return None
+
+
+def around(document: Document, path: Path, cwd: Path) -> Tree:
+    """The configuration that stands around a lone eval file."""
+    from holdfast.cluster.config.profiles import (
+        shown,  # not needed to tell one from the other, which every command does
+    )
+    from holdfast.cluster.config.provenance import Tree, walk
+
+    name = document.data.get("name")
+    task = {"name": name if isinstance(name, str) and name.strip() else path.stem, "eval": str(path.resolve())}
+    data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": [task]}}
+    file = shown(path, cwd)
+    return Tree(data, {location: file for location, _ in walk(data, ()) if location})
+
+
+def divide(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """`a.b=c` for the configuration around a lone eval file, and for the eval file."""
+    outer: list[str] = []
+    inner: list[str] = []
+    for text in overrides:
+        path = text.lstrip("+~").partition("=")[0].split(".")
+        ours = path[0] in OUTER or path[:2] == ["target", "api_endpoint"]
+        (outer if ours else inner).append(text)
+    return outer, inner

@@ -11,13 +11,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from holdfast.cluster.config.adapter import adapter_overrides
-from holdfast.cluster.config.api_keys import check_keys
-from holdfast.cluster.config.legacy import MOVED_IN_TASKS, in_newer_words
+from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, in_newer_words
 from holdfast.cluster.config.provenance import Tree
 from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
-from holdfast.cluster.config.variables import EnvVar, read_variables
+from holdfast.cluster.config.variables import EnvVar, check_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document

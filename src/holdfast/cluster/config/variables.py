@@ -1,4 +1,4 @@
-"""Environment variables of a job: named, never written down.
+"""Environment variables and API keys of a job: named, never written down.
 
 `host:NAME` takes the value from the environment at submission, `lit:VALUE` is the value itself, `runtime:NAME` is read
 where the job runs. Without a prefix, as older configurations have it, a name means `host:` and anything else `lit:`.
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded, urls_of
+from holdfast.targets.endpoints import DEFAULT_BASE_URL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from holdfast.cluster.config.provenance import Tree
     from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
 
 Kind = Literal["host", "lit", "runtime"]
 WANDB_KEY = "WANDB_API_KEY"
@@ -134,3 +139,47 @@ def wandb_login_missing() -> UsageError:
         remedy="Run `wandb login` here, or set WANDB_API_KEY; project and entity belong under [wandb] in env.toml. "
         "To do without, take `wandb` out of execution.auto_export.",
     )
+
+
+_Asked = ModelTarget | ResponderBlock | PromptGrader
+
+
+def check_keys(
+    spec: Eval,
+    passed: Collection[str],
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    notices: list[str],
+    *,
+    serves: bool,
+) -> None:
+    """Name every key that is not `passed` to the job: as a problem where nothing is answered without it, and in a
+    notice where it is set here. A model that the job `serves` needs none.
+    """
+    target = spec.target
+    near = target.base_url if isinstance(target, ModelTarget) else None
+    for location, block in _asked(spec):
+        name = block.api_key_env or "OPENAI_API_KEY"
+        served = serves and (block is target or block.base_url == near)
+        if served or name in passed or not looks_secret(name):
+            continue
+        urls = urls_of(block.base_url) or [environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL]
+        needed = any(url.rstrip("/") == DEFAULT_BASE_URL for url in urls)
+        if not needed and not environ.get(name):
+            continue
+        why = f"needs {name}, which the job does not have" if needed else f"{name} is set here, and not in the job"
+        say = f"write `env_vars: {{{name}: host:{name}}}` into the configuration"
+        place, said = spec.document.where(location), f"{why}: {say}, or `env_vars.{name}=host:{name}` in the command"
+        if needed:
+            problems.append(Problem(place, said))
+        else:
+            notices.append(f"{place}: {said}")
+
+
+def _asked(spec: Eval) -> Iterator[tuple[Location, _Asked]]:
+    """Every block of an eval that names a model to be asked for over HTTP."""
+    found = (("target",), spec.target), (("responder",), spec.responder)
+    judges = [(("graders", at), grader) for at, grader in enumerate(spec.graders)]
+    for location, block in (*found, *judges):
+        if isinstance(block, _Asked) and block.model is not None and not is_embedded(block.model):
+            yield location, block

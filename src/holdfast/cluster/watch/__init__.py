@@ -2,7 +2,6 @@
 
 `find`    the invocation, task or run that an id or a path means
 `status`  what an invocation is doing, for anybody who can read its directory
-`logs`    its logs, from one job to the next
-`follow`  follows a launch to its end
+`logs`    its logs, from one job to the next, and following them to the end
 `kill`    cancels its jobs, and nothing else
 """
