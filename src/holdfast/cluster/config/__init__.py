@@ -12,7 +12,7 @@
 `variables`    environment variables and API keys of a job, by name; values are never written down
 `servers`      the model servers that are known, those beside them, and how they share nodes and GPUs
 `tasks`        eval files with their overrides
-`legacy`       keys of earlier launchers and `adapter_config`, translated
+`legacy`       keys of earlier launchers (also in `adapter_config`), translated
 `no_effect`    keys without effect, each with the reason
 `render`       the compiled configuration as text
 """

@@ -1,8 +1,8 @@
 """Model servers: their commands, the servers beside them, and how they share nodes and GPUs. Pure text.
 
 The evaluation finds a server of `auxiliary_deployments`, such as a judge, through the variables `JUDGE_URL`,
-`JUDGE_CHAT_URL` and `JUDGE_MODEL_ID`; an eval file names the first as `base_url: ${JUDGE_URL}`. Its URL differs from job
-to job and is never part of a key. `type: none` leaves a server out.
+`JUDGE_CHAT_URL` and `JUDGE_MODEL_ID`; an eval file names the first as `base_url: ${JUDGE_URL}`. Its URL differs
+from job to job and is never part of a key. `type: none` leaves a server out.
 """
 
 from __future__ import annotations
