@@ -91,8 +91,8 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     found = migrated(path)
     entry: dict[str, Any] = {"path": str(path), "kind": found.kind, "from": found.version}
     if found.kind == "waza":
+        from holdfast.formats.waza.config import version_problem
         from holdfast.spec.document import parse_document
-        from holdfast.waza.config import version_problem
 
         document = parse_document(found.before, path)
         if (problem := version_problem(document.data)) is not None:

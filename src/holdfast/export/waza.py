@@ -16,11 +16,11 @@ from msgspec import UnsetType
 
 from holdfast.export.run_reader import Trial
 from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_stats
+from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.spec.schema import TARGETS
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.durable import replacing
-from holdfast.waza.triggers import SHOULD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

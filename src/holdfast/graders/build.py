@@ -301,7 +301,7 @@ def _content(value: str | Mapping[Any, str]) -> bytes:
 
 
 def _evaluator_identity(block: NatGrader, spec: Eval, where: str) -> dict[str, Any]:
-    from holdfast.nat.config import evaluator_part, identity_of, read_config
+    from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
 
     identity = {key: value for key, value in block.identity().items() if key not in ("config_file", "override")}
     data: dict[str, Any] = {}

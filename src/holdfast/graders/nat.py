@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.formats.nat.library import Evaluator, load_evaluator_config
+from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import said_with_place
 from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict
-from holdfast.nat.library import Evaluator, load_evaluator_config
-from holdfast.nat.trace import steps_of
 
 if TYPE_CHECKING:
     from pathlib import Path

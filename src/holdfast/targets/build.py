@@ -81,7 +81,7 @@ def target_identity(spec: Eval) -> dict[str, Any]:
             identity |= block.model_dump(include=later, exclude_defaults=True)
             return {"kind": "command", **identity, "files": command_files(spec.folder, block.command)}
         case NatTarget() as block:
-            from holdfast.nat.config import identity_of, read_config, workflow_part
+            from holdfast.formats.nat.config import identity_of, read_config, workflow_part
 
             part = workflow_part(read_config(spec.folder / block.nat, block.override))
             return {"kind": "nat", **identity_of(part, spec.folder), "version": block.version}

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
-from holdfast.nat.trace import usage_of
+from holdfast.formats.nat.trace import usage_of
 from holdfast.spec.redact import VARIABLE, filled
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.targets.client import Client

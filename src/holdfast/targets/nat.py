@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.formats.nat.library import Workflow, load_workflow_config
+from holdfast.formats.nat.trace import messages_of, usage_of
 from holdfast.functions import said_with_place
-from holdfast.nat.library import Workflow, load_workflow_config
-from holdfast.nat.trace import messages_of, usage_of
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.waza.findings import at
+from holdfast.formats.waza.findings import at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document, Location
-    from holdfast.waza.findings import Findings
 
 _TOOL: Final = ("description", "input_schema", "responses")
 _RESPONSE: Final = ("match", "match_schema", "match_regex", "return", "error")

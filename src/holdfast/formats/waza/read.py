@@ -11,27 +11,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import ConfigError, UsageError
+from holdfast.formats.waza.config import project_folder, read_config, version_problem
+from holdfast.formats.waza.files import agent_file, instructions, skill_text
+from holdfast.formats.waza.findings import Findings
+from holdfast.formats.waza.graders import Graders, Made, allow_only, only_for, unique_names
+from holdfast.formats.waza.hooks import placed_hooks
+from holdfast.formats.waza.target import target_fields
+from holdfast.formats.waza.tasks import Task, Tasks
+from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
 from holdfast.spec.load import limit_of
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import SCHEMA_VERSION, TARGETS
 from holdfast.spec.selection import Selection
-from holdfast.waza.config import project_folder, read_config, version_problem
-from holdfast.waza.files import agent_file, instructions, skill_text
-from holdfast.waza.findings import Findings
-from holdfast.waza.graders import Graders, Made, allow_only, only_for, unique_names
-from holdfast.waza.hooks import placed_hooks
-from holdfast.waza.target import target_fields
-from holdfast.waza.tasks import Task, Tasks
-from holdfast.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from holdfast.formats.waza.config import Config
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
-    from holdfast.waza.config import Config
 
 _KNOWN: Final = (
     "schemaVersion",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document
-    from holdfast.waza.findings import Findings
 
 _KNOWN: Final = (
     "trials_per_task",

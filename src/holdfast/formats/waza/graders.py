@@ -13,19 +13,19 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.formats.waza.files import content
+from holdfast.formats.waza.findings import at
+from holdfast.formats.waza.gotext import literal
 from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
 from holdfast.spec.load_graders import GRADERS, names_file, rubric_text
-from holdfast.waza.files import content
-from holdfast.waza.findings import at
-from holdfast.waza.gotext import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document, Location
     from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.waza.findings import Findings
 
 _OLDER: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "regex": ("text", {"must_match": "regex_match", "must_not_match": "regex_not_match"}),

@@ -11,14 +11,14 @@ import subprocess
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.waza.files import LARGEST, content
-from holdfast.waza.findings import at
+from holdfast.formats.waza.files import LARGEST, content
+from holdfast.formats.waza.findings import at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document, Location
-    from holdfast.waza.findings import Findings
 
 _PLAIN: Final = ("100644", "100664")
 _EXECUTABLE: Final = "100755"

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document
-    from holdfast.waza.findings import Findings
 
 SHOULD: Final = "trigger_accuracy/should_trigger"
 SHOULD_NOT: Final = "trigger_accuracy/should_not_trigger"

@@ -1,4 +1,8 @@
-"""Eval files of every kind that is read: ours, and those of waza and of NeMo Agent Toolkit as they are."""
+"""Eval files of every format that `holdfast eval` reads.
+
+`waza`  waza's eval and task files
+`nat`   configurations of NeMo Agent Toolkit
+"""
 
 from __future__ import annotations
 
@@ -41,11 +45,11 @@ def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
 def in_our_words(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
     """An eval file of any kind as one of ours, and the overrides that are still to be laid over it."""
     if is_waza(document.data):
-        from holdfast.waza.read import translate  # evals of ours need nothing of it
+        from holdfast.formats.waza.read import translate  # evals of ours need nothing of it
 
         return translate(document, overrides)
     if is_nat(document.data):
-        from holdfast.nat.read import translate as translate_nat
+        from holdfast.formats.nat.read import translate as translate_nat
 
         return translate_nat(document, overrides)
     return checked(document), list(overrides)

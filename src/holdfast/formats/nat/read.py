@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.nat.config import SECTIONS, read_config
-from holdfast.nat.dataset import Reader
+from holdfast.formats.nat.config import SECTIONS, read_config
+from holdfast.formats.nat.dataset import Reader
 from holdfast.spec.document import Document, dotted
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
@@ -19,7 +19,7 @@ from holdfast.spec.validation import suggest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.nat.dataset import Rows
+    from holdfast.formats.nat.dataset import Rows
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document, Location
-    from holdfast.waza.findings import Findings
 
 
 def placed_hooks(findings: Findings, document: Document, folder: Path) -> dict[str, Any]:

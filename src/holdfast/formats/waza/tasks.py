@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.formats.waza.files import instructions, task_files
+from holdfast.formats.waza.findings import at
+from holdfast.formats.waza.gotext import render
+from holdfast.formats.waza.repos import below, checked_out
 from holdfast.spec.document import Document, read_document
-from holdfast.waza.files import instructions, task_files
-from holdfast.waza.findings import at
-from holdfast.waza.gotext import render
-from holdfast.waza.repos import below, checked_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from holdfast.formats.waza.config import Config
+    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.graders import Graders, Made
     from holdfast.spec.document import Location
-    from holdfast.waza.config import Config
-    from holdfast.waza.findings import Findings
-    from holdfast.waza.graders import Graders, Made
 
 _KNOWN: Final = (
     "id",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.nat.config import evaluator_part, overlay, workflow_part
+from holdfast.formats.nat.config import evaluator_part, overlay, workflow_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

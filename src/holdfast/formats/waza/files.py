@@ -7,15 +7,15 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
+from holdfast.formats.waza.findings import at
 from holdfast.spec.document import read_value
-from holdfast.waza.findings import at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from holdfast.formats.waza.findings import Findings
     from holdfast.spec.document import Document, Location
-    from holdfast.waza.findings import Findings
 
 Content = str | dict[str, str]
 """a text, or {"base64": …}"""

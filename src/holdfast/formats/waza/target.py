@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.waza.commands import FOLDER, mock_commands
-from holdfast.waza.mocks import mocked_tools
+from holdfast.formats.waza.commands import FOLDER, mock_commands
+from holdfast.formats.waza.mocks import mocked_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.tasks import Task
     from holdfast.spec.document import Document
-    from holdfast.waza.findings import Findings
-    from holdfast.waza.tasks import Task
 
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 

@@ -7,16 +7,16 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.waza.findings import at
-from holdfast.waza.graders import Made
-from holdfast.waza.repos import below
+from holdfast.formats.waza.findings import at
+from holdfast.formats.waza.graders import Made
+from holdfast.formats.waza.repos import below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.tasks import Task
     from holdfast.spec.document import Document, Location
-    from holdfast.waza.findings import Findings
-    from holdfast.waza.tasks import Task
 
 FOLDER: Final = ".command-mocks"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.nat.sources import component_sources
+from holdfast.formats.nat.sources import component_sources
 from holdfast.spec.document import parse_document, read_text
 from holdfast.spec.template import texts
 
