@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.engine.setup import Identified, identify, manifest_of
+from holdfast.engine.setup import manifest_of
+from holdfast.plan.identity import Identified, identify
 from holdfast.plan.keys import grade_key
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override

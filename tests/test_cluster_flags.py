@@ -19,8 +19,8 @@ from holdfast.cluster.remote.invocation import DeploymentFile
 from holdfast.cluster.remote.ledger import Registry
 from holdfast.cluster.remote.preview import Foresight
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.setup import identify
 from holdfast.formats import load_any
+from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
 from tests.support.launching import Site, calmly
 from tests.support.running import holdfast, lines, metrics, run_dir, server, start, write_eval

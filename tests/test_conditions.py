@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.data.panels import Conditions, Panel
-from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError
 from holdfast.export.run_reader import RunReader
+from holdfast.plan.identity import identify
 from holdfast.plan.keys import grade_key
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.template import RENDER_ERRORS, Expression, expression

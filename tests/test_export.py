@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as parquet
 import pytest
 
-from holdfast.engine.setup import identify
 from holdfast.export.mirror import NatMirror
 from holdfast.export.run_reader import RunReader
 from holdfast.export.tables import rows as rows_of
+from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept

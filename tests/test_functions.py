@@ -10,9 +10,10 @@ import pytest
 
 import holdfast
 from holdfast.engine.options import Options
-from holdfast.engine.setup import identify, planned
+from holdfast.engine.setup import planned
 from holdfast.errors import ConfigError
 from holdfast.export.run_reader import RunReader
+from holdfast.plan.identity import identify
 from holdfast.report.compare import changed_graders, differences, read_finished
 from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir

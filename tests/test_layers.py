@@ -27,17 +27,11 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """The parts of ours that a file imports when it runs; names for the type checker alone tie nothing together."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            waiting += node.orelse
-            continue
+    """The parts of ours that a file imports, also for the type checker alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
             inside = node.module.split(".")[1:2] or [alias.name for alias in node.names]
             yield from ((name, node.lineno) for name in inside if name in PARTS)
-        waiting += ast.iter_child_nodes(node)
 
 
 def test_the_document_names_every_part() -> None:

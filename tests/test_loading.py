@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from holdfast.engine.setup import identify
 from holdfast.errors import ConfigError
 from holdfast.functions import function_source, load_function
+from holdfast.plan.identity import identify
 from holdfast.spec import fingerprint as source
 from holdfast.spec.fingerprint import command_files
 from tests.support.running import holdfast as command

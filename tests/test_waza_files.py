@@ -14,8 +14,8 @@ import holdfast
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
-from holdfast.engine.setup import identify
 from holdfast.errors import UsageError
+from holdfast.plan.identity import identify
 from holdfast.spec.load import eval_of_run
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import evaluate
-from holdfast.engine.setup import identify
 from holdfast.graders.build import build_graders
+from holdfast.plan.identity import identify
 from holdfast.spec.schema import ScriptedTool
 from holdfast.targets.scripted import scripted_tool
 from holdfast.targets.tools import ToolContext

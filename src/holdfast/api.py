@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.canonical import digest
 from holdfast.display.choice import display_for_python
 from holdfast.engine.options import Options
-from holdfast.engine.run import Outcome, run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import in_our_words
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.display.types import Display
+    from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.cli.main import main
 from holdfast.data.dataset import Sample
-from holdfast.engine.setup import Identified, identify
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
+from holdfast.plan.identity import Identified, identify
 from holdfast.spec.load import Eval, load_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.store.blobs import Blobs

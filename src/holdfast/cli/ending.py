@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.display.types import Display
-    from holdfast.engine.run import Outcome
+    from holdfast.report.outcome import Outcome
 
 
 def run_shown(

@@ -19,7 +19,7 @@ from holdfast.spec.schema import EXPORTS, parse_duration
 if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.run import Outcome
+    from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
 
 

@@ -17,7 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.engine.run import Outcome
+    from holdfast.report.outcome import Outcome
     from holdfast.store.rundir import RunDir
 
 

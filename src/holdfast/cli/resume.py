@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.watch.find import Subject
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.store.rundir import Manifest
 
 
@@ -105,8 +105,8 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
     """Run what is left of a run in its place, from its manifest."""
     from holdfast.engine.options import Options
     from holdfast.engine.run import run_eval
-    from holdfast.engine.setup import identify
     from holdfast.plan.history import with_outputs_of
+    from holdfast.plan.identity import identify
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 

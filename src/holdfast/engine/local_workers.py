@@ -21,7 +21,7 @@ import msgspec
 from holdfast.engine.ended import Ended
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import mirror_of
-from holdfast.engine.run import Outcome, already_finished, failures_of, so_far_of
+from holdfast.engine.run import already_finished, failures_of, so_far_of
 from holdfast.engine.setup import Opened
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
@@ -29,6 +29,7 @@ from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
+from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.index import Index

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from holdfast.conversation.turns import Lines, Said
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Identified, Opened, Parts
+    from holdfast.engine.setup import Opened, Parts
     from holdfast.graders.types import Grader
+    from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Job
     from holdfast.store.index import OutputRef
     from holdfast.store.rundir import RunDir

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.run import Outcome
+    from holdfast.report.outcome import Outcome
     from holdfast.report.pairwise import Choice
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir

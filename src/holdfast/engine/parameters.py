@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from holdfast.conversation.simulated_user import Player
     from holdfast.data.dataset import Survey
-    from holdfast.engine.setup import Identified
     from holdfast.functions import Function
     from holdfast.graders.types import InstantGrader, WaitingGrader
+    from holdfast.plan.identity import Identified
     from holdfast.spec.document import Location
     from holdfast.targets.types import Target
 

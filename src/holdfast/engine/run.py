@@ -8,12 +8,10 @@ import os
 import resource
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.display.types import Result
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, located, manifest_of, open_run
@@ -25,6 +23,7 @@ from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
 from holdfast.report.metrics import grading_rules, report_so_far, write_report
 from holdfast.report.notices import without_rows
+from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
 from holdfast.store.claims import end_rounds
@@ -33,83 +32,18 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Identified, Opened
+    from holdfast.engine.setup import Opened
     from holdfast.engine.supply import Supply
+    from holdfast.plan.identity import Identified
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
-    from holdfast.store.index import Index, Spent
+    from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
 _SOON_VERDICTS: Final = 50_000
 """so many are counted in a moment, also for somebody who has pressed Ctrl-C"""
 _SOON_BYTES: Final = 8_000_000
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended, or stopped."""
-
-    rundir: RunDir
-    plan: Plan
-    """what is left"""
-    metrics: dict[str, Any] | None
-    """None when the run is not finished"""
-    spent: Spent | None
-    reason: Fault | BudgetReached | Interrupted | None = None
-    """why it stopped before all was done"""
-    already: bool = False
-    """it was finished before we came"""
-    skipped_graders: bool = False
-    grade_only: bool = False
-    missed_gates: tuple[str, ...] = ()
-    so_far: dict[str, Any] | None = None
-    """the same numbers of a run that is not finished, where it has grades; they are in no file"""
-    failures: Failures | None = None
-    """what failed and is missing, and what was retried; None where that was not looked at"""
-    wall: float | None = None
-    """seconds that this process worked on it"""
-    finisher: str | None = None
-    """who made the report, or left without it, where this process is one of several workers and another was to"""
-
-    @property
-    def exit_code(self) -> int:
-        """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
-        if isinstance(self.reason, Interrupted):
-            return self.reason.exit_code
-        if self.metrics is None:
-            ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
-            made = self.finisher is not None and self.rundir.finished
-            return 0 if ungraded_on_purpose or made else 3
-        return 1 if self.missed_gates else 0
-
-    @property
-    def result(self) -> Result:
-        """The outcome in a form for programs."""
-        reason: str
-        match self.reason:
-            case Interrupted():
-                reason = "interrupted"
-            case BudgetReached():
-                reason = "budget"
-            case Fault():
-                reason = "fault"
-            case None if self.metrics is not None:
-                reason = "gate" if self.missed_gates else "finished"
-            case None:
-                reason = "errors" if self.exit_code else "ungraded"
-        message = "; ".join(self.missed_gates) or None
-        if self.reason is not None:
-            message = self.reason.message if isinstance(self.reason, BudgetReached) else str(self.reason)
-        return Result(
-            exit_code=self.exit_code,
-            reason=reason,
-            message=message,
-            run=str(self.rundir.path),
-            metrics=self.metrics,
-            so_far=self.so_far,
-            left={"to_run": self.plan.to_run, "to_grade": self.plan.to_grade},
-        )
 
 
 def run_eval(spec: Eval, options: Options, display: Display, target: Target | None = None) -> Outcome:

@@ -6,30 +6,26 @@ import platform
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast import __version__
-from holdfast.canonical import digest
-from holdfast.conversation.simulated_user import build_player, responder_identity
-from holdfast.conversation.turns import Script
-from holdfast.data.dataset import Dataset, Survey
+from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.parameters import check_parameters
-from holdfast.engine.workspace import workspace_identity
 from holdfast.errors import Fault, VersionError
-from holdfast.graders.build import build_graders, grader_identity, grader_places, revised, stale_rows, threshold
+from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
-from holdfast.plan.keys import run_id, work_digests
-from holdfast.plan.plan import Plan, Slot, Work
+from holdfast.plan.identity import Identified, identify
+from holdfast.plan.plan import Plan
 from holdfast.plan.reuse import adopt
 from holdfast.spec.load import target_name
 from holdfast.spec.redact import without_secrets
-from holdfast.store.durable import advice_for, make_directory, slug
+from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
 from holdfast.store.run_lock import hold
 from holdfast.store.rundir import Manifest, RunDir
-from holdfast.targets.build import build_target, target_identity
+from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,42 +33,10 @@ if TYPE_CHECKING:
 
     from holdfast.conversation.simulated_user import Player
     from holdfast.engine.options import Options
-    from holdfast.graders.build import GraderPlace
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
     from holdfast.store.lease import RunLease
     from holdfast.targets.types import Target
-
-
-@dataclass(frozen=True)
-class Identified:
-    """An eval with its data read once: everything that its keys are made of."""
-
-    spec: Eval
-    dataset: Dataset
-    survey: Survey
-    work: Work
-    parts: dict[str, Any]
-    """digests of all that defines the run"""
-    identity: dict[str, Any]
-    """what the digests are made of, to say what changed"""
-    id: str
-    stamp: tuple[tuple[int, int], ...]
-    """of the dataset's files when they were read"""
-    drift: dict[str, Any] | None = None
-    place: Path | None = None
-    """where it is, when that is already known: a run may have been moved"""
-
-    @property
-    def work_digest(self) -> str:
-        """The work digest that stands in the manifest: that of the rows with other values, if there are any."""
-        return (self.work.typed_digest if self.survey.typed else None) or self.work.digest
-
-    def directory(self, runs_dir: Path) -> RunDir:
-        """Where this run lives."""
-        if self.place is not None:
-            return RunDir(self.place)
-        return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
 
 
 @dataclass(frozen=True)
@@ -117,63 +81,6 @@ class Opened:
     def writes(self) -> Path:
         """Where this process keeps its journals."""
         return self.rundir.path if self.worker is None else self.rundir.workers / self.worker
-
-
-def identify(spec: Eval) -> Identified:
-    """Read the dataset once and derive who this run is."""
-    dataset = Dataset(spec)
-    conversation, target = Script.identity(spec), target_identity(spec)
-    if (player := responder_identity(spec)) is not None:
-        conversation["responder"] = player
-    if (files := workspace_identity(spec)) is not None:
-        conversation["workspace"] = files
-    places = [
-        (place, grader_identity(place.block, spec, spec.document.where(place.where))) for place in grader_places(spec)
-    ]
-    stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec))
-    slots, identities = _slots(places, survey)
-    texts, values = work_digests(conversation, target)
-    if survey.typed:  # a run of its own: an earlier one is finished with answers to requests that held texts
-        target["request_values"] = "JSON"
-    work = Work(texts, spec.trials, slots, values)
-    parts = {
-        "dataset": survey.digest,
-        "conversation": digest(conversation),
-        "target": digest(target),
-        "graders": {name: digest(value) for name, value in identities.items()},
-        "trials": spec.trials,
-    }
-    if spec.checkpoints:
-        parts["checkpoints"] = [[checkpoint.after_turn, checkpoint.stops] for checkpoint in spec.checkpoints]
-    if reread := [
-        name
-        for number, (name, slot) in enumerate(zip(identities, slots, strict=True))
-        if number in survey.panels.reread() and slot.revised is None  # else its identity says so already
-    ]:
-        parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
-        identities |= {name: {**identities[name], "reread": True} for name in reread}
-    identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
-    return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
-
-
-def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> tuple[tuple[Slot, ...], dict[str, Any]]:
-    """The graders in their places, and what each of them is made of, by name."""
-    slots, identities = [], {}
-    reread = survey.panels.reread()
-    for number, (place, identity) in enumerate(places):
-        other = revised(identity)
-        identities[place.name] = identity if other is None or number not in reread else other
-        slots.append(
-            Slot(
-                digest(identity),
-                place.turn,
-                place.stops,
-                threshold(place.block),
-                place.block.measures,
-                None if other is None else digest(other),
-            )
-        )
-    return tuple(slots), identities
 
 
 def open_run(

@@ -16,11 +16,13 @@ import msgspec
 
 from holdfast.engine.chunks import Chunks
 from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.run import Outcome, already_finished, check_prices, go_on, run_loop, say_notices
-from holdfast.engine.setup import Opened, Parts, identify, located, open_run
+from holdfast.engine.run import already_finished, check_prices, go_on, run_loop, say_notices
+from holdfast.engine.setup import Opened, Parts, located, open_run
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.history import with_outputs_of
+from holdfast.plan.identity import identify
 from holdfast.plan.plan import Plan, left_over, make_plan
+from holdfast.report.outcome import Outcome
 from holdfast.spec.load import eval_of_run, target_name
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import one_or_all
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
 

@@ -11,10 +11,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest, digest_bytes
-from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.canonical import digest
+from holdfast.errors import AttemptError
+from holdfast.plan.identity import common_files
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.blobs import Blobs, Files, inside, link_of, mode_of, restore, snapshot
+from holdfast.store.blobs import Blobs, Files, inside, mode_of, restore, snapshot
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
@@ -141,31 +142,3 @@ def _contents(value: Any) -> tuple[bytes, str]:
         if isinstance(value.get("base64"), str):
             return base64.b64decode(value["base64"], validate=True), mode
     raise TypeError(f"a file's content is a text, {{text: …}} or {{base64: …}}, not {value!r:.80}")
-
-
-def common_files(spec: Eval) -> dict[str, Path | str]:
-    """What every workspace of an eval starts with: path in the workspace to file, or to what stands for a link."""
-    block = spec.workspace
-    if block is None or block.folder is None:
-        return {}
-    folder = (spec.folder / block.folder).resolve()
-    if not folder.is_dir():
-        where = spec.document.where(("workspace", "folder"))
-        said = "not a folder" if folder.exists() else "no such folder"
-        raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are seen from the eval file's folder.")
-    return {
-        path.relative_to(folder).as_posix(): link_of(path, folder) if path.is_symlink() else path
-        for path in sorted(folder.rglob("*"))
-        if path.is_symlink() or path.is_file()
-    }
-
-
-def workspace_identity(spec: Eval) -> dict[str, Any] | None:
-    """What of the workspace can change an answer."""
-    if spec.workspace is None:
-        return None
-    contents = {
-        name: path if isinstance(path, str) else digest_bytes(path.read_bytes()) + mode_of(path)
-        for name, path in common_files(spec).items()
-    }
-    return {"folder": contents, "files": spec.workspace.files}

@@ -1,5 +1,6 @@
 """Deciding what to do, before anything is done.
 
+`identity` which run this is: everything that its keys are made of
 `keys`     what can change a result, and nothing else
 `plan`     what is finished, to grade, to run
 `reuse`    what other runs have already done

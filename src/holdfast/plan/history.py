@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Plan
     from holdfast.store.index import Index
     from holdfast.store.rundir import Manifest, RunDir

@@ -5,6 +5,7 @@
 `notices`  graders that checked nothing, in words
 `failures` why trials and grades are missing, and what was retried
 `summary`  the lines below the table
+`outcome`  how a run ended, or why it stopped
 `metrics`  results.json and metrics.json
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end

@@ -17,7 +17,7 @@ from holdfast.store.records import named_sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.store.index import ErrorHead, Index, OutputRef
     from holdfast.store.rundir import RunDir
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.data.panels import Panel
-    from holdfast.engine.setup import Identified
     from holdfast.graders.build import GraderPlace
+    from holdfast.plan.identity import Identified
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index, OutputRef
     from holdfast.store.records import GradeStatus

@@ -13,7 +13,7 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Plan
     from holdfast.targets.types import Message
 

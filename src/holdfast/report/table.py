@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from holdfast.engine.run import Outcome
-    from holdfast.engine.setup import Identified
+    from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Plan
+    from holdfast.report.outcome import Outcome
     from holdfast.store.rundir import RunDir
 
 

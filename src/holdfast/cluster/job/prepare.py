@@ -17,11 +17,11 @@ from holdfast.cluster.remote.invocation import Prepared, TaskPlace
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
 from holdfast.engine.options import Options
-from holdfast.engine.run import Outcome
-from holdfast.engine.setup import identify
 from holdfast.engine.worker import prepare
 from holdfast.errors import HoldfastError, RunHeld
 from holdfast.plan.history import accept_drift
+from holdfast.plan.identity import identify
+from holdfast.report.outcome import Outcome
 from holdfast.spec.schema import ModelTarget, one_or_all
 from holdfast.store.claims import newest_round
 from holdfast.store.run_lock import live_workers

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cluster.remote.transport import way_to
 from holdfast.engine.options import Options
-from holdfast.engine.setup import identify, planned
+from holdfast.engine.setup import planned
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
 from holdfast.plan.changes import counted
+from holdfast.plan.identity import identify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

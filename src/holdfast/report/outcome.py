@@ -1,0 +1,81 @@
+"""How a run ended, or why it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.display.types import Result
+from holdfast.errors import BudgetReached, Fault, Interrupted
+
+if TYPE_CHECKING:
+    from holdfast.plan.plan import Plan
+    from holdfast.report.failures import Failures
+    from holdfast.store.index import Spent
+    from holdfast.store.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or stopped."""
+
+    rundir: RunDir
+    plan: Plan
+    """what is left"""
+    metrics: dict[str, Any] | None
+    """None when the run is not finished"""
+    spent: Spent | None
+    reason: Fault | BudgetReached | Interrupted | None = None
+    """why it stopped before all was done"""
+    already: bool = False
+    """it was finished before we came"""
+    skipped_graders: bool = False
+    grade_only: bool = False
+    missed_gates: tuple[str, ...] = ()
+    so_far: dict[str, Any] | None = None
+    """the same numbers of a run that is not finished, where it has grades; they are in no file"""
+    failures: Failures | None = None
+    """what failed and is missing, and what was retried; None where that was not looked at"""
+    wall: float | None = None
+    """seconds that this process worked on it"""
+    finisher: str | None = None
+    """who made the report, or left without it, where this process is one of several workers and another was to"""
+
+    @property
+    def exit_code(self) -> int:
+        """As documented: 0 finished, 1 gate not met, 3 not finished, 130/143 interrupted."""
+        if isinstance(self.reason, Interrupted):
+            return self.reason.exit_code
+        if self.metrics is None:
+            ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
+            made = self.finisher is not None and self.rundir.finished
+            return 0 if ungraded_on_purpose or made else 3
+        return 1 if self.missed_gates else 0
+
+    @property
+    def result(self) -> Result:
+        """The outcome in a form for programs."""
+        reason: str
+        match self.reason:
+            case Interrupted():
+                reason = "interrupted"
+            case BudgetReached():
+                reason = "budget"
+            case Fault():
+                reason = "fault"
+            case None if self.metrics is not None:
+                reason = "gate" if self.missed_gates else "finished"
+            case None:
+                reason = "errors" if self.exit_code else "ungraded"
+        message = "; ".join(self.missed_gates) or None
+        if self.reason is not None:
+            message = self.reason.message if isinstance(self.reason, BudgetReached) else str(self.reason)
+        return Result(
+            exit_code=self.exit_code,
+            reason=reason,
+            message=message,
+            run=str(self.rundir.path),
+            metrics=self.metrics,
+            so_far=self.so_far,
+            left={"to_run": self.plan.to_run, "to_grade": self.plan.to_grade},
+        )
