@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders
-from holdfast.graders.calls import calls_in_messages, skills_of
-from holdfast.graders.tools import f1, matches
+from holdfast.graders.tool_calls import calls_in_messages, skills_of
+from holdfast.graders.tool_graders import f1, matches
 from holdfast.store.records import Timing, Usage
 from tests.support.running import holdfast as running
 from tests.support.running import lines

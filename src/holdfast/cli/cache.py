@@ -18,7 +18,7 @@ from holdfast.spec.schema import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.store.listing import Listed
+    from holdfast.store.catalog import Listed
 
 _STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
@@ -99,7 +99,7 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> i
         )
     if not (everything or ids or narrowed or given["archived"]):
         raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
-    from holdfast.store.listing import is_surely_ours
+    from holdfast.store.catalog import is_surely_ours
 
     # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
     chosen = _by_id(_chosen(given), ids) if ids else [run for run in _chosen(given) if is_surely_ours(run)]
@@ -166,7 +166,7 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
 
 
 def _chosen(given: dict[str, Any]) -> list[Listed]:
-    from holdfast.store.listing import list_runs
+    from holdfast.store.catalog import list_runs
 
     for name in ("model", "dataset", "older_than"):
         if given[name] is not None and not given[name].strip():

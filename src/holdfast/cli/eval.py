@@ -269,12 +269,12 @@ def hand_on(
 ) -> None:
     """Transcripts and results for other tools, where they were asked for."""
     if spec.output.nat and outcome.metrics is not None:
-        from holdfast.export.copies import write_nat_copy
+        from holdfast.export.after_run import write_nat_copy
 
         for path in write_nat_copy(outcome.rundir, spec, lambda text: click.echo(f"warning: {text}", err=True)):
             click.echo(f"wrote {path}")
     if log_samples or output_path:
-        from holdfast.export.copies import write_copies
+        from holdfast.export.after_run import write_copies
 
         try:
             for path in write_copies(outcome.rundir, log_samples=log_samples, output_path=output_path):

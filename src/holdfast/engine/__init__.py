@@ -10,8 +10,7 @@
 `local_workers`  workers on this machine, started and watched
 `ended`      why a worker stopped, as it says so itself
 `loop`       the window of trials: generate, keep, grade, keep
-`supply`     where the loop's trials come from
-`chunks`     a worker's trials, claimed chunk after chunk
+`sources`    where the loop's trials come from; those of a worker are claimed chunk after chunk
 `partner`    one trial's conversation: asked with retries, recorded, graded on the way
 `hooks`      the user's programs around the run and its trials
 `replay`     the calls of a conversation, answered from the record after a crash

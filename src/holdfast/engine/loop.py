@@ -26,7 +26,7 @@ from holdfast.engine.partner import Halted, TrialPartner
 from holdfast.engine.recorder import Keeper
 from holdfast.engine.replay import StartAnew, Steps
 from holdfast.engine.retry import Attempts, Deadline
-from holdfast.engine.supply import Supply
+from holdfast.engine.sources import Supply
 from holdfast.engine.workspace import Workspaces
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.mirror import NatMirror

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Opened
-    from holdfast.engine.supply import Supply
+    from holdfast.engine.sources import Supply
     from holdfast.plan.identity import Identified
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval

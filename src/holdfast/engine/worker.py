@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.engine.chunks import Chunks
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.run import already_finished, check_prices, go_on, run_loop, say_notices
 from holdfast.engine.setup import Opened, Parts, located, open_run
+from holdfast.engine.sources import Chunks
 from holdfast.errors import Fault, RunHeld, UsageError
 from holdfast.plan.history import with_outputs_of
 from holdfast.plan.identity import identify

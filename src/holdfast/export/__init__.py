@@ -12,8 +12,7 @@
 `names`     names of graders as other tools can have them
 `flexeval`  outputs.jsonl, metrics.json
 `waza`      waza's results.json, and `waza_stats`, its numbers
-`folder`    results and transcripts in a folder of the user's
-`copies`    what an eval file and a command ask for of these three
+`after_run` what an eval file and a command ask for when a run has ended, and results and transcripts in a folder
 `wandb`     Weights & Biases, also offline
 `mlflow`    an MLflow tracking server
 `tracking`  what those two have in common

@@ -17,8 +17,8 @@
 `replies`      scores read from a judge's reply
 `trigger`      trigger
 `nat`          an evaluator of NeMo Agent Toolkit
-`calls`        the tool calls of a conversation, read out of its messages
-`tools`        behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
+`tool_calls`   the tool calls of a conversation, read out of its messages
+`tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
 `programs`     program, code
 `sandbox`      where programs of graders run, and what they are kept from

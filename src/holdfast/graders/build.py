@@ -238,7 +238,7 @@ def _build(block: GraderBlock, spec: Eval, location: Location) -> InstantGrader 
 
 
 def _of_calls(block: ToolBlock, fingerprint: str, where: str) -> InstantGrader:
-    from holdfast.graders import tools
+    from holdfast.graders import tool_graders as tools
 
     try:
         match block:

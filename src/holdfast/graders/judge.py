@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.graders.asking import JudgeModel, Session
-from holdfast.graders.calls import calls_in_messages
 from holdfast.graders.replies import Unreadable, boundary, read_score
 from holdfast.graders.text import rendered
+from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, message_text
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.graders.calls import NOT_SEEN, calls_of
 from holdfast.graders.sandbox import Confined, room, run_in
 from holdfast.graders.text import rendered, share
+from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.fingerprint import named_file
 

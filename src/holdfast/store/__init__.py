@@ -13,8 +13,7 @@
 `blobs`      the files a trial works on, kept by content
 `rundir`     the directory as a whole
 `upgrade`    runs of earlier versions brought up to date
-`catalog`    the runs below a runs directory
-`listing`    runs as a list shows them
+`catalog`    the runs below a runs directory, and as a list shows them
 
 Of our packages only `canonical`, `versions`, `errors` are imported here.
 """

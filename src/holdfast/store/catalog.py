@@ -1,17 +1,24 @@
-"""The runs below a runs directory. Whatever else lies there is passed over, never a crash."""
+"""The runs below a runs directory, and as a list shows them. Whatever else lies there is skipped, never a crash."""
 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.errors import UsageError
+import msgspec
+
+from holdfast.errors import UsageError, VersionError
+from holdfast.store.lease import is_held
+from holdfast.store.lines import scan, scan_raw
+from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.rundir import ARCHIVE, RunDir
+from holdfast.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from holdfast.store.rundir import Manifest
 
@@ -49,3 +56,183 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return not entry.name.startswith(".") and entry.is_dir()
     except (OSError, UnicodeEncodeError):
         return False  # a symbolic link to itself, say, which must not hide its neighbours
+
+
+Status = Literal["running", "unfinished", "finished", "foreign", "damaged"]
+"""`foreign`: of a version that this Holdfast does not read"""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One line of the list."""
+
+    id: str
+    name: str
+    target: str
+    dataset: str
+    status: Status
+    done: int
+    """trials that have an output"""
+    total: int
+    score: float | None
+    coverage: float | None
+    size: int
+    """bytes on disk"""
+    written: float
+    """when it was last written, seconds since the epoch"""
+    created: str
+    path: str
+
+    @property
+    def progress(self) -> str:
+        """Outputs of trials."""
+        return f"{self.done:,}/{self.total:,}" if self.total else "?"
+
+    @property
+    def score_text(self) -> str:
+        """The overall score, once there is one."""
+        return "-" if self.score is None else f"{self.score:.3f}"
+
+    @property
+    def size_text(self) -> str:
+        """In the unit that suits it."""
+        size = float(self.size)
+        for unit in ("B", "kB", "MB"):
+            if size < 1000:
+                return f"{size:.0f} {unit}"
+            size /= 1000
+        return f"{size:.1f} GB"
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago it was last written."""
+        return max(0.0, time.time() - self.written)
+
+    @property
+    def age(self) -> str:
+        """In the unit that suits it."""
+        seconds = self.age_seconds
+        for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+            if seconds >= size:
+                return f"{seconds / size:.0f}{unit}"
+        return f"{seconds:.0f}s"
+
+
+_KEY_END = len('{"key":"sha256:') + 32
+_OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
+
+
+class _Numbers(msgspec.Struct):
+    version: str | None = msgspec.field(name="schemaVersion", default=None)
+    score: float | None = None
+    coverage: float | None = None
+    outputs: int = 0
+    timing: dict[str, Any] = {}
+
+
+_numbers = msgspec.json.Decoder(_Numbers)
+
+
+def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
+    """List the runs below a runs directory, the one last written first."""
+    found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
+    return sorted(found, key=lambda run: (-run.written, run.name, run.id))
+
+
+def look_at(rundir: RunDir) -> Listed | None:
+    """A run as a list shows it; None for a folder that is none of ours."""
+    files = dict(_files(rundir.path))
+    own = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
+    if own.isdisjoint(files):
+        return None  # somebody else's folder, whatever lies further down in it
+    manifest: Manifest | None = None
+    numbers: _Numbers | None = None
+    unread: Status = "damaged"
+    try:
+        numbers = _read_numbers(rundir)
+        manifest = rundir.read_manifest()
+    except VersionError:
+        unread = "foreign"
+    except (UsageError, OSError):
+        pass  # damaged, and listed so
+    common: dict[str, Any] = {
+        "size": sum(stat.st_size for stat in files.values()),
+        "written": max(stat.st_mtime for stat in files.values()),
+        "path": str(rundir.path),
+        "score": numbers.score if numbers else None,
+        "coverage": numbers.coverage if numbers else None,
+        "done": numbers.outputs if numbers else _count_outputs(rundir),
+    }
+    if manifest is None:
+        name = rundir.path.name
+        return Listed(
+            id=name.rpartition("-")[2],
+            name=rundir.path.parent.name,
+            target=name.rpartition("-")[0],
+            dataset="?",
+            status=unread,
+            total=0,
+            created="",
+            **common,
+        )
+    status: Status = "finished" if numbers else "unfinished"
+    if numbers and rundir.has_lost_lines({"timing": numbers.timing}):
+        status, common["done"] = "damaged", _count_outputs(rundir)
+    if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
+        status = "running"
+    return Listed(
+        id=manifest.id,
+        name=manifest.name,
+        target=manifest.target,
+        dataset=", ".join(map(str, manifest.dataset.get("source", []))),
+        status=status,
+        total=int(manifest.dataset.get("count", 0)) * manifest.trials,
+        created=manifest.created,
+        **common,
+    )
+
+
+def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(OSError):  # a live run's temporary file may be gone by now
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(path / entry.name)
+                else:
+                    yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _read_numbers(rundir: RunDir) -> _Numbers | None:
+    try:
+        numbers = _numbers.decode(rundir.metrics.read_bytes())
+        check_version(rundir.metrics, numbers.version, SCHEMA_VERSION)
+        return numbers
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_surely_ours(run: Listed) -> bool:
+    """Whether a run may go without being named: its manifest is sound, or an output in it is one that we sealed."""
+    if run.status not in ("damaged", "foreign"):
+        return True
+    with suppress(OSError):
+        return any(line.sound for path in RunDir(Path(run.path)).journals("outputs") for line in scan(path))
+    return False
+
+
+def _count_outputs(rundir: RunDir) -> int:
+    first, *others = rundir.journals("outputs")
+    if not others:
+        return _count_lines(first)
+    keys: set[bytes] = set()  # a trial may have been done by two workers
+    with suppress(OSError):
+        for path in (first, *others):
+            keys.update(line[:_KEY_END] for _, line in scan_raw(path))
+    return len(keys)
+
+
+def _count_lines(path: Path) -> int:
+    count = 0
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            count += chunk.count(b"\n")
+    return count

@@ -114,7 +114,7 @@ def _report(outcome: Outcome) -> str:
 
 def copy_task(folder: Path, run_dir: Path) -> int:
     """The copies that the eval file and the command ask for; 3 when one of them failed."""
-    from holdfast.export.copies import write_copies, write_nat_copy
+    from holdfast.export.after_run import write_copies, write_nat_copy
     from holdfast.export.registry import export_finished
 
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 
 from holdfast.errors import AttemptError
-from holdfast.graders.calls import NOT_SEEN, as_text, calls_of, skills_of
 from holdfast.graders.schema import stay_here
 from holdfast.graders.text import Check, share
+from holdfast.graders.tool_calls import NOT_SEEN, as_text, calls_of, skills_of
 from holdfast.graders.types import Verdict
 from holdfast.spec.regex import compile_regex
 from holdfast.spec.tool_grader_schema import ConstraintSpec
@@ -18,7 +18,7 @@ from holdfast.spec.tool_grader_schema import ConstraintSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.graders.calls import Call
+    from holdfast.graders.tool_calls import Call
     from holdfast.graders.types import Case
     from holdfast.spec.regex import Dialect, Regex
     from holdfast.spec.tool_grader_schema import (

@@ -1,4 +1,6 @@
-"""A worker's trials: claimed chunk after chunk, and given back or marked as done.
+"""Where the loop's trials come from: for one process all that is left, for a worker chunk after chunk.
+
+A worker claims chunks, and gives them back or marks them as done.
 
 The next chunk is claimed while the last few trials of the one before are being started, so the window stays full.
 Where nothing is free the worker waits, since a chunk comes back when its owner dies or leaves.
@@ -11,13 +13,12 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.engine.supply import Supply
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import checked, job_of
 from holdfast.store.lease import LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast.data.dataset import Sample
     from holdfast.engine.brake import Brake
@@ -26,11 +27,35 @@ if TYPE_CHECKING:
     from holdfast.store.claims import Claims, Round
     from holdfast.store.tail import Follower
 
+
 _AHEAD: Final = 8
 """how few trials may be ready before the next chunk is claimed"""
 _LOOK_SECONDS: Final = min(0.5, LEASE_SECONDS / 10)
 _FOLLOW_SECONDS: Final = 10.0
 """how old the knowledge of what the others have spent may become"""
+
+
+class Supply:
+    """The trials of a process that has the run for itself."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs = jobs
+        self.arrived: Callable[[], None] = lambda: None
+        """to be called when there is something to do again"""
+
+    def next(self) -> Job | None:
+        """A trial to start; None when there is none just now."""
+        return next(self._jobs, None)
+
+    def ended(self, job: Job) -> None:
+        """A trial is on disk, or given up."""
+
+    async def more(self, brake: Brake) -> bool:
+        """Nothing is in flight: wait for more to do; False when none will come, or the brake is pulled."""
+        return False
+
+    async def close(self) -> None:
+        """Nothing more is started."""
 
 
 class Chunks(Supply):
