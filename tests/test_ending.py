@@ -159,5 +159,5 @@ def test_every_problem_of_a_file_says_who_speaks(tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "http://127.0.0.1:1/v1", nothing=1, trials=0)
     refused = holdfast("eval", eval_file, cwd=tmp_path, check=2)
     assert len(refused.stderr.splitlines()) >= 2
-    assert all(line.startswith(("holdfast: ", "  ")) for line in refused.stderr.splitlines())
-    assert refused.stderr.count("holdfast: ") == 2
+    assert all(line.startswith(("error: ", "hint: ")) for line in refused.stderr.splitlines())
+    assert refused.stderr.count("error: ") == 2

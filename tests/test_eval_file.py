@@ -559,7 +559,7 @@ class TestTheCommand:
         before = sorted(tmp_path.rglob("*"))
         ended = command(monkeypatch, capsys, tmp_path, "eval", name)
         assert ended.code == 2
-        assert ended.err.startswith(f"holdfast: {name}") and "Traceback" not in ended.err
+        assert ended.err.startswith(f"error: {name}") and "Traceback" not in ended.err
         assert ended.out == ""
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -600,7 +600,7 @@ class TestTheCommand:
         before = {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
         ended = command(monkeypatch, capsys, folder, "eval", "eval.yaml")
         assert ended.code == 2, ended
-        assert ended.err.startswith("holdfast: ") and "Traceback" not in ended.err
+        assert ended.err.startswith("error: ") and "Traceback" not in ended.err
         assert {path for path in folder.rglob("*") if "__pycache__" not in path.parts} == before
 
     def test_the_real_command_says_the_same(self, tmp_path):

@@ -167,7 +167,7 @@ def test_a_server_that_refuses_fails_no_eval_and_is_asked_again_by_name(lab: Lab
         assert noted["mlflow"]["state"] == "failed" and "refused" in noted["mlflow"]["error"]
         for again in (["--to", "mlflow"], ["--failed"]):
             told = holdfast("export", done.run, *again, cwd=lab.folder, check=3).stderr
-            assert told.startswith("holdfast: cannot export to mlflow") and str(closed.getsockname()[1]) in told
+            assert told.startswith("error: cannot export to mlflow") and str(closed.getsockname()[1]) in told
     assert not any(b"topsecret" in path.read_bytes() for path in done.run.rglob("*") if path.is_file())
 
 

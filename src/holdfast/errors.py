@@ -42,7 +42,7 @@ class HoldfastError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return self.message if self.remedy is None else f"{self.message}\n  {self.remedy}"
+        return self.message if self.remedy is None else f"{self.message}\nhint: {self.remedy}"
 
 
 class UsageError(HoldfastError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_error
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
 from holdfast.spec.overrides import apply_override, parse_override
@@ -66,7 +67,7 @@ def command(
         except HoldfastError as error:
             if not failed:
                 raise
-            click.echo(f"holdfast: {error}", err=True)
+            show_error(error)
             code = max(code, error.exit_code)
     if not blocks:
         click.echo("no export has failed")

@@ -13,8 +13,9 @@ from typing import Final
 import click
 
 from holdfast import __version__
+from holdfast.cli.errors import show_error
 from holdfast.engine.signals import Signals
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -87,14 +88,6 @@ def _stop(number: int) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
-def _show(error: HoldfastError) -> None:
-    """Print each problem on its own line, with the program's name in front, and then the remedy."""
-    for problem in error.problems if isinstance(error, ConfigError) else (error.message,):
-        click.echo(f"holdfast: {problem}", err=True)
-    if error.remedy is not None:
-        click.echo(f"  {error.remedy}", err=True)
-
-
 def main() -> None:
     """The entry point."""
     # Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time.
@@ -106,7 +99,7 @@ def main() -> None:
     try:
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
-        _show(error)
+        show_error(error)
         code = error.exit_code
     except click.ClickException as error:
         error.show()
@@ -121,13 +114,13 @@ def main() -> None:
         code = 141
         sys.stderr.close()
     except OSError as error:
-        click.echo(f"holdfast: {error}", err=True)
+        show_error(error)
         code = 3
     except Exception:  # never exit code 1, which would say that a gate was not met
         import traceback
 
         traceback.print_exc()
-        click.echo("holdfast: this is a bug of Holdfast's; everything that finished is on disk", err=True)
+        show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
         code = 3
     gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
     sys.exit(code)

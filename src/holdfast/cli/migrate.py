@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.errors import show_error
 from holdfast.errors import ConfigError, Fault, HoldfastError, Problem, UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
@@ -35,7 +36,7 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
             except HoldfastError as error:
                 code = max(code, error.exit_code)
                 entry = {"path": str(path), "status": "refused", "message": error.message, "remedy": error.remedy}
-                click.echo(f"holdfast: {error}", err=True)
+                show_error(error)
             said.append(entry)
             if not as_json:
                 _print(entry)

@@ -193,7 +193,7 @@ class MainJob:
             if ended.kind == "refused":
                 self._await_death()
             if ended.kind and ended.kind != "lease_lost":
-                remedy = f"\n  {ended.remedy}" if ended.remedy else ""
+                remedy = f"\nhint: {ended.remedy}" if ended.remedy else ""
                 return self._end("stopped", f"{ended.message}{remedy}", code=3)
             first = code == _HELD or ended.kind == "lease_lost"  # no round of ours, so it needs to have added nothing
             if first:
