@@ -164,7 +164,7 @@ def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
         assert wheel.testzip() is None
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
     assert "holdfast/cluster/job/node.py" in names
-    assert "holdfast/cluster/groups/deployment/vllm.yaml" in names
+    assert "holdfast/cluster/config/groups/deployment/vllm.yaml" in names
     assert not any("__pycache__" in name for name in names)
 
 
