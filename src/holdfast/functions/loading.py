@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -334,5 +334,11 @@ def users_file(module: Any) -> Path | None:
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py") or str(name).partition(".")[0] == "holdfast":
         return None
-    path = Path(os.path.realpath(file))
-    return None if is_installed(Path(file)) or is_installed(path) or not is_file(path) else path
+    path = Path(os.path.realpath(file)) if not _is_installed(file) else None
+    return path if path is not None and is_file(path) else None
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    """Remember of thousands of modules that they are Python's or an installed package's: they stay so."""
+    return is_installed(Path(file)) or is_installed(Path(os.path.realpath(file)))
