@@ -84,10 +84,13 @@ def test_a_missing_file_of_a_function_is_named_where_it_is_written(tmp_path: Pat
 @pytest.mark.parametrize(
     ("reference", "wrong"),
     [
-        ("agent.py:repyl", r"agent\.py has no function 'repyl'\n  Did you mean 'reply'\?"),
-        ("agent.py:NUMBER", r"'NUMBER' in .*agent\.py is not a function\n  It has: reply, several\."),
+        ("agent.py:repyl", r"agent\.py has no function 'repyl'\nhint: Did you mean 'reply'\?"),
+        ("agent.py:NUMBER", r"'NUMBER' in .*agent\.py is not a function\nhint: It has: reply, several\."),
         ("breaks.py:go", r"breaks\.py cannot be imported: breaks\.py:2: AttributeError: odd"),
-        ("wants.py:reply", r"wants\.py:1: ModuleNotFoundError: No module named 'no_such_module'\n  Install it for "),
+        (
+            "wants.py:reply",
+            r"wants\.py:1: ModuleNotFoundError: No module named 'no_such_module'\nhint: Install it for ",
+        ),
     ],
     ids=["no function", "no function of it", "raises", "not installed"],
 )
@@ -109,30 +112,39 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
         (graded("  - {type: json_schema, schema_file: broken.json}\n"), r"8: graders\[1\]: broken.json is not a JSON"),
         (
             graded("  - {type: diff, expected_files: [{path: a, snapshot: gone.txt}]}\n") + "workspace: {}\n",
-            r"8: graders\[1\]: .*gone.txt cannot be read: No such file or directory\n  Paths are seen from",
+            r"8: graders\[1\]: .*gone.txt cannot be read: No such file or directory\nhint: Paths are seen from",
         ),
         (
             graded("  - {type: trigger, skill_path: gone, mode: positive}\n"),
             r"8: graders\[1\]: .*gone cannot be read",
         ),
-        (graded("  - {type: program, command: ./gone}\n"), r"8: graders\[1\]: .*/gone is no file\n  Paths are seen"),
+        (
+            graded("  - {type: program, command: ./gone}\n"),
+            r"8: graders\[1\]: .*/gone is no file\nhint: Paths are seen",
+        ),
         (graded("  - {type: program, command: gone-away}\n"), r"8: graders\[1\]: gone-away is not on the PATH\n"),
-        (graded("  - {type: program, command: agent.py}\n"), r"8: graders\[1\]: .*agent.py is not executable\n  chmod"),
+        (
+            graded("  - {type: program, command: agent.py}\n"),
+            r"8: graders\[1\]: .*agent.py is not executable\nhint: chmod",
+        ),
         (graded("  - {type: prompt, rubric: good, model: m}\n"), r"8: graders\[1\]: no API key: OPENAI_API_KEY is not"),
-        (SAMPLES + GRADERS + "target:\n  model: m\n", r"7: target.model: no API key: .*\n  export OPENAI_API_KEY"),
+        (SAMPLES + GRADERS + "target:\n  model: m\n", r"7: target.model: no API key: .*\nhint: export OPENAI_API_KEY"),
         (
             SAMPLES + GRADERS + "target:\n  model: local/gone\n",
-            r"7: target.model: no embedded model 'local/gone'\n  Th",
+            r"7: target.model: no embedded model 'local/gone'\nhint: Th",
         ),
         (SAMPLES + GRADERS + "target:\n  command: [./gone]\n", r"7: target.command: .*/gone is no file\n"),
-        (SAMPLES + GRADERS + "target:\n  command: [agent.py]\n", r"agent.py is not on the PATH\n  Write it as ./agent"),
+        (
+            SAMPLES + GRADERS + "target:\n  command: [agent.py]\n",
+            r"agent.py is not on the PATH\nhint: Write it as ./agent",
+        ),
         (SAMPLES + GRADERS + MODEL + "  tools: [{mcp: {command: [./gone]}}]\n", r"9: target.tools\[0\]: .*/gone is no"),
         (SAMPLES + GRADERS + MODEL + "  tools: ['agent.py:reply']\n", r"9: target.tools\[0\]: .*keys such as python, "),
         (SAMPLES + TARGET + GRADERS + "workspace: {folder: gone}\n", r"7: workspace.folder: .*gone: no such folder\n"),
         (SAMPLES + TARGET + GRADERS + "workspace: {folder: agent.py}\n", r"7: workspace.folder: .*: not a folder\n"),
         (
             TARGET + GRADERS + "dataset:\n  path: gone.jsonl\n",
-            r"7: dataset.path: .*gone.jsonl: no such file\n  Paths a",
+            r"7: dataset.path: .*gone.jsonl: no such file\nhint: Paths a",
         ),
         (TARGET + GRADERS + "dataset:\n  path: [gone-*.csv]\n", r"7: dataset.path.*gone-\*.csv: matches no file\n"),
         (SAMPLES + TARGET + GRADERS + "promt: x\n", r"7: promt: unknown key \(did you mean 'prompt'\?\)"),

@@ -660,7 +660,7 @@ def test_tasks_are_chosen_by_name_id_and_tag(tmp_path: Path, options: list[str],
 
 
 def test_a_choice_of_nothing_is_an_error_that_names_the_tasks(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no task matches 'zzz'\n  Tasks: one\."):
+    with pytest.raises(UsageError, match=r"no task matches 'zzz'\nhint: Tasks: one\."):
         load(tree(tmp_path), "dataset.ids=zzz")
 
 
