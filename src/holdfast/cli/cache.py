@@ -34,7 +34,7 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--dataset", help="Only runs whose dataset contains this."),
         click.option("--status", type=click.Choice(_STATUSES, case_sensitive=False)),
         click.option("--older-than", metavar="AGE", help="Only runs last written longer ago: 90s, 5m, 2h, 7d."),
-        click.option("--archived", is_flag=True, help="The runs that --fresh set aside, instead."),
+        click.option("--archived", is_flag=True, help="Only runs that --fresh has archived."),
         runs_dir_option,
     ]
     for option in reversed(options):
@@ -51,7 +51,7 @@ def directory(runs_dir: Path | None) -> int:
 
 
 @command.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_filters
 def listing(as_json: bool, **given: Any) -> int:
     """List the runs: tab-separated where the output is not a terminal."""

@@ -21,7 +21,7 @@ _SHOWN_FLIPS = 10
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…", shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with all flips.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all flips.")
 @click.option(
     "--judge",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),

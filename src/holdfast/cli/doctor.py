@@ -13,7 +13,7 @@ from holdfast.cli.completion import complete_profiles
 @click.command("doctor")
 @click.argument("profile", shell_complete=complete_profiles)
 @click.option("--no-job", is_flag=True, help="Run no job on a compute node.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(profile: str, no_job: bool, as_json: bool) -> int:
     """Check that PROFILE of env.toml works: one line each, with the remedy where something does not.
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--to", "wanted", type=click.Choice(list(EXPORTS)), help="Format or service.")
-@click.option("--failed", is_flag=True, help="Do all exports again that failed.")
-@click.option("--if-changed", is_flag=True, help="Not where it was done already, with these options and numbers.")
+@click.option("--failed", is_flag=True, help="Retry all exports that failed.")
+@click.option("--if-changed", is_flag=True, help="Skip exports that are up to date with the run and these options.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder [RUN/export/FORMAT].")
 @runs_dir_option
 def command(

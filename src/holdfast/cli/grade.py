@@ -34,7 +34,7 @@ class _Metrics(msgspec.Struct):
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--again", is_flag=True, help="Also grade what has its verdicts already.")
+@click.option("--again", is_flag=True, help="Also grade outputs that are graded already.")
 @click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
 @click.option("--wait", is_flag=True, help="Wait for another process that holds the run.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")

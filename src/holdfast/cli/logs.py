@@ -25,11 +25,11 @@ _LOOK_EVERY: Final = 5
 
 @click.command("logs")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
-@click.option("-f", "--follow", is_flag=True, help="Keep showing what is written, attempt after attempt, to the end.")
-@click.option("--deployment", is_flag=True, help="The log of the server instead.")
-@click.option("--server", metavar="NAME", help="The log of a server beside the model's instead: judge.")
-@click.option("--worker", metavar="N", help="The log of worker N instead.")
-@click.option("--all", "everything", is_flag=True, help="Of all attempts, not of the last one alone.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log to the end, across jobs.")
+@click.option("--deployment", is_flag=True, help="Show the log of the model server.")
+@click.option("--server", metavar="NAME", help="Show the log of another server, such as judge.")
+@click.option("--worker", metavar="N", help="Show the log of worker N.")
+@click.option("--all", "everything", is_flag=True, help="Show the logs of all jobs, not only of the last.")
 @runs_dir_option
 def command(
     what: str,

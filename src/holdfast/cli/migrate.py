@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("migrate")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH…")
 @click.option("-d", "--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
     """Bring eval files and run directories of earlier versions up to date.
 

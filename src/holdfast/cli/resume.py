@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--concurrency", type=Concurrency(), help="Of a run: requests in flight, or auto.")
 @click.option("--accept-errors", is_flag=True, help="Of a run: finish although some trials have errors.")
-@click.option("--retry-failed", is_flag=True, help="Of a run: take up the errors that were accepted.")
+@click.option("--retry-failed", is_flag=True, help="Of a run: retry the errors that were accepted.")
 @click.option("--wait", is_flag=True, help="Of a run: wait for another process that holds it.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="Of a run: how to show progress.")
 @runs_dir_option

@@ -43,10 +43,10 @@ class RunPicture(msgspec.Struct, frozen=True):
 
 @click.command("status")
 @click.argument("what", metavar="[ID|PATH]", required=False, shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @runs_dir_option
 def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
-    """Say what an invocation, a task of it, or a run is doing; without an argument, list this user's invocations.
+    """Show the status of an invocation, one of its tasks, or a run; without an argument, list your invocations.
 
     ID is an invocation's id, its beginning, or `ID.N` for task N. PATH is an invocation's directory, a run directory,
     or HOST:PATH; from a path anybody sees the same who may read it. Exit code 3 where the cluster does not answer.

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @click.command("work")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--worker", metavar="ID", help="Its name. The same name continues what it left.")
+@click.option("--worker", metavar="ID", help="Name of this worker. The same name continues its work.")
 @click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
-@click.option("--base-url", metavar="URL", multiple=True, help="Where the model is served, seen from here; repeatable.")
-@click.option("--wait", is_flag=True, help="Wait for a process that has the run for itself.")
+@click.option("--base-url", metavar="URL", multiple=True, help="URL of the model server; repeatable.")
+@click.option("--wait", is_flag=True, help="Wait for a process that holds the run alone.")
 @click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
 @click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
 def command(run: Path, worker: str | None, **given: Any) -> int:
-    """Work on the run directory RUN, whose work `holdfast eval --workers` has shared out, beside other workers.
+    """Join the run in directory RUN, which `holdfast eval --workers` has started, as one more worker.
 
     Start as many as you like, on any machine that sees the directory, at any time. When nothing is left, one of them
     makes the report; its exit code is that of `holdfast eval`. The others stay until it is there, and make it if that
