@@ -145,7 +145,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
 
 
 def _grades_differently(manifest: Manifest, found: Identified) -> bool:
-    """Whether nothing but the way in which this version grades makes it another run."""
+    """Return True if only this version's way of grading makes it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
         ours = ("revision", "reread", "engine")

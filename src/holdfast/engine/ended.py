@@ -1,4 +1,4 @@
-"""How a worker says why it stopped. It imports little: what supervises workers has no need of the engine."""
+"""The message in which a worker reports why it stopped. Imports little, for processes that only supervise workers."""
 
 from __future__ import annotations
 

@@ -157,10 +157,10 @@ def unseen_imports() -> list[str]:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Loads users' modules from bytecode only where that is sure to be the source's.
+    """Loads users' modules, and uses cached bytecode only if it certainly belongs to the source.
 
-    Python takes bytecode for a source of the same size and the same second. Keys are made of what the source says, so
-    bytecode that was written in the second of the source's last change could belong to another key.
+    Python accepts bytecode if the source's size and modification time, in whole seconds, match. Keys are made of the
+    source itself, so bytecode written in the second of the last change could belong to another key.
     """
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -340,5 +340,5 @@ def users_file(module: Any) -> Path | None:
 
 @cache
 def _is_installed(file: str) -> bool:
-    """Remember of thousands of modules that they are Python's or an installed package's: they stay so."""
+    """Cached, since thousands of modules are looked at, and an installed file stays one."""
     return is_installed(Path(file)) or is_installed(Path(os.path.realpath(file)))

@@ -2,7 +2,7 @@
 
 `compile`      `compile_launch`: from files to a `Launch`
 `launch`       the `Launch` itself
-`options`      what a command says about the runs
+`options`      run options from the command line
 `compose`      merges `defaults:` lists, the command line and the profile; an eval file alone is a launch of one task
 `interpolate`  `${…}` and `???`
 `provenance`   values that remember where they were written

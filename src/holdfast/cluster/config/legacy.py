@@ -30,7 +30,7 @@ MOVED_IN_TASKS: tuple[Move, ...] = (
 
 
 def in_newer_words(values: Tree, moves: Sequence[Move], notices: list[str]) -> Tree:
-    """The same with nothing in an older place, and a word about each that was; what stands in the newer goes before."""
+    """Move values from old keys to new ones, with a notice for each. A value at the new key wins."""
     for old, new in moves:
         value = values.get(*old)
         if value is None:

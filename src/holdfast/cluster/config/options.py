@@ -1,4 +1,4 @@
-"""What a command says about the runs of a launch."""
+"""Run options of a launch, from the command line."""
 
 from __future__ import annotations
 

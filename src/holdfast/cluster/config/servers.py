@@ -76,11 +76,11 @@ class Deployment:
 
     @property
     def serves(self) -> bool:
-        """Whether there is a server to start."""
+        """True if a server has to be started."""
         return self.type != "none"
 
     def base_url(self, host: str) -> str:
-        """What a target's base_url is when the server runs there: the chat path without its last two parts."""
+        """Return the `base_url` of targets for a server on this host: the chat path without its last two parts."""
         path = self.endpoints.get("chat") or self.endpoints.get("completions") or "/v1/chat/completions"
         return f"http://{host}:{self.port}{api_root(path)}"
 
@@ -91,7 +91,7 @@ def api_root(path: str) -> str:
 
 
 def served_version(block: DeploymentBlock) -> str | None:
-    """What a server serves, in words that change with it: the replies of one checkpoint are not those of another.
+    """Describe the model that a server serves, so that keys change with it: checkpoints do not share replies.
 
     How it is spread over GPUs, the port and the image do not count; the image of a NIM does, for the model is in it.
     """
@@ -122,7 +122,7 @@ def server_mounts(block: DeploymentBlock) -> tuple[Mount, ...]:
 
 
 def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
-    """What a server is told by variables; the configuration may say otherwise."""
+    """Return the default environment variables of a server; the configuration may override them."""
     origin = f"default (deployment/{block.type})"
     told: dict[str, str] = {}
     if block.type == "nim":
@@ -135,7 +135,7 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
 
 
 def missing_model(block: DeploymentBlock) -> str | None:
-    """What a server lacks to know its model; None where it knows."""
+    """Return the error message for a server without a model; None if it has one."""
     derived = block.command is None and block.type in ("vllm", "sglang", "trtllm")
     if derived and not block.checkpoint_path and not block.hf_model_handle:
         return f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
@@ -243,7 +243,7 @@ def read_auxiliary(tree: Tree, problems: list[Problem]) -> Iterator[tuple[str, A
 
 
 def prefix_of(name: str, block: AuxiliaryBlock) -> str:
-    """What the variables that say where it is begin with."""
+    """Return the prefix of the variables that hold its URL and model, such as JUDGE."""
     return block.env_prefix or name.upper().replace("-", "_")
 
 
@@ -334,7 +334,7 @@ def check_instances(
     executor: str,
     problems: list[Problem],
 ) -> None:
-    """Whether so many instances can be had on so many nodes, which `counts` are."""
+    """Report a problem if this many instances do not fit on this many nodes; `counts` holds both."""
     instances, nodes = counts
     said = None
     if executor == "local":
@@ -373,5 +373,5 @@ def over_gpus(tree: Tree, block: _Deployment, here: Location, gpus: int | None, 
 
 
 def _by_default(tree: Tree, location: Location) -> bool:
-    """Whether nobody but a group that comes with Holdfast says so."""
+    """Return True if the value is a default that ships with Holdfast."""
     return tree.origin(location).startswith(DEFAULT)

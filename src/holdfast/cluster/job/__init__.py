@@ -1,4 +1,4 @@
-"""What runs inside a job: serve the model, prepare the run, work, report.
+"""Runs inside a job: serves the model, prepares the run, works on it, reports.
 
 `node`       the entry point, and which job this is
 `main`       the main job: serve, prepare, work, end in good order
