@@ -38,6 +38,15 @@ def provider() -> Iterator[Server]:
         yield running
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they use, so that `-m "not slurm"` and `-m "not faults"` select the rest."""
+    for item in items:
+        if {"own_slurm", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slurm")
+        if "faults" in item.path.parts:
+            item.add_marker("faults")
+
+
 def pytest_sessionfinish() -> None:
     """Leave no cluster running, and nothing in a user's folders."""
     stop_shared_lab()

@@ -16,7 +16,7 @@ from tests.support.running import ROOT, environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATA = ROOT / "tests" / "data" / "nat"
+DATA = ROOT / "tests" / "fixtures" / "nat"
 
 
 class Nat:

@@ -28,6 +28,7 @@ from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_l
 from holdfast.store.run_lock import worker_lease
 from holdfast.store.rundir import RunDir
 from holdfast.store.tail import Follower
+from tests.faults.test_two_processes import end, is_stopped
 from tests.support.breaking import (
     assert_each_once,
     assert_same_numbers,
@@ -37,7 +38,6 @@ from tests.support.breaking import (
 )
 from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
 from tests.support.specs import output_of
-from tests.test_two_processes import end, is_stopped
 
 if TYPE_CHECKING:
     import subprocess

@@ -24,9 +24,9 @@ from holdfast.cluster.remote.ledger import (
 )
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
+from tests.cluster.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for
 from tests.support.slurm import Lab, wait_for_job
-from tests.test_cluster_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +155,7 @@ def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Lab, invocatio
 
 def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
     code = (
-        "import sys; from pathlib import Path; from tests.test_cluster_submission import submitter;"
+        "import sys; from pathlib import Path; from tests.cluster.test_ledger import submitter;"
         "from holdfast.cluster.remote.transport import Here;"
         "print(*map(len, submitter(Here(), Path(sys.argv[1])).reconcile()))"
     )

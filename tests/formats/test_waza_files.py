@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-DATA = ROOT / "tests" / "data" / "waza"
+DATA = ROOT / "tests" / "fixtures" / "waza"
 
 CHECKPOINT = "{after_turn: 1, graders: [{type: text, contains: [x]}]}"
 

@@ -16,7 +16,7 @@ from tests.support.waza import EVAL, tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-KITCHEN = ROOT / "tests" / "data" / "waza" / "kitchen"
+KITCHEN = ROOT / "tests" / "fixtures" / "waza" / "kitchen"
 
 
 def exported(run: Path) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
-from tests.support.running import Server, module_server
+from tests.support.running import ROOT, Server, module_server
 
-QUESTIONS = [json.loads(line) for line in (Path(__file__).parent / "data" / "mt_bench.jsonl").read_text().splitlines()]
+QUESTIONS = [json.loads(line) for line in (ROOT / "tests/fixtures/mt_bench.jsonl").read_text().splitlines()]
 SPEC = {
     "dataset": {"path": "data.jsonl", "id": "question_id"},
     "prompt": "{{ turns[0] }}",

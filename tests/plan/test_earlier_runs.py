@@ -1,6 +1,6 @@
 """Run directories that an earlier commit wrote open, resume and are reused.
 
-`tests/data/earlier` was written when eval files were at version 1.1 and run directories at 1.1: `plain` is finished,
+`tests/fixtures/earlier` was written when eval files were at version 1.1 and run directories at 1.1: `plain` is finished,
 `talk` was killed within a conversation with tools, `shared` when its two workers died. It is never written again.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return shutil.copytree(ROOT / "tests/data/earlier", tmp_path / "earlier")
+    return shutil.copytree(ROOT / "tests/fixtures/earlier", tmp_path / "earlier")
 
 
 def calls(folder: Path) -> list[str]:
