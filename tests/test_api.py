@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,34 +21,38 @@ from tests.support.running import lines, server
 from tests.support.specs import write_rows, write_spec
 from tests.support.workflow import workflow
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 SAMPLES = [{"id": f"s{number}", "q": f"word{number}", "expected": f"WORD{number}"} for number in range(12)]
 
 
-def shout(prompt):
+def shout(prompt: Any) -> Any:
     return prompt.upper()
 
 
-async def shout_later(prompt, context):
+async def shout_later(prompt: Any, context: Any) -> str:
     await asyncio.sleep(0.001 * (5 - int(prompt.removeprefix("word")) % 5))
     return f"{prompt.upper()} {context.trial}"
 
 
-def is_right(output, expected):
+def is_right(output: Any, expected: Any) -> Any:
     return output == expected
 
 
-async def starts_right(output, sample):
+async def starts_right(output: Any, sample: Any) -> Any:
     return holdfast.Verdict(0.5 if output.startswith(sample["expected"]) else 0, "start")
 
 
 class Checker:
-    def __call__(self, output):
+    def __call__(self, output: Any) -> bool:
         return True
 
 
 @pytest.fixture
-def evaluate(tmp_path):
-    def run(*files, **keys):
+def evaluate(tmp_path: Path) -> Any:
+    def run(*files: Any, **keys: Any) -> Any:
         given = {"runs_dir": tmp_path / "runs", **keys}
         if not files:
             given = {"name": "e", "samples": SAMPLES, "prompt": "{{ q }}", **given}
@@ -57,7 +62,7 @@ def evaluate(tmp_path):
 
 
 class TestPublicNames:
-    def test_they_are_these_and_no_others(self):
+    def test_they_are_these_and_no_others(self) -> None:
         assert holdfast.__all__ == ["Display", "HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None
@@ -65,22 +70,22 @@ class TestPublicNames:
             name for name in holdfast.__all__ if not name.startswith("_")
         ]
 
-    def test_another_name_is_an_attribute_error(self):
+    def test_another_name_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="no attribute 'evalute'"):
             holdfast.evalute  # noqa: B018 - asking for it is the test
 
-    def test_importing_the_package_imports_nothing_heavy(self):
+    def test_importing_the_package_imports_nothing_heavy(self) -> None:
         script = "import holdfast, sys; print([m for m in sys.modules if m.startswith(('holdfast.', 'pydantic'))])"
         assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
 
-    def test_every_error_is_a_holdfast_error(self):
+    def test_every_error_is_a_holdfast_error(self) -> None:
         errors = importlib.import_module("holdfast.errors")
         classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
         assert len(classes) > 5 and all(issubclass(c, holdfast.HoldfastError) for c in classes)
 
 
 class TestFunctions:
-    def test_a_function_as_target_and_functions_as_graders(self, evaluate):
+    def test_a_function_as_target_and_functions_as_graders(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[is_right, starts_right, {"type": "exact"}])
         assert run.finished and run.exit_code == 0 and run.reason is None
         assert list(run.metrics["metrics"]) == ["is_right", "starts_right", "exact"]
@@ -91,7 +96,7 @@ class TestFunctions:
         assert run.score == pytest.approx(2.5 / 3)
         assert run.metrics["target"] == "test_api.py:shout"
 
-    def test_results_are_in_the_datasets_order_and_outputs_as_they_finished(self, evaluate):
+    def test_results_are_in_the_datasets_order_and_outputs_as_they_finished(self, evaluate: Any) -> None:
         run = evaluate(target=shout_later, graders=[starts_right], trials=2)
         wanted = [(f"s{number}", trial) for number in range(12) for trial in (1, 2)]
         assert [(entry["sample"], entry["trial"]) for entry in run.results()] == wanted
@@ -99,28 +104,30 @@ class TestFunctions:
         assert sorted(kept) == sorted(wanted)
         assert [entry["output"] for entry in run.results()][:2] == ["WORD0 1", "WORD0 2"]
 
-    def test_lambdas_of_one_line_are_kept_apart(self, evaluate):
+    def test_lambdas_of_one_line_are_kept_apart(self, evaluate: Any) -> None:
         run = evaluate(target=lambda prompt: prompt, graders=[lambda output: output.startswith("word")])
         assert run.score == 1 and run.results()[0]["output"] == "word0"
 
-    def test_a_grader_whose_name_is_a_word_of_the_report_gets_another(self, evaluate):
-        def score(output):
+    def test_a_grader_whose_name_is_a_word_of_the_report_gets_another(self, evaluate: Any) -> None:
+        def score(output: Any) -> Any:
             return len(output) > 0
 
         run = evaluate(target=shout, graders=[score])
         assert list(run.metrics["metrics"]) == ["score_function"] and run.score == 1
 
-    def test_a_callable_object_will_do(self, evaluate):
+    def test_a_callable_object_will_do(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[Checker()])
         assert run.score == 1 and list(run.metrics["metrics"]) == ["Checker"]
 
-    def test_what_is_not_written_in_python_is_refused(self, evaluate, tmp_path):
+    def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
             with pytest.raises(UsageError, match="could not be noticed"):
                 evaluate(target=target)
         assert not (tmp_path / "runs").exists()
 
-    def test_a_changed_function_is_another_run_and_a_comment_is_not(self, evaluate, tmp_path, monkeypatch):
+    def test_a_changed_function_is_another_run_and_a_comment_is_not(
+        self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.syspath_prepend(tmp_path)
         paths = []
         for number, code in enumerate(
@@ -135,21 +142,21 @@ class TestFunctions:
         assert paths[0] == paths[1] != paths[2]
 
 
-def suffixed(suffix):
-    def reply(prompt):
+def suffixed(suffix: Any) -> Any:
+    def reply(prompt: Any) -> Any:
         return prompt + suffix
 
     return reply
 
 
 class Agent:
-    def __init__(self, suffix):
+    def __init__(self, suffix: Any) -> None:
         self.suffix = suffix
 
-    def reply(self, prompt):
+    def reply(self, prompt: Any) -> Any:
         return prompt + self.suffix
 
-    def __call__(self, prompt):
+    def __call__(self, prompt: Any) -> Any:
         return prompt + self.suffix
 
 
@@ -166,7 +173,7 @@ class TestWhatAFunctionCarries:
         ],
         ids=["lambdas", "closures", "methods", "objects"],
     )
-    def test_is_part_of_its_key(self, evaluate, one, other):
+    def test_is_part_of_its_key(self, evaluate: Any, one: Any, other: Any) -> None:
         runs = [evaluate(target=target) for target in (one, other, one)]
         assert runs[0].path == runs[2].path != runs[1].path
         assert [run.results()[0]["output"] for run in runs] == ["word01", "word02", "word01"]
@@ -176,13 +183,15 @@ class TestWhatAFunctionCarries:
         [suffixed(object()), Agent(object()).reply, Agent({1, object()})],
         ids=["closure", "method", "object"],
     )
-    def test_is_refused_where_a_change_of_it_could_not_be_noticed(self, evaluate, tmp_path, carried):
+    def test_is_refused_where_a_change_of_it_could_not_be_noticed(
+        self, evaluate: Any, tmp_path: Path, carried: Any
+    ) -> None:
         with pytest.raises(UsageError, match=r"(?s)carries (self\.)?suffix.*Give plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 
 
-def imported(path, code):
+def imported(path: Any, code: Any) -> Any:
     """A user's module, imported from a file of this code."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(code)
@@ -285,23 +294,25 @@ class TestClassesAndObjects:
     """A target may be a class, as in a file; an object is the same object after it was used."""
 
     @pytest.fixture
-    def agents(self, tmp_path, monkeypatch):
+    def agents(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
         module = imported(tmp_path / "held_agents.py", CLASSES)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return module
 
     @pytest.fixture
-    def calls(self, evaluate, agents):
+    def calls(self, evaluate: Any, agents: Any) -> Any:
         """Evaluate, and return the run with what was called meanwhile."""
 
-        def run(target, **keys):
+        def run(target: Any, **keys: Any) -> Any:
             agents.calls.clear()
             return evaluate(target=target, **keys), list(agents.calls)
 
         return run
 
-    def test_a_class_is_constructed_opened_and_closed_and_answers_every_prompt_once(self, agents, calls):
+    def test_a_class_is_constructed_opened_and_closed_and_answers_every_prompt_once(
+        self, agents: Any, calls: Any
+    ) -> None:
         run, called = calls(agents.Agent)
         assert called[0] == "open" and called[-1] == "close"
         assert sorted(called[1:-1]) == sorted(row["q"] for row in SAMPLES)
@@ -309,7 +320,9 @@ class TestClassesAndObjects:
         assert calls(agents.Agent) == (run, [])
         assert calls({"python": agents.Agent, "params": {"a": 1}})[0].path != run.path
 
-    def test_a_class_is_known_by_its_source_as_in_an_eval_file(self, evaluate, agents, calls, tmp_path):
+    def test_a_class_is_known_by_its_source_as_in_an_eval_file(
+        self, evaluate: Any, agents: Any, calls: Any, tmp_path: Path
+    ) -> None:
         run, _ = calls(agents.Agent)
         assert evaluate(target={"python": f"{tmp_path / 'held_agents.py'}:Agent"}).path == run.path
         paths = [
@@ -322,26 +335,28 @@ class TestClassesAndObjects:
         ]
         assert paths[0] == run.path and len({*paths}) == 3
 
-    def test_values_that_a_class_closes_over_are_part_of_its_key(self, agents, calls):
+    def test_values_that_a_class_closes_over_are_part_of_its_key(self, agents: Any, calls: Any) -> None:
         runs = [calls(agents.made(suffix)) for suffix in "121"]
         assert runs[0][0] == runs[2][0] != runs[1][0] and [len(called) for _, called in runs] == [12, 12, 0]
         with pytest.raises(UsageError, match=r"carries .*suffix"):
             calls(agents.made(object()))
 
     @pytest.mark.parametrize("make", [lambda agents: agents.Agent, lambda agents: agents.Agent()])
-    def test_a_class_whose_file_was_edited_after_its_import_is_refused(self, evaluate, agents, tmp_path, make):
+    def test_a_class_whose_file_was_edited_after_its_import_is_refused(
+        self, evaluate: Any, agents: Any, tmp_path: Path, make: Any
+    ) -> None:
         (tmp_path / "held_agents.py").write_text(CLASSES.replace("prompt.upper()", "prompt.lower()"))
         with pytest.raises(UsageError, match=r"has changed since .*Agent.* was imported"):
             evaluate(target=make(agents))
 
-    def test_a_class_that_cannot_answer_is_refused(self, agents, calls, tmp_path):
+    def test_a_class_that_cannot_answer_is_refused(self, agents: Any, calls: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="Mute has no method __call__"):
             calls(agents.Mute)
         with pytest.raises(UsageError, match=r"(?s)dict is not written in Python"):
             calls(dict)
         assert not (tmp_path / "runs").exists()
 
-    def test_a_class_is_a_target_and_nothing_else(self, agents, calls, tmp_path):
+    def test_a_class_is_a_target_and_nothing_else(self, agents: Any, calls: Any, tmp_path: Path) -> None:
         for keys in (
             {"graders": [agents.Check]},
             {"graders": [{"type": "python", "function": agents.Check}]},
@@ -365,7 +380,7 @@ class TestClassesAndObjects:
         ],
         ids=["object", "unhashable", "empty", "slots", "dataclass", "method", "closure"],
     )
-    def test_what_a_run_changes_in_an_object_runs_nothing_again(self, agents, calls, make):
+    def test_what_a_run_changes_in_an_object_runs_nothing_again(self, agents: Any, calls: Any, make: Any) -> None:
         target = make(agents)
         run, called = calls(target)
         assert run.finished and len(called) in (12, 14)
@@ -376,7 +391,9 @@ class TestClassesAndObjects:
         assert calls(make(agents)) == (run, []), "another object that begins as this one did is the same"
 
     @pytest.mark.parametrize("name", ["Agent", "Empty", "Slotted", "Fields"])
-    def test_what_is_changed_in_an_object_between_two_runs_runs_all_again(self, agents, calls, name):
+    def test_what_is_changed_in_an_object_between_two_runs_runs_all_again(
+        self, agents: Any, calls: Any, name: str
+    ) -> None:
         target = getattr(agents, name)()
         first, _ = calls(target)
         target.suffix = "?"
@@ -387,7 +404,7 @@ class TestClassesAndObjects:
         assert calls(target)[0].results()[0]["output"] == "WORD0!"
         assert first.results()[0]["output"] == "WORD0!"
 
-    def test_a_change_inside_a_value_is_one_too(self, agents, calls):
+    def test_a_change_inside_a_value_is_one_too(self, agents: Any, calls: Any) -> None:
         target = agents.Fields()
         first, _ = calls(target)
         target.options["a"].append(2)
@@ -396,14 +413,16 @@ class TestClassesAndObjects:
         target.options["a"].pop()
         assert calls(target) == (first, [])
 
-    def test_an_attribute_that_a_run_has_made_and_someone_replaced_is_refused_as_at_first(self, agents, calls):
+    def test_an_attribute_that_a_run_has_made_and_someone_replaced_is_refused_as_at_first(
+        self, agents: Any, calls: Any
+    ) -> None:
         target = agents.Agent()
         calls(target)
         target.client = [object()]
         with pytest.raises(UsageError, match=r"carries self\.client"):
             calls(target)
 
-    def test_a_run_that_was_refused_or_failed_leaves_an_object_as_it_was(self, agents, calls):
+    def test_a_run_that_was_refused_or_failed_leaves_an_object_as_it_was(self, agents: Any, calls: Any) -> None:
         target = agents.Agent()
         with pytest.raises(ConfigError):
             calls(target, trials="many")
@@ -411,13 +430,13 @@ class TestClassesAndObjects:
         run, called = calls(target)
         assert len(called) == 14 and run.results()[0]["output"] == "WORD0?"
 
-    def test_a_grader_that_remembers_grades_nothing_again(self, agents, calls):
+    def test_a_grader_that_remembers_grades_nothing_again(self, agents: Any, calls: Any) -> None:
         check = agents.Check()
         run, called = calls(agents.Agent, graders=[check])
         assert called.count("check") == 12
         assert calls(agents.Agent, graders=[check]) == (run, [])
 
-    def test_objects_are_not_kept_alive(self, agents, calls):
+    def test_objects_are_not_kept_alive(self, agents: Any, calls: Any) -> None:
         target = agents.Agent()
         calls(target)
         gone = weakref.ref(target)
@@ -430,11 +449,11 @@ class TestFilesThatChange:
     """What runs is what is read for the key, in one process as in two."""
 
     @pytest.fixture
-    def by_file(self, evaluate, tmp_path, monkeypatch):
+    def by_file(self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-        def run(file):
+        def run(file: Any) -> Any:
             return evaluate(target={"python": f"{tmp_path / file}:reply"}, samples=SAMPLES[:1])
 
         known = set(sys.modules)
@@ -443,7 +462,7 @@ class TestFilesThatChange:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
                 del sys.modules[name]
 
-    def test_a_function_whose_file_was_edited_after_its_import_is_refused(self, evaluate, tmp_path):
+    def test_a_function_whose_file_was_edited_after_its_import_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         path = tmp_path / "edited_agent.py"
         module = imported(path, "def reply(prompt):\n    return 'old'\n")
         path.write_text("def reply(prompt):\n    return 'new'\n")
@@ -452,7 +471,7 @@ class TestFilesThatChange:
         assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("edited", ["own_agent.py", "own_helper.py"])
-    def test_an_edited_file_of_an_eval_runs_as_it_is_now(self, by_file, tmp_path, edited):
+    def test_an_edited_file_of_an_eval_runs_as_it_is_now(self, by_file: Any, tmp_path: Path, edited: str) -> None:
         (tmp_path / "own_agent.py").write_text("from own_helper import word\ndef reply(prompt): return word + 'old'\n")
         (tmp_path / "own_helper.py").write_text("word = 'old'\n")
         assert by_file("own_agent.py").results()[0]["output"] == "oldold"
@@ -461,7 +480,7 @@ class TestFilesThatChange:
         wanted = {"own_agent.py": "oldnew", "own_helper.py": "newold"}[edited]
         assert by_file("own_agent.py").results()[0]["output"] == wanted
 
-    def test_two_files_have_each_the_helper_beside_them(self, by_file, tmp_path):
+    def test_two_files_have_each_the_helper_beside_them(self, by_file: Any, tmp_path: Path) -> None:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "its_util.py").write_text(f"word = {name!r}\n")
@@ -469,7 +488,7 @@ class TestFilesThatChange:
         said = [by_file(f"{name}/its_agent.py").results()[0]["output"] for name in ("one", "two")]
         assert said == ["one", "two"]
 
-    def test_an_import_that_failed_leaves_no_half_of_it_behind(self, by_file, tmp_path):
+    def test_an_import_that_failed_leaves_no_half_of_it_behind(self, by_file: Any, tmp_path: Path) -> None:
         path = tmp_path / "half_agent.py"
         path.write_text("def reply(prompt): return 'x'\nraise OSError('not today')\n")
         for _ in range(2):
@@ -479,7 +498,7 @@ class TestFilesThatChange:
 
 
 class TestFiles:
-    def test_arguments_are_laid_over_the_file(self, evaluate, tmp_path):
+    def test_arguments_are_laid_over_the_file(self, evaluate: Any, tmp_path: Path) -> None:
         path = write_spec(
             tmp_path, samples=SAMPLES, prompt="{{ q }}", target={"model": "m", "base_url": "http://127.0.0.1:1"}
         )
@@ -487,32 +506,34 @@ class TestFiles:
         assert run.finished and run.score == 1
         assert (run.metrics["eval"], run.metrics["trials"]) == ("other", 2)
 
-    def test_a_file_may_leave_out_what_the_arguments_give(self, evaluate, tmp_path):
+    def test_a_file_may_leave_out_what_the_arguments_give(self, evaluate: Any, tmp_path: Path) -> None:
         write_rows(tmp_path / "sub" / "d.jsonl", SAMPLES)
         path = write_spec(tmp_path / "sub", samples=None, target=None, graders=None, prompt="{{ q }}")
         run = evaluate(path, target=shout, dataset="d.jsonl")
         assert run.finished and run.metrics["total"] == 12, "and paths are relative to the file"
 
-    def test_a_models_name_takes_the_place_of_the_files(self, evaluate, tmp_path):
+    def test_a_models_name_takes_the_place_of_the_files(self, evaluate: Any, tmp_path: Path) -> None:
         with server() as mock:
             path = write_spec(tmp_path, target={"model": "first", "base_url": mock.base_url})
             run = evaluate(path, target="second")
             assert run.finished and run.metrics["target"] == "second" and mock.requests == 2
 
-    def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate, tmp_path):
+    def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
         path = write_spec(tmp_path, trials=0)
         with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: trials"):
             evaluate(path)
         with pytest.raises(ConfigError, match=r"promt: unknown key \(did you mean 'prompt'\?\)"):
             evaluate(path, trials=1, promt="x")
 
-    def test_a_dataset_by_its_path(self, evaluate, tmp_path):
+    def test_a_dataset_by_its_path(self, evaluate: Any, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", SAMPLES)
         for given in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
             run = holdfast.evaluate(name="e", dataset=given, prompt="{{ q }}", target=shout, runs_dir=tmp_path / "runs")
             assert run.metrics["total"] == 12
 
-    def test_the_command_and_the_function_find_the_same_run(self, evaluate, tmp_path, monkeypatch):
+    def test_the_command_and_the_function_find_the_same_run(
+        self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from tests.support.running import holdfast as command
 
         with server() as mock:
@@ -524,7 +545,7 @@ class TestFiles:
 
 
 class TestRuns:
-    def test_the_same_call_again_calls_nobody(self, evaluate):
+    def test_the_same_call_again_calls_nobody(self, evaluate: Any) -> None:
         with workflow(lambda asked: {"value": asked.body["p"]}) as service:
             keys = {"target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}}
             first, second = evaluate(**keys), evaluate(**keys)
@@ -534,22 +555,22 @@ class TestRuns:
             archived = list(first.path.parent.glob("archived/*/outputs.jsonl"))
             assert len(archived) == 1 and len(lines(archived[0])) == 12
 
-    def test_a_gate_that_is_not_met_is_exit_code_one(self, evaluate):
+    def test_a_gate_that_is_not_met_is_exit_code_one(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[starts_right], gate={"starts_right": 0.75})
         assert run.finished and run.exit_code == 1
 
-    def test_an_unfinished_run_says_why_and_what_to_do(self, evaluate):
+    def test_an_unfinished_run_says_why_and_what_to_do(self, evaluate: Any) -> None:
         run = evaluate(target={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
         assert (run.finished, run.metrics, run.score, run.exit_code) == (False, None, None, 3)
         assert "refuses connections" in run.reason and "run the same command again" in run.reason
 
-    def test_graders_can_be_left_for_later(self, evaluate):
+    def test_graders_can_be_left_for_later(self, evaluate: Any) -> None:
         keys = {"target": shout, "graders": [is_right]}
         first = evaluate(skip_graders=True, **keys)
         assert not first.finished and first.exit_code == 0 and len(list(first.outputs())) == 12
         assert evaluate(**keys).score == 1
 
-    def test_runs_are_kept_where_the_environment_says(self, tmp_path, monkeypatch):
+    def test_runs_are_kept_where_the_environment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = {"name": "e", "samples": SAMPLES[:1], "prompt": "{{ q }}", "target": shout}
         monkeypatch.chdir(tmp_path)
         assert holdfast.evaluate(**keys).path.resolve().is_relative_to(tmp_path / "runs")
@@ -557,23 +578,23 @@ class TestRuns:
         assert holdfast.evaluate(**keys).path.is_relative_to(tmp_path / "elsewhere")
         assert holdfast.evaluate(**keys, runs_dir=tmp_path / "given").path.is_relative_to(tmp_path / "given")
 
-    def test_a_display_is_told_what_happens(self, evaluate):
+    def test_a_display_is_told_what_happens(self, evaluate: Any) -> None:
         from holdfast.display.types import Display
 
         class Recorder(Display):
-            def __init__(self):
+            def __init__(self) -> None:
                 self.seen = []
 
-            def begin(self, name, target, path, plan):
+            def begin(self, name: Any, target: Any, path: Any, plan: Any) -> None:
                 self.seen.append(("begin", name, plan.to_run))
 
-            def output(self, record):
+            def output(self, record: Any) -> None:
                 self.seen.append(("output", record.sample))
 
-            def grade(self, record):
+            def grade(self, record: Any) -> None:
                 self.seen.append(("grade", record.sample))
 
-            def end(self):
+            def end(self) -> None:
                 self.seen.append(("end",))
 
         display = Recorder()
@@ -585,22 +606,22 @@ class TestRuns:
 
 
 class TestEventLoops:
-    def test_it_works_inside_a_running_loop(self, evaluate):
-        async def main():
+    def test_it_works_inside_a_running_loop(self, evaluate: Any) -> None:
+        async def main() -> Any:
             return evaluate(target=shout_later, graders=[starts_right])
 
         assert asyncio.run(main()).score == 0.5
 
-    def test_what_goes_wrong_there_is_raised_there(self, evaluate, tmp_path):
-        async def main():
+    def test_what_goes_wrong_there_is_raised_there(self, evaluate: Any, tmp_path: Path) -> None:
+        async def main() -> None:
             with pytest.raises(ConfigError, match="asks for nothing_we_have"):
                 evaluate(target=wants_too_much)
 
         asyncio.run(main())
         assert not (tmp_path / "runs").exists()
 
-    def test_it_leaves_the_programs_own_signal_handlers_alone(self, evaluate):
-        def mine(*_):
+    def test_it_leaves_the_programs_own_signal_handlers_alone(self, evaluate: Any) -> None:
+        def mine(*_: Any) -> None:
             """The program's own."""
 
         before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -612,11 +633,11 @@ class TestEventLoops:
                 signal.signal(number, handler)
 
 
-def wants_too_much(nothing_we_have):
+def wants_too_much(nothing_we_have: Any) -> Any:
     return nothing_we_have
 
 
-def test_a_run_can_be_read_without_holdfast(evaluate):
+def test_a_run_can_be_read_without_holdfast(evaluate: Any) -> None:
     run = evaluate(target=shout, graders=[is_right])
     assert json.loads((run.path / "metrics.json").read_text()) == run.metrics
     kept = [json.loads(line)["sample"] for line in (run.path / "outputs.jsonl").read_text().splitlines()]
@@ -625,25 +646,29 @@ def test_a_run_can_be_read_without_holdfast(evaluate):
 
 class TestWorkers:
     @pytest.fixture
-    def eval_file(self, tmp_path):
+    def eval_file(self, tmp_path: Path) -> Any:
         (tmp_path / "agent.py").write_text("def reply(prompt):\n    return prompt.upper()\n")
         samples = [{"id": f"s{number}", "q": f"word{number}", "expected": f"WORD{number}"} for number in range(12)]
         return write_spec(tmp_path, samples=samples, prompt="{{ q }}", target={"python": "agent.py:reply"})
 
-    def test_they_share_the_work_and_give_the_numbers_of_one_process(self, evaluate, eval_file, tmp_path):
+    def test_they_share_the_work_and_give_the_numbers_of_one_process(
+        self, evaluate: Any, eval_file: Any, tmp_path: Path
+    ) -> None:
         shared = evaluate(eval_file, workers=2)
         assert shared.finished and shared.score == 1 and shared.exit_code == 0
         assert list(shared.path.glob("workers/w*/outputs.jsonl"))
         alone = evaluate(eval_file, runs_dir=tmp_path / "alone")
         assert {**alone.metrics, "timing": None} == {**shared.metrics, "timing": None}
 
-    def test_they_work_where_an_event_loop_is_running(self, evaluate, eval_file):
-        async def notebook():
+    def test_they_work_where_an_event_loop_is_running(self, evaluate: Any, eval_file: Any) -> None:
+        async def notebook() -> Any:
             return evaluate(eval_file, workers=1)
 
         assert asyncio.run(notebook()).finished
 
-    def test_what_they_cannot_do_is_refused_before_anything_is_written(self, evaluate, eval_file, tmp_path):
+    def test_what_they_cannot_do_is_refused_before_anything_is_written(
+        self, evaluate: Any, eval_file: Any, tmp_path: Path
+    ) -> None:
         with pytest.raises(UsageError, match=r"cannot be given .*:shout"):
             evaluate(target=shout, graders=[{"type": "exact"}], workers=2)
         with pytest.raises(UsageError, match="1 or more"):
@@ -651,7 +676,9 @@ class TestWorkers:
         assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_a_script_that_holds_the_function_is_not_started_anew_by_its_workers(self, tmp_path, guarded):
+    def test_a_script_that_holds_the_function_is_not_started_anew_by_its_workers(
+        self, tmp_path: Path, guarded: bool
+    ) -> None:
         call = (
             "run = holdfast.evaluate(name='e', samples=[{'id': 'a'}], prompt='x', graders=[{'type': 'text',"
             " 'contains': 'X'}], target={'python': 'script.py:reply'}, workers=2)"
@@ -669,14 +696,14 @@ class TestWorkers:
             assert 'Put the call under `if __name__ == "__main__":`' in done.stderr
 
 
-def test_rows_that_fit_no_prompt_do_not_stop_the_others(evaluate):
+def test_rows_that_fit_no_prompt_do_not_stop_the_others(evaluate: Any) -> None:
     rows = [{"id": f"s{number}", "n": int(not 5 <= number < 30)} for number in range(35)]
     run = evaluate(samples=rows, prompt="{{ 1 // n }}", target=shout, accept_errors=True, limits={"concurrency": 1})
     assert run.exit_code == 0
     assert len(list(run.outputs())) == 10 and len(lines(run.path / "errors.jsonl")) == 25
 
 
-def test_a_prompt_that_fits_no_row_stops_the_run_before_all_are_tried(evaluate):
+def test_a_prompt_that_fits_no_row_stops_the_run_before_all_are_tried(evaluate: Any) -> None:
     rows = [{"id": f"s{number}", "n": 0} for number in range(100)]
     run = evaluate(samples=rows, prompt="{{ 1 // n }}", target=shout, limits={"concurrency": 1})
     assert run.exit_code == 3

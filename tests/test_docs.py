@@ -15,7 +15,7 @@ PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_what_a_page_shows_works(page: Path, tmp_path: Path):
+def test_what_a_page_shows_works(page: Path, tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     env = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
     ran = 0
@@ -35,7 +35,7 @@ def test_what_a_page_shows_works(page: Path, tmp_path: Path):
         assert ran >= 8
 
 
-def test_every_page_and_file_that_is_linked_exists():
+def test_every_page_and_file_that_is_linked_exists() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"

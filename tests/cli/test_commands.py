@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,11 +17,15 @@ from holdfast.spec.load import load_eval
 from tests.support.running import HOLDFAST, environment, holdfast, lines, metrics, run_dir, server, write_eval
 from tests.support.specs import command, write_spec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 ESCAPE = re.compile("\x1b")
 
 
 @pytest.fixture
-def type_in(monkeypatch, capsys, tmp_path):
+def type_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Type a command in a fresh folder."""
     for name in ("HOLDFAST_RUNS_DIR", "HOLDFAST_LOCK_TIMEOUT", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -28,16 +33,16 @@ def type_in(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def mock():
+def mock() -> Iterator[Any]:
     with server() as running:
         yield running
 
 
-def everything(folder):
+def everything(folder: Path) -> Any:
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))
 
 
-def watched(folder, *words):
+def watched(folder: Path, *words: Any) -> Any:
     """What a command imports and opens."""
     script = (
         "import json, sys\n"
@@ -55,11 +60,11 @@ def watched(folder, *words):
 
 
 class TestItself:
-    def test_its_version(self, tmp_path):
+    def test_its_version(self, tmp_path: Path) -> None:
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
-    def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path, words):
+    def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path: Path, words: Any) -> None:
         imported = {name.partition(".")[0] for name in watched(tmp_path, *words)["imported"]}
         assert "click" in imported and "holdfast" in imported
         heavy = {
@@ -76,7 +81,7 @@ class TestItself:
         }
         assert imported & heavy == set()
 
-    def test_an_eval_reads_its_file_once_and_imports_only_what_it_uses(self, tmp_path):
+    def test_an_eval_reads_its_file_once_and_imports_only_what_it_uses(self, tmp_path: Path) -> None:
         write_spec(tmp_path, target={"mock": "waza"})
         seen = watched(tmp_path, "eval", "eval.yaml")
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
@@ -87,14 +92,14 @@ class TestItself:
         assert imported & others == set()
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])
-    def test_help_lists_every_verb(self, type_in, words):
+    def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:
         ended = type_in(*words)
         assert ended.code == 0
         for verb, said in _VERBS.items():
             assert re.search(rf"^\s+{verb}\s+{re.escape(said[:30])}", ended.out, re.MULTILINE)
 
     @pytest.mark.parametrize("verb", _VERBS)
-    def test_every_verb_has_help(self, type_in, verb):
+    def test_every_verb_has_help(self, type_in: Any, verb: Any) -> None:
         ended = type_in(verb, "--help")
         assert ended.code == 0 and re.search(rf"^Usage: .*{verb}", ended.out) and "--help" in ended.out
 
@@ -114,14 +119,16 @@ class TestItself:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_wrong_usage_is_exit_code_two_with_what_is_right(self, type_in, tmp_path, words, said):
+    def test_wrong_usage_is_exit_code_two_with_what_is_right(
+        self, type_in: Any, tmp_path: Path, words: Any, said: str
+    ) -> None:
         write_spec(tmp_path).rename(tmp_path / "e.yaml")
         before = everything(tmp_path)
         ended = type_in(*words)
         assert ended.code == 2 and said in ended.err
         assert "Traceback" not in ended.err and everything(tmp_path) == before
 
-    def test_a_bad_lock_timeout_is_named(self, type_in, tmp_path, monkeypatch):
+    def test_a_bad_lock_timeout_is_named(self, type_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_spec(tmp_path)
         monkeypatch.setenv("HOLDFAST_LOCK_TIMEOUT", "soon")
         ended = type_in("eval", "eval.yaml")
@@ -129,7 +136,9 @@ class TestItself:
 
 
 class TestEval:
-    def test_a_run_prints_its_numbers_and_its_place_and_the_same_command_calls_nobody(self, type_in, tmp_path, mock):
+    def test_a_run_prints_its_numbers_and_its_place_and_the_same_command_calls_nobody(
+        self, type_in: Any, tmp_path: Path, mock: Any
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=10)
         before = mock.requests
         ended = type_in("eval", path)
@@ -158,31 +167,35 @@ class TestEval:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_options_and_overrides_take_effect(self, type_in, tmp_path, mock, words, look):
+    def test_options_and_overrides_take_effect(
+        self, type_in: Any, tmp_path: Path, mock: Any, words: Any, look: Any
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         assert type_in("eval", path, *words).code == 0
         (found,) = tmp_path.glob("runs/*/*/metrics.json")
         assert look(json.loads(found.read_text()))
 
     @pytest.mark.parametrize("limit", [["--limit", "1"], ["dataset.limit=1"]], ids=" ".join)
-    def test_a_limit_holds_for_rows_written_by_hand_too(self, type_in, tmp_path, mock, limit):
+    def test_a_limit_holds_for_rows_written_by_hand_too(
+        self, type_in: Any, tmp_path: Path, mock: Any, limit: Any
+    ) -> None:
         path = write_spec(tmp_path, target={"model": "m", "base_url": mock.base_url})
         assert type_in("eval", path, *limit).code == 0
         assert metrics(run_dir(tmp_path))["total"] == 1
 
     @pytest.mark.parametrize("limit", ["many", "0", "-1", "1.5", ""])
-    def test_a_limit_that_is_none_is_refused(self, type_in, tmp_path, limit):
+    def test_a_limit_that_is_none_is_refused(self, type_in: Any, tmp_path: Path, limit: str) -> None:
         ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
         assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
 
-    def test_a_gate_that_is_not_met_is_exit_code_one(self, type_in, tmp_path, mock):
+    def test_a_gate_that_is_not_met_is_exit_code_one(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4, gate={"exact": 0.8, "score": 0.4})
         for _ in range(2):
             ended = type_in("eval", path)
             assert ended.code == 1
             assert "gate not met: exact is 0.5, below 0.8" in ended.out and "gate not met: score" not in ended.out
 
-    def test_fresh_keeps_the_old_run_aside(self, type_in, tmp_path, mock):
+    def test_fresh_keeps_the_old_run_aside(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)
         type_in("eval", path)
         run = run_dir(tmp_path)
@@ -196,14 +209,16 @@ class TestEval:
         assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
 
     @pytest.mark.parametrize("option", ["--fresh", "--force"])
-    def test_the_command_that_goes_on_does_not_start_anew(self, type_in, tmp_path, mock, option):
+    def test_the_command_that_goes_on_does_not_start_anew(
+        self, type_in: Any, tmp_path: Path, mock: Any, option: str
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)
         ended = type_in("eval", path, option, "--token-budget", "1", "--concurrency", "1")
         assert ended.code == 3
         again = next(line for line in ended.out.splitlines() if line.strip().startswith("holdfast eval"))
         assert option not in again and str(path) in again and "--token-budget" in again
 
-    def test_graders_can_be_skipped_and_run_later(self, type_in, tmp_path, mock):
+    def test_graders_can_be_skipped_and_run_later(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)
         before = mock.requests
         first = type_in("eval", path, "--skip-graders")
@@ -213,7 +228,9 @@ class TestEval:
         assert type_in("eval", path).code == 0
         assert metrics(run)["graded"] == 3 and mock.requests == before + 3
 
-    def test_runs_go_where_they_are_told(self, type_in, tmp_path, mock, monkeypatch):
+    def test_runs_go_where_they_are_told(
+        self, type_in: Any, tmp_path: Path, mock: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=1)
         monkeypatch.setenv("HOLDFAST_RUNS_DIR", "from-environment")
         assert type_in("eval", path).code == 0
@@ -223,7 +240,9 @@ class TestEval:
             len(list((tmp_path / name).glob("e/*/metrics.json"))) for name in ("from-environment", "from-option")
         ] == [1, 1]
 
-    def test_results_are_in_the_datasets_order_with_several_trials(self, type_in, tmp_path, mock):
+    def test_results_are_in_the_datasets_order_with_several_trials(
+        self, type_in: Any, tmp_path: Path, mock: Any
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=20, trials=3)
         assert type_in("eval", path).code == 0
         results = json.loads((run_dir(tmp_path) / "results.json").read_text())["trials"]
@@ -231,7 +250,7 @@ class TestEval:
             (f"s{number}", trial) for number in range(20) for trial in (1, 2, 3)
         ]
 
-    def test_the_command_to_go_on_with_can_be_typed_as_it_is_printed(self, type_in, tmp_path):
+    def test_the_command_to_go_on_with_can_be_typed_as_it_is_printed(self, type_in: Any, tmp_path: Path) -> None:
         path = write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
         words = ["eval", str(path), "target.params={stop: ['[/b]', ':smile:']}", "system=it's [bold]x[/bold]"]
         ended = type_in(*words)
@@ -240,7 +259,7 @@ class TestEval:
         assert shlex.split(printed) == ["holdfast", *words]
 
     @pytest.mark.parametrize("name", ["[red]x[/red]", "a:smile:b", "[/x]"])
-    def test_names_are_printed_as_they_are(self, type_in, tmp_path, mock, name):
+    def test_names_are_printed_as_they_are(self, type_in: Any, tmp_path: Path, mock: Any, name: str) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=1, graders=[{"type": "exact", "name": name}])
         ended = type_in("eval", path, f"target.model='{name}'")
         assert ended.code == 0
@@ -248,7 +267,9 @@ class TestEval:
 
 
 class TestDryRun:
-    def test_it_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(self, type_in, tmp_path, mock):
+    def test_it_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
+        self, type_in: Any, tmp_path: Path, mock: Any
+    ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4, trials=2)
         before, asked = everything(tmp_path), mock.requests
         for option in ("-d", "--dry-run"):
@@ -258,7 +279,7 @@ class TestDryRun:
             assert "system: Be brief." in ended.out and "runs/e/test-model-" in ended.out
         assert everything(tmp_path) == before and mock.requests == asked
 
-    def test_it_knows_what_is_there(self, type_in, tmp_path, mock):
+    def test_it_knows_what_is_there(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         type_in("eval", path)
         before = everything(tmp_path)
@@ -271,20 +292,20 @@ class TestDryRun:
         (run / "outputs.jsonl").write_text("".join((run / "outputs.jsonl").read_text().splitlines(keepends=True)[:3]))
         assert "3 to grade, 1 to run" in type_in("eval", path, "--dry-run").out
 
-    def test_the_plan_as_json(self, type_in, tmp_path, mock):
+    def test_the_plan_as_json(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         plan = json.loads(type_in("eval", path, "--dry-run", "--json").out)
         assert (plan["total"], plan["to_run"], plan["finished"], plan["to_grade"]) == (4, 4, 0, 0)
         assert plan["eval"]["prompt"] == "{{ question }}"
 
-    def test_it_says_what_is_wrong_too(self, type_in, tmp_path):
+    def test_it_says_what_is_wrong_too(self, type_in: Any, tmp_path: Path) -> None:
         ended = type_in("eval", write_spec(tmp_path, prompt="{{ nothing }}"), "--dry-run")
         assert ended.code == 2 and "no sample has a field 'nothing'" in ended.err
 
 
 class TestInit:
     @pytest.mark.parametrize("folder", [None, "new", "deep/er"])
-    def test_it_writes_an_eval_that_can_be_read(self, type_in, tmp_path, folder):
+    def test_it_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
         ended = type_in("init", *([folder] if folder else []))
         assert ended.code == 0
         path = tmp_path / (folder or ".") / "eval.yaml"
@@ -295,14 +316,14 @@ class TestInit:
         assert type_in(*shlex.split(printed.removeprefix("Run it with:"))[1:], "--dry-run").code == 0
 
     @pytest.mark.parametrize("name", ["eval.yaml", "questions.jsonl"])
-    def test_nothing_is_overwritten(self, type_in, tmp_path, name):
+    def test_nothing_is_overwritten(self, type_in: Any, tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_text("mine")
         ended = type_in("init")
         assert ended.code == 2 and f"{name} is already there" in ended.err
         assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
 
     @pytest.mark.parametrize("folder", ["file", "file/inner"])
-    def test_a_file_in_the_way_is_said(self, type_in, tmp_path, folder):
+    def test_a_file_in_the_way_is_said(self, type_in: Any, tmp_path: Path, folder: str) -> None:
         (tmp_path / "file").write_text("mine")
         ended = type_in("init", folder)
         assert ended.code == 2 and "Traceback" not in ended.err and ended.err
@@ -310,17 +331,17 @@ class TestInit:
 
 class TestRepair:
     @pytest.fixture
-    def run(self, type_in, tmp_path, mock):
+    def run(self, type_in: Any, tmp_path: Path, mock: Any) -> Any:
         type_in("eval", write_eval(tmp_path, mock.base_url, rows=5))
         return run_dir(tmp_path)
 
-    def test_a_sound_run_is_left_alone(self, type_in, run):
+    def test_a_sound_run_is_left_alone(self, type_in: Any, run: Any) -> None:
         before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
         ended = type_in("repair", run)
         assert ended.code == 0 and "nothing to repair" in ended.out and "5 outputs and 5 grades are sound" in ended.out
         assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
-    def test_damage_is_found_set_aside_and_done_again(self, type_in, run, tmp_path, mock):
+    def test_damage_is_found_set_aside_and_done_again(self, type_in: Any, run: Any, tmp_path: Path, mock: Any) -> None:
         content = bytearray((run / "outputs.jsonl").read_bytes())
         content[30] ^= 1
         (run / "outputs.jsonl").write_bytes(content)
@@ -335,7 +356,7 @@ class TestRepair:
         assert type_in("eval", "e.yaml").code == 0 and mock.requests == asked + 1
 
     @pytest.mark.parametrize("place", [".", "nowhere", "e.yaml"])
-    def test_what_is_no_run_is_refused(self, type_in, tmp_path, place):
+    def test_what_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
         (tmp_path / "e.yaml").touch()
         ended = type_in("repair", place)
         assert ended.code == 2 and "Traceback" not in ended.err
@@ -343,7 +364,7 @@ class TestRepair:
 
 class TestDisplays:
     @pytest.mark.parametrize("display", ["plain", "json", "none", "rich", None])
-    def test_what_is_no_terminal_gets_no_escape_codes(self, tmp_path, mock, display):
+    def test_what_is_no_terminal_gets_no_escape_codes(self, tmp_path: Path, mock: Any, display: str | None) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=5, gate={"exact": 1})
         words = ["--display", display] if display else []
         done = holdfast("eval", path, *words, cwd=tmp_path, check=1, env={"TERM": "xterm-256color"})
@@ -352,15 +373,15 @@ class TestDisplays:
             assert not ESCAPE.search(done.stderr)
         assert "0.600" in done.stdout and "gate not met" in done.stdout
 
-    def test_none_says_nothing_while_it_runs(self, type_in, tmp_path, mock):
+    def test_none_says_nothing_while_it_runs(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         assert type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "none").err == ""
 
-    def test_plain_says_what_it_is_about_to_do(self, type_in, tmp_path, mock):
+    def test_plain_says_what_it_is_about_to_do(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         said = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
         assert said[0].startswith("e · test-model · runs/e/test-model-")
         assert said[1] == "2 trials of 2 samples: 2 to run"
 
-    def test_json_is_one_event_per_line(self, type_in, tmp_path, mock):
+    def test_json_is_one_event_per_line(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         err = type_in("eval", write_eval(tmp_path, mock.base_url, rows=3, trials=2), "--display", "json").err
         events = [json.loads(line) for line in err.splitlines()]
         assert events[0]["event"] == "begin" and (events[0]["total"], events[0]["to_run"]) == (6, 6)
@@ -371,7 +392,7 @@ class TestDisplays:
         assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == wanted
         assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
 
-    def test_errors_and_notices_are_events_too(self, type_in, tmp_path, mock):
+    def test_errors_and_notices_are_events_too(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(
             tmp_path, mock.base_url, rows=1, graders=[{"type": "number", "expected": "{{ question.split()[0] }}"}]
         )
@@ -381,7 +402,7 @@ class TestDisplays:
         assert "the earlier run is kept in" in next(event["message"] for event in again if event["event"] == "notice")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     first = subprocess.Popen([*HOLDFAST, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
     first.stdout.close()
     assert b"Traceback" not in first.stderr.read()

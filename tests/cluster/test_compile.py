@@ -41,7 +41,7 @@ def variables(env: tuple[EnvVar, ...]) -> dict[str, str]:
     return {variable.name: str(variable) for variable in env}
 
 
-def test_the_older_dialect(folder: Path):
+def test_the_older_dialect(folder: Path) -> None:
     launch = launched(folder, "older", "BIG")
     run = launch.execution
     assert (run.executor, run.ssh, run.hostname, run.username) == ("slurm", True, "login.example.com", "me")
@@ -70,7 +70,7 @@ def test_the_older_dialect(folder: Path):
     assert (launch.wandb.project, launch.wandb.entity) == ("nano", "team")
 
 
-def test_what_is_older_or_means_nothing_here_is_said(folder: Path):
+def test_what_is_older_or_means_nothing_here_is_said(folder: Path) -> None:
     said = "\n".join(launched(folder, "older", "BIG").notices)
     line = OLDER.splitlines().index("  multiple_instances: true") + 1
     assert f"config/older.yaml:{line}: deployment.multiple_instances: is of the older dialect" in said
@@ -83,7 +83,7 @@ def test_what_is_older_or_means_nothing_here_is_said(folder: Path):
     assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 
 
-def test_instances_without_nodes_have_one_each(folder: Path):
+def test_instances_without_nodes_have_one_each(folder: Path) -> None:
     launch = launched(folder, "newer", None, "execution.num_instances=2")
     assert (launch.execution.nodes, launch.deployment.nodes, launch.deployment.instances) == (2, 2, 2)
     assert "num_nodes: 2" in compiled_yaml(launch, places=False)
@@ -93,7 +93,7 @@ def test_instances_without_nodes_have_one_each(folder: Path):
     assert "(command line)" in refused(folder, "newer", "execution.num_instances=2", "execution.num_nodes=1")
 
 
-def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path):
+def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path) -> None:
     said = "\n".join(launched(folder, "older", "BIG").notices)
     line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
     assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in said
@@ -102,7 +102,7 @@ def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path):
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
 
 
-def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path):
+def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     text += "auxiliary_deployments:\n  judge: {hf_model_handle: org/judge, served_model_name: judge, num_nodes: 2,\n"
     text += "    env_vars: {A: 'lit:b'}, port: 9000}\n  user: {type: generic, command: serve, served_model_name: u,\n"
@@ -124,24 +124,24 @@ def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path):
     assert second.execution.nodes == 5
 
 
-def test_a_server_beside_the_model_may_be_left_out(folder: Path):
+def test_a_server_beside_the_model_may_be_left_out(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     write(folder / "config" / "off.yaml", text + "auxiliary_deployments: {judge: {type: none, port: 9}}\n")
     launch = launched(folder, "off", "BIG")
     assert (launch.auxiliary, launch.execution.nodes) == ((), 2)
 
 
-def test_older_instances_may_span_nodes(folder: Path):
+def test_older_instances_may_span_nodes(folder: Path) -> None:
     launch = launched(folder, "older", "BIG", "execution.num_nodes=4", "deployment.nodes_per_instance=2")
     assert (launch.deployment.instances, launch.deployment.nodes) == (2, 4)
 
 
-def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path):
+def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path) -> None:
     launch = launched(folder, "hosted", None, "execution.type=slurm", f"auxiliary_deployments.judge={{{JUDGE}}}")
     assert launch.execution.nodes == 1
 
 
-def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path):
+def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path) -> None:
     local = ("execution={type: local}", f"auxiliary_deployments={{judge: {{{JUDGE}}}}}")
     said = refused(folder, "newer", *local, profile=None)
     assert "auxiliary_deployments.judge.port: 8000 is the port of the model too" in said
@@ -159,7 +159,7 @@ def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path):
         ("target.model", "judge.model_id", "judge"),
     ],
 )
-def test_references_to_servers_in_overrides(folder: Path, key: str, reference: str, meant: str):
+def test_references_to_servers_in_overrides(folder: Path, key: str, reference: str, meant: str) -> None:
     task = f"evaluation.tasks=[{{name: mmlu, overrides: {{{key}: auxiliary_deployments.{reference}}}}}]"
     launch = launched(folder, "newer", "BIG", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
     assert dict(launch.tasks[0].overrides)[tuple(key.split("."))] == meant
@@ -173,12 +173,12 @@ def test_references_to_servers_in_overrides(folder: Path, key: str, reference: s
         ("target.params.at", "judge.chat_url", "differs from job to job, so it cannot be part of what is measured"),
     ],
 )
-def test_references_that_mean_nothing(folder: Path, key: str, reference: str, said: str):
+def test_references_that_mean_nothing(folder: Path, key: str, reference: str, said: str) -> None:
     task = f"evaluation.tasks=[{{name: mmlu, overrides: {{{key}: auxiliary_deployments.{reference}}}}}]"
     assert said in refused(folder, "newer", f"auxiliary_deployments.judge={{{JUDGE}}}", task)
 
 
-def test_the_newer_dialect(folder: Path):
+def test_the_newer_dialect(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     assert launch.execution.output_dir == "/lustre/out"
     assert (launch.execution.nodes, launch.execution.gpus_per_node) == (2, 8)
@@ -197,7 +197,7 @@ def test_the_newer_dialect(folder: Path):
     assert (launch.wandb.project, launch.wandb.entity) == ("p", "team")
 
 
-def test_a_hosted_model_is_measured_where_it_is(folder: Path):
+def test_a_hosted_model_is_measured_where_it_is(folder: Path) -> None:
     launch = launched(folder, "hosted")
     assert (launch.execution.executor, launch.execution.ssh) == ("local", False)
     assert not launch.deployment.serves
@@ -211,7 +211,7 @@ def test_a_hosted_model_is_measured_where_it_is(folder: Path):
     assert variables(task.env) == {"API_KEY": "host:API_KEY"}
 
 
-def test_params_become_keys_of_the_eval(folder: Path):
+def test_params_become_keys_of_the_eval(folder: Path) -> None:
     param = "evaluation.nemo_evaluator_config.config.params"
     adapter = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
     launch = launched(
@@ -237,7 +237,7 @@ def test_params_become_keys_of_the_eval(folder: Path):
     assert spec.system == "Think."
 
 
-def test_a_task_goes_before_what_is_said_for_all_and_a_long_reply_has_its_time(folder: Path):
+def test_a_task_goes_before_what_is_said_for_all_and_a_long_reply_has_its_time(folder: Path) -> None:
     first, second = launched(folder, "older", "BIG").tasks
     assert dict(first.overrides)["target", "params", "max_tokens"] == 64
     assert ("target", "params", "max_tokens") not in dict(second.overrides)
@@ -246,7 +246,7 @@ def test_a_task_goes_before_what_is_said_for_all_and_a_long_reply_has_its_time(f
     assert limits.trial_timeout == 6000 * 4
 
 
-def test_overrides_of_a_task_are_keys_of_the_eval_or_of_the_oldest_dialect(folder: Path):
+def test_overrides_of_a_task_are_keys_of_the_eval_or_of_the_oldest_dialect(folder: Path) -> None:
     text = "{trials: 3, limits.concurrency: 8, config.params.temperature: 0.5}"
     (task,) = launched(folder, "hosted", None, f"evaluation.tasks=[{{name: mmlu, overrides: {text}}}]").tasks
     given = dict(task.overrides)
@@ -255,7 +255,7 @@ def test_overrides_of_a_task_are_keys_of_the_eval_or_of_the_oldest_dialect(folde
     assert given["target", "params", "temperature"] == 0.5
 
 
-def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path):
+def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path) -> None:
     write(folder / "agent.py", "def reply(prompt):\n    return prompt\n")
     text = (folder / "evals" / "mmlu.yaml").read_text().replace("{model: some-model}", '{python: "agent.py:reply"}')
     write(folder / "evals" / "agent.yaml", text)
@@ -264,7 +264,7 @@ def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path):
     assert "its target is no model, so these mean nothing to it: target.model" in "\n".join(launch.notices)
 
 
-def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(folder: Path):
+def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(folder: Path) -> None:
     text = (folder / "evals" / "mmlu.yaml").read_text().replace("target: {model: some-model}\n", "")
     write(folder / "evals" / "open.yaml", text)
     launch = launched(folder, "hosted", None, "evaluation.tasks=[open]")
@@ -273,7 +273,7 @@ def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(fo
     assert "target: is missing" in refused(folder, "e.yaml", profile="here")
 
 
-def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_name(folder: Path):
+def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_name(folder: Path) -> None:
     def version(*overrides: str) -> Any:
         return dict(launched(folder, "newer", "BIG", *overrides).tasks[2].overrides).get(("target", "version"))
 
@@ -290,7 +290,7 @@ def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_nam
     assert version() is None, "the eval has its own word for it"
 
 
-def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path):
+def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path) -> None:
     config = "evaluation.nemo_evaluator_config.config"
     launch = launched(
         folder,
@@ -323,21 +323,21 @@ def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path):
         (["hellaswag", "mmlu.0"], ["mmlu.0", "hellaswag.0"]),
     ],
 )
-def test_tasks_are_chosen_by_name_and_number(folder: Path, wanted: list[str], found: list[str]):
+def test_tasks_are_chosen_by_name_and_number(folder: Path, wanted: list[str], found: list[str]) -> None:
     assert [task.id for task in launched(folder, "newer", "BIG", tasks=wanted).tasks] == found
 
 
-def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path):
+def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path) -> None:
     for name in ("mmlu", "evals/mmlu.yaml", "mmlu.0"):
         assert len(launched(folder, "hosted", tasks=[name]).tasks) == 1
 
 
-def test_an_unknown_task_is_refused_with_those_there_are(folder: Path):
+def test_an_unknown_task_is_refused_with_those_there_are(folder: Path) -> None:
     said = refused(folder, "newer", tasks=["mmul"])
     assert said == "-t mmul: no such task (did you mean 'mmlu'?); there are mmlu, mmlu, hellaswag"
 
 
-def test_an_eval_is_looked_for_in_the_documented_order(folder: Path):
+def test_an_eval_is_looked_for_in_the_documented_order(folder: Path) -> None:
     order = [folder / "evals" / "mmlu.yaml", folder / "mmlu.yaml", folder / "config" / "evals" / "mmlu.yaml"]
     for path in order:
         write(path, (folder / "evals" / "hellaswag.yaml").read_text())
@@ -345,7 +345,7 @@ def test_an_eval_is_looked_for_in_the_documented_order(folder: Path):
         assert task.eval_file == path
 
 
-def test_a_task_without_a_file_says_where_it_was_looked_for(folder: Path):
+def test_a_task_without_a_file_says_where_it_was_looked_for(folder: Path) -> None:
     said = refused(folder, "newer", "evaluation.tasks=[gpqa]")
     assert "command line: evaluation.tasks[0].name: no eval file for the task 'gpqa'" in said
     for place in ("config/evals/gpqa.yaml", "/gpqa.yaml", "evals/gpqa.yaml"):
@@ -353,7 +353,7 @@ def test_a_task_without_a_file_says_where_it_was_looked_for(folder: Path):
     assert "no package that provides tasks is installed" in said
 
 
-def test_a_provider_knows_tasks_by_name(folder: Path):
+def test_a_provider_knows_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
         return folder / "evals" / "hellaswag.yaml" if name == "gpqa" else None
 
@@ -363,7 +363,7 @@ def test_a_provider_knows_tasks_by_name(folder: Path):
         compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
 
 
-def test_what_is_wrong_in_an_eval_is_known_before_anything_is_submitted(folder: Path):
+def test_what_is_wrong_in_an_eval_is_known_before_anything_is_submitted(folder: Path) -> None:
     write(folder / "evals" / "bad.yaml", "name: bad\nsampels: []\n")
     assert "bad.yaml:2: sampels: unknown key (did you mean 'samples'?)" in refused(
         folder, "newer", "evaluation.tasks=[bad]"
@@ -425,7 +425,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution.env_vars={deploymnet: {}}", "unknown key (did you mean 'deployment'?)"),
     ],
 )
-def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said: str):
+def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said: str) -> None:
     message = refused(folder, "newer", override)
     assert said in message
     assert "sk-0123456789abcdef" not in message
@@ -453,13 +453,13 @@ def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said
     ],
 )
 @pytest.mark.parametrize("value", ["7", "[7]"])
-def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str):
+def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str) -> None:
     said = refused(folder, "newer", f"{section}={value}")
     assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in said
 
 
 @pytest.mark.parametrize("key", ["execution.output_dir", "run.env.remote_job_dir"])
-def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder: Path, key: str):
+def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder: Path, key: str) -> None:
     for path in ("/x", "~", "~/x"):
         execution = launched(folder, "newer", "BIG", f'{key}="{path}"').execution
         assert getattr(execution, key.rpartition(".")[2]) == path
@@ -470,11 +470,11 @@ def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder:
 
 
 @pytest.mark.parametrize("key", ["execution.subproject", "execution.sbatch_comment"])
-def test_a_comment_of_jobs_is_one_line(folder: Path, key: str):
+def test_a_comment_of_jobs_is_one_line(folder: Path, key: str) -> None:
     assert f"command line: {key}: " in refused(folder, "newer", f'{key}="a\\n#SBATCH --account=other"')
 
 
-def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
+def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path) -> None:
     write(
         folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"
     )
@@ -483,13 +483,13 @@ def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path):
     assert any(line.startswith(f"config/bad.yaml:{len(NEWER.splitlines()) + 1}: exprot: unknown key") for line in said)
 
 
-def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path):
+def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path) -> None:
     said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
     assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 
-def test_here_runs_the_same_thing(folder: Path):
+def test_here_runs_the_same_thing(folder: Path) -> None:
     there, here = (launched(folder, "newer", name) for name in ("BIG", "here"))
     assert here.execution.executor == "local"
     assert not here.execution.ssh
@@ -507,7 +507,7 @@ def test_here_runs_the_same_thing(folder: Path):
         ("localhost", None, False),
     ],
 )
-def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool):
+def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool) -> None:
     write(
         folder / "env.toml",
         '[p]\nexecutor = "slurm"\nremote_job_dir = "/x"\n' + (f'tunnel = "{tunnel}"\nhost = "h"' if tunnel else ""),
@@ -516,7 +516,7 @@ def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunn
     assert launch.execution.ssh is ssh
 
 
-def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path):
+def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path) -> None:
     more = (
         'exclusive = true\ncpus_per_task = 4\nmem = "0"\nsetup_lines = "module load x"\nstartup_commands = ["date"]\n'
     )
@@ -530,7 +530,7 @@ def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path):
     assert launch.deployment.mounts == (Mount("/l", "/l"),)
 
 
-def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path):
+def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path) -> None:
     run = launched(folder, "newer", None, "execution.gres=gpu:h100:4")
     assert run.execution.gpus_per_node == 4
     assert "--tensor-parallel-size 4 " in (run.deployment.command or "")
@@ -568,11 +568,11 @@ def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path):
         ({"type": "none", "command": "x"}, None),
     ],
 )
-def test_the_command_of_each_server(block: dict[str, Any], command: str | None):
+def test_the_command_of_each_server(block: dict[str, Any], command: str | None) -> None:
     assert server_command(DeploymentBlock(**block)) == command
 
 
-def test_a_nim_is_told_its_name_by_variables(folder: Path):
+def test_a_nim_is_told_its_name_by_variables(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG", "deployment=nim", "deployment.image=nim:1", "deployment.cache_path=/nim")
     told = variables(launch.deployment.env)
     assert told["NIM_SERVED_MODEL_NAME"] == "lit:served"
@@ -581,7 +581,7 @@ def test_a_nim_is_told_its_name_by_variables(folder: Path):
     assert launch.deployment.health_path == "/v1/health/ready"
 
 
-def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path):
+def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     everything = {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "WANDB_API_KEY": "c"}
     check_environment(launch.variables(), everything)
@@ -593,7 +593,7 @@ def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path):
     )
 
 
-def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: Path):
+def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: Path) -> None:
     config = "execution: {type: local}\ndeployment: {type: none}\nevaluation: {tasks: [{name: mmlu}]}\n"
     write(folder / "config" / "keyless.yaml", config)
     key = "env_vars.OPENAI_API_KEY=host:OPENAI_API_KEY"
@@ -613,7 +613,7 @@ def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: P
     assert "target: OPENAI_API_KEY is set here, and not in the job: write `env_vars:" in notice
 
 
-def test_a_missing_login_says_what_to_do(folder: Path):
+def test_a_missing_login_says_what_to_do(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     with pytest.raises(UsageError) as caught:
         check_environment(launch.variables(), {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
@@ -622,7 +622,7 @@ def test_a_missing_login_says_what_to_do(folder: Path):
     assert "[wandb] in env.toml" in str(caught.value)
 
 
-def test_the_login_is_the_one_that_wandb_keeps(folder: Path):
+def test_the_login_is_the_one_that_wandb_keeps(folder: Path) -> None:
     netrc = write(folder / ".netrc", "machine api.wandb.ai\n  login user\n  password from-netrc\n")
     netrc.chmod(0o600)
     assert wandb_key({"HOME": str(folder)}) == "from-netrc"
@@ -634,7 +634,7 @@ def test_the_login_is_the_one_that_wandb_keeps(folder: Path):
     check_environment(launch.variables(), {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
 
 
-def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folder: Path):
+def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folder: Path) -> None:
     write(folder / "env.toml", '[p]\nexecutor = "slurm"\n')
     text = NEWER.replace("  wandb: {project: p}\n", "  wandb: {}\n")
     write(folder / "config" / "w.yaml", text)
@@ -644,7 +644,7 @@ def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folde
 
 
 @pytest.mark.parametrize("config", ["older", "newer", "hosted"])
-def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str):
+def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str) -> None:
     profile = None if config == "hosted" else "BIG"
     first = launched(folder, config, profile, "execution.workers=2", environ={"PWD": "/x", "HOSTNAME": "login"})
     again = write(folder / "again" / "again.yaml", compiled_yaml(first))
@@ -665,7 +665,7 @@ def _without_places(part: Any) -> str:
     return json.dumps(plain(part), indent=1)
 
 
-def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path):
+def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path) -> None:
     shown = compiled_yaml(launched(folder, "newer", "BIG", "execution.workers=2", tasks=["hellaswag"]))
     for line, place in {
         "workers: 2": "command line",
@@ -681,13 +681,13 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
     assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
 
 
-def test_no_secret_is_in_what_is_compiled(folder: Path):
+def test_no_secret_is_in_what_is_compiled(folder: Path) -> None:
     secrets = {"HF_TOKEN": "hush-1", "OTHER_TOKEN": "hush-2", "WANDB_API_KEY": "hush-3"}
     launch = launched(folder, "newer", "BIG", environ=secrets)
     assert "hush" not in compiled_yaml(launch) + repr(launch) + "".join(launch.notices)
 
 
-def test_nothing_is_written(folder: Path):
+def test_nothing_is_written(folder: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     variables_before = dict(os.environ)
     launched(folder, "older", "BIG")

@@ -40,7 +40,7 @@ def refused(folder: Path, text: str, *overrides: str, **more: Any) -> str:
     return str(caught.value)
 
 
-def test_groups_are_composed_and_the_file_itself_wins(tmp_path: Path):
+def test_groups_are_composed_and_the_file_itself_wins(tmp_path: Path) -> None:
     text = """\
         defaults:
           - execution: slurm/default
@@ -60,7 +60,7 @@ def test_groups_are_composed_and_the_file_itself_wins(tmp_path: Path):
     assert "defaults" not in tree.data
 
 
-def test_where_self_stands_decides_who_wins(tmp_path: Path):
+def test_where_self_stands_decides_who_wins(tmp_path: Path) -> None:
     write(tmp_path / "config" / "base.yaml", "execution: {subproject: base}\n")
     text = "execution: {type: slurm, subproject: own}\ndeployment: {type: none}\n"
     after = composed(tmp_path, f"defaults: [base, _self_]\n{text}").tree
@@ -71,14 +71,14 @@ def test_where_self_stands_decides_who_wins(tmp_path: Path):
     assert before.origin(("execution", "subproject")) == "config/base.yaml:1"
 
 
-def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path):
+def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path) -> None:
     write(tmp_path / "config" / "a.yaml", f"{MINIMAL}env_vars: {{A: 'lit:a', B: 'lit:a'}}\n")
     write(tmp_path / "config" / "b.yaml", "env_vars: {B: 'lit:b'}\n")
     assert composed(tmp_path, "defaults: [a, b]\n").tree.get("env_vars") == {"A": "lit:a", "B": "lit:b"}
     assert composed(tmp_path, "defaults: a\n").tree.get("env_vars", "B") == "lit:a"
 
 
-def test_a_group_of_ones_own_goes_before_the_one_that_comes_with_holdfast(tmp_path: Path):
+def test_a_group_of_ones_own_goes_before_the_one_that_comes_with_holdfast(tmp_path: Path) -> None:
     write(tmp_path / "config" / "deployment" / "vllm.yaml", "defaults: [common]\ntype: generic\nport: 7\n")
     write(tmp_path / "config" / "deployment" / "common.yaml", "command: run\nserved_model_name: mine\nport: 6\n")
     text = "defaults: [{execution: local}, {deployment: vllm}]\n"
@@ -88,7 +88,7 @@ def test_a_group_of_ones_own_goes_before_the_one_that_comes_with_holdfast(tmp_pa
     assert tree.origin(("deployment", "served_model_name")) == "config/deployment/common.yaml:2"
 
 
-def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path):
+def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) -> None:
     write(tmp_path / "config" / "site" / "here.yaml", "subproject: here\n")
     text = "defaults: [{site@execution: here}, {optional site: gone}, {site: null}, _self_]\n" + MINIMAL
     assert composed(tmp_path, text).tree.get("execution", "subproject") == "here"
@@ -119,17 +119,17 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path):
         ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
     ],
 )
-def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, said: str):
+def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, said: str) -> None:
     assert said in refused(tmp_path, f"defaults: {defaults}\n{MINIMAL}")
 
 
-def test_the_defaults_of_a_type_are_there_without_a_list(tmp_path: Path):
+def test_the_defaults_of_a_type_are_there_without_a_list(tmp_path: Path) -> None:
     tree = composed(tmp_path, "execution: {type: slurm}\ndeployment: {type: vllm, served_model_name: m}\n").tree
     assert tree.get("execution", "walltime") == "01:00:00"
     assert tree.origin(("deployment", "gpu_memory_utilization")) == "default (deployment/vllm)"
 
 
-def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp_path: Path):
+def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp_path: Path) -> None:
     write(tmp_path / "config" / "base.yaml", "defaults: [{deployment: vllm}]\ndeployment: {served_model_name: m}\n")
     text = "defaults: [base, {execution: slurm/default}]\n"
     tree = composed(tmp_path, text, "deployment=sglang", "execution=local").tree
@@ -146,13 +146,15 @@ def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp
         ("execution: {type: slurm}\ndeployment: {image: x}\n", "deployment", "{deployment: vllm}, _self_]"),
     ],
 )
-def test_a_missing_type_says_which_group_is_missing_and_what_to_write(tmp_path: Path, text, section, said):
+def test_a_missing_type_says_which_group_is_missing_and_what_to_write(
+    tmp_path: Path, text: str, section: str, said: str
+) -> None:
     message = refused(tmp_path, text)
     assert f"{section}: missing key type: no group '{section}' is selected" in message
     assert said in message
 
 
-def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path):
+def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path) -> None:
     lay_out(tmp_path)
     tree = composed(tmp_path, "deployment: {type: none}\n", profile="BIG").tree
     assert tree.get("execution", "type") == "slurm"
@@ -161,12 +163,12 @@ def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path):
     assert tree.origin(("execution", "hostname")) == "default (execution/slurm/default) ← env.toml:11"
 
 
-def test_the_profile_decides_between_a_cluster_and_here(tmp_path: Path):
+def test_the_profile_decides_between_a_cluster_and_here(tmp_path: Path) -> None:
     lay_out(tmp_path)
     assert composed(tmp_path, MINIMAL, profile="here").tree.get("execution", "type") == "local"
 
 
-def test_the_profile_goes_before_the_configuration(tmp_path: Path):
+def test_the_profile_goes_before_the_configuration(tmp_path: Path) -> None:
     lay_out(tmp_path)
     text = f"run: {{env: {{account: own, host: own}}, wandb: {{entity: null}}}}\n{MINIMAL}"
     tree = composed(tmp_path, text, "run.env.host=mine", "run.wandb.project=mine", profile="BIG").tree
@@ -177,7 +179,7 @@ def test_the_profile_goes_before_the_configuration(tmp_path: Path):
 
 
 @pytest.mark.parametrize("key", PREFERRED)
-def test_image_and_size_of_the_configuration_go_before_the_profile(tmp_path: Path, key: str):
+def test_image_and_size_of_the_configuration_go_before_the_profile(tmp_path: Path, key: str) -> None:
     write(
         tmp_path / "env.toml", f'[p]\nexecutor = "slurm"\n{key} = {5 if key != "container_image" else repr("five")}\n'
     )
@@ -188,7 +190,7 @@ def test_image_and_size_of_the_configuration_go_before_the_profile(tmp_path: Pat
     assert str(composed(tmp_path, MINIMAL, profile="p").tree.get("run", "env", key)) in ("5", "five")
 
 
-def test_mounts_add_up_and_variables_are_merged(tmp_path: Path):
+def test_mounts_add_up_and_variables_are_merged(tmp_path: Path) -> None:
     lay_out(tmp_path)
     text = f"run: {{env: {{mounts: ['/a:/a', '/lustre:/lustre'], env_vars: {{A: x, HF_HOME: /own}}}}}}\n{MINIMAL}"
     tree = composed(tmp_path, text, profile="BIG").tree
@@ -198,7 +200,7 @@ def test_mounts_add_up_and_variables_are_merged(tmp_path: Path):
     assert kept.get("run", "env", "env_vars", "HF_HOME") == "/mine"
 
 
-def test_the_image_has_two_names_and_one_value(tmp_path: Path):
+def test_the_image_has_two_names_and_one_value(tmp_path: Path) -> None:
     lay_out(tmp_path)
     text = f"run: {{env: {{container: own}}}}\n{MINIMAL}"
     for tree in (composed(tmp_path, text, profile="BIG").tree, composed(tmp_path, text).tree):
@@ -210,7 +212,7 @@ def test_the_image_has_two_names_and_one_value(tmp_path: Path):
         assert tree.get("run", "env", "container_image") == "mine"
 
 
-def test_the_partition_fits_the_way_it_is_run(tmp_path: Path):
+def test_the_partition_fits_the_way_it_is_run(tmp_path: Path) -> None:
     write(
         tmp_path / "env.toml", '[p]\nexecutor = "slurm"\npartition = "x"\nrun_partition = "r"\nbatch_partition = "b"\n'
     )
@@ -224,7 +226,7 @@ TASKS = MINIMAL + "evaluation: {tasks: [{name: a}, {name: evals/b.yaml}, {name: 
 
 
 @pytest.mark.parametrize("sign", ["", "+", "++"])
-def test_overrides_set_make_and_reach_tasks_by_name(tmp_path: Path, sign: str):
+def test_overrides_set_make_and_reach_tasks_by_name(tmp_path: Path, sign: str) -> None:
     tree = composed(
         tmp_path,
         TASKS,
@@ -246,7 +248,7 @@ NAMES = MINIMAL + "evaluation:\n  tasks:\n    - adding\n    - evals/b.yaml\n"
 
 
 @pytest.mark.parametrize("task", ["adding", "0"])
-def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path, task: str):
+def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path, task: str) -> None:
     tree = composed(
         tmp_path, NAMES, f"evaluation.tasks.{task}.overrides.trials=2", f"evaluation.tasks.{task}.pre_cmd=ls"
     ).tree
@@ -261,7 +263,7 @@ def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path,
     assert "there is nothing to take away" in refused(tmp_path, NAMES, f"~evaluation.tasks.{task}.add")
 
 
-def test_overrides_take_away(tmp_path: Path):
+def test_overrides_take_away(tmp_path: Path) -> None:
     tree = composed(tmp_path, MINIMAL, "~execution.max_walltime", "~execution.subproject=holdfast").tree
     assert "max_walltime" not in tree.data["execution"]
     assert "subproject" not in tree.data["execution"]
@@ -278,11 +280,11 @@ def test_overrides_take_away(tmp_path: Path):
         ("execution.mounts=[", "the value is not valid YAML"),
     ],
 )
-def test_a_wrong_override_is_refused(tmp_path: Path, override: str, said: str):
+def test_a_wrong_override_is_refused(tmp_path: Path, override: str, said: str) -> None:
     assert said in refused(tmp_path, TASKS, override)
 
 
-def test_references_keep_types_and_follow_each_other(tmp_path: Path):
+def test_references_keep_types_and_follow_each_other(tmp_path: Path) -> None:
     text = (
         MINIMAL
         + """\
@@ -304,14 +306,14 @@ target: {api_endpoint: {stream: "${oc.select:execution.flag,false}"}}
     assert there.get("target", "api_endpoint", "stream") is False
 
 
-def test_the_environment_is_the_one_that_is_handed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_is_the_one_that_is_handed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "outside")
     text = MINIMAL + "output_dir: ${oc.env:PLACE,none}\n"
     assert composed(tmp_path, text).tree.get("output_dir") == "none"
     assert composed(tmp_path, text, PLACE="inside").tree.get("output_dir") == "inside"
 
 
-def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path):
+def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
     text = MINIMAL + "output_dir: echo \\${HOME} $USER\n"
     assert composed(tmp_path, text).tree.get("output_dir") == "echo ${HOME} $USER"
 
@@ -330,14 +332,14 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path):
         ("${broken", "cannot be read"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, said: str):
+def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, said: str) -> None:
     message = refused(tmp_path, f"{MINIMAL}output_dir: '{value}'\n", HF_TOKEN="hush")
     assert message.startswith("config/c.yaml:3: output_dir: ")
     assert said in message
     assert "hush" not in message
 
 
-def test_variables_are_never_written_out(tmp_path: Path):
+def test_variables_are_never_written_out(tmp_path: Path) -> None:
     text = MINIMAL + "evaluation:\n  env_vars:\n    A: ${oc.env:ANY}\n"
     said = refused(tmp_path, text, ANY="hush")
     assert said.startswith("config/c.yaml:5: evaluation.env_vars.A: ")
@@ -345,7 +347,7 @@ def test_variables_are_never_written_out(tmp_path: Path):
     assert "hush" not in said
 
 
-def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path):
+def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path) -> None:
     text = "execution:\n  type: slurm\n  account: ???\ndeployment: {type: nim}\n"
     assert refused(tmp_path, text).splitlines() == [
         f"config/c.yaml{line}: {key}: must be given{why}: write it, or {key}=… on the command line"
@@ -357,7 +359,7 @@ def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path):
     ]
 
 
-def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that_says_it(tmp_path: Path):
+def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that_says_it(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", '[p]\nexecutor = "slurm"\nhost = "login"\nremote_job_dir = "/shared/me"\n')
     text = "execution:\n  hostname: ???\n  account: ???\n  output_dir: ???\ndeployment: {type: none}\n"
     assert refused(tmp_path, text, profile="p").splitlines() == [
@@ -371,7 +373,7 @@ def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that
     )
 
 
-def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path):
+def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", '\n[p]\nexecutor = "slurm"\n')
     text = MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n"
     said = refused(tmp_path, text, profile="p")
@@ -379,7 +381,7 @@ def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path):
     assert "write remote_job_dir into [p] (env.toml:2) or into run.env" in said
 
 
-def test_without_a_profile_it_can_be_looked_at(tmp_path: Path):
+def test_without_a_profile_it_can_be_looked_at(tmp_path: Path) -> None:
     found = composed(tmp_path, MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n")
     assert found.tree.get("output_dir") is None
     assert found.tree.get("execution", "hostname") is None
@@ -388,7 +390,7 @@ def test_without_a_profile_it_can_be_looked_at(tmp_path: Path):
     assert "--run or --batch" in notice
 
 
-def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path):
+def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path) -> None:
     inside = write(tmp_path / "config" / "nano.yaml", MINIMAL)
     beside = write(tmp_path / "other.yml", MINIMAL)
     assert find_config("nano", tmp_path, {}) == inside
@@ -403,12 +405,12 @@ def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path):
         find_config("config/gone.yaml", tmp_path, {})
 
 
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
     assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 
-def test_a_missing_value_between_braces_says_how_to_write_it(tmp_path: Path):
+def test_a_missing_value_between_braces_says_how_to_write_it(tmp_path: Path) -> None:
     said = refused(tmp_path, "a: 1\nexecution: {account: ???}\n")
     assert said.startswith("config/c.yaml:2: not valid YAML")
     assert "write ??? in quotes, or put its key on a line of its own" in said
@@ -432,7 +434,7 @@ def layer(data: dict[str, Any], name: str) -> Tree:
 
 
 @given(layers, layers)
-def test_a_layer_over_another_keeps_every_word_of_its_own(low: dict[str, Any], high: dict[str, Any]):
+def test_a_layer_over_another_keeps_every_word_of_its_own(low: dict[str, Any], high: dict[str, Any]) -> None:
     before = copy.deepcopy((low, high))
     made = layer(high, "high").over(layer(low, "low"))
     for location, value in leaves(high):
@@ -444,7 +446,7 @@ def test_a_layer_over_another_keeps_every_word_of_its_own(low: dict[str, Any], h
 
 
 @given(layers, layers, layers)
-def test_layers_are_idempotent_and_may_be_joined_in_any_grouping(one: Any, two: Any, three: Any):
+def test_layers_are_idempotent_and_may_be_joined_in_any_grouping(one: Any, two: Any, three: Any) -> None:
     a, b, c = layer(one, "a"), layer(two, "b"), layer(three, "c")
     assert a.over(a).data == a.data
     assert c.over(b).over(a).data == c.over(b.over(a)).data or _mixed(a, b, c)
@@ -460,13 +462,15 @@ def _mixed(*trees: Tree) -> bool:
 
 
 @given(st.text(alphabet="a$\\{}:.", max_size=12))
-def test_an_escaped_text_means_itself(text: str):
+def test_an_escaped_text_means_itself(text: str) -> None:
     assert interpolate(Tree({"a": escaped(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
 @settings(max_examples=20)
 @given(value=st.integers() | st.booleans() | st.none() | st.lists(st.integers(), max_size=2), detached=st.booleans())
-def test_the_command_line_has_the_last_word_everywhere(tmp_path_factory: pytest.TempPathFactory, value, detached):
+def test_the_command_line_has_the_last_word_everywhere(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, detached: Any
+) -> None:
     folder = tmp_path_factory.mktemp("c")
     write(folder / "env.toml", PROFILES)
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -479,7 +483,7 @@ def test_the_command_line_has_the_last_word_everywhere(tmp_path_factory: pytest.
             assert tree.origin(tuple(key.split("."))) == COMMAND_LINE
 
 
-def test_the_same_input_gives_the_same_result(tmp_path: Path):
+def test_the_same_input_gives_the_same_result(tmp_path: Path) -> None:
     lay_out(tmp_path)
     path = tmp_path / "config" / "older.yaml"
     profile = load_profile("BIG", tmp_path, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def profile(folder: Path, text: str, name: str = "p"):
+def profile(folder: Path, text: str, name: str = "p") -> Any:
     write(folder / "env.toml", text)
     return load_profile(name, folder, {})
 
@@ -36,7 +36,7 @@ def refused(folder: Path, text: str, name: str = "p") -> str:
     return str(caught.value)
 
 
-def test_a_profile_has_what_it_extends_and_its_own_words_win(tmp_path: Path):
+def test_a_profile_has_what_it_extends_and_its_own_words_win(tmp_path: Path) -> None:
     found = profile(tmp_path, PROFILES + '\n[child]\nextends = "BIG"\npartition = "short"\n', "child")
     assert found.fields.account == "acct"
     assert (found.fields.partition, found.fields.nodes) == ("short", 2)
@@ -48,7 +48,7 @@ def test_a_profile_has_what_it_extends_and_its_own_words_win(tmp_path: Path):
     assert found.wandb_origins["entity"] == "env.toml:3"
 
 
-def test_every_key_of_the_table_is_read(tmp_path: Path):
+def test_every_key_of_the_table_is_read(tmp_path: Path) -> None:
     text = """
         [p]
         executor = "slurm"
@@ -94,14 +94,14 @@ def test_every_key_of_the_table_is_read(tmp_path: Path):
     assert found.fields.time == "24:00:00"
 
 
-def test_keys_for_other_executors_are_let_be_and_never_passed_on(tmp_path: Path):
+def test_keys_for_other_executors_are_let_be_and_never_passed_on(tmp_path: Path) -> None:
     keys = "\n".join(f'{key} = "hush"' for key in OTHER_KEYS)
     found = profile(tmp_path, f'[p]\nexecutor = "local"\n{keys}\n')
     assert found.values == {"executor": "local"}
 
 
 @pytest.mark.parametrize("executor", ["docker", "dgxcloud", "lepton"])
-def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str):
+def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> None:
     said = refused(tmp_path, f'[p]\nexecutor = "{executor}"\n')
     assert said.startswith("env.toml:2: executor: ")
     assert "not supported; use one of slurm, local" in said
@@ -131,31 +131,31 @@ def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str):
         ('[q]\nexecutor = "local"\n[r]\nexecutor = "local"\n', "env.toml: no profile 'p'; profiles there: q, r"),
     ],
 )
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, text: str, said: str):
+def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
 
 
-def test_every_problem_is_said_at_once(tmp_path: Path):
+def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
     said = refused(tmp_path, '[p]\nexecutor = "slurm"\nnodes = 0\nacount = "a"\ntunnel = "ssh"\n').splitlines()
     assert len(said) == 4
 
 
-def test_a_circle_of_profiles_is_shown(tmp_path: Path):
+def test_a_circle_of_profiles_is_shown(tmp_path: Path) -> None:
     said = refused(tmp_path, '[p]\nextends = "q"\n[q]\nextends = "r"\n[r]\nextends = "q"\n')
     assert said == "env.toml:2: p.extends: goes in a circle: p → q → r → q"
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_a_reserved_table_is_no_profile(tmp_path: Path, name: str):
+def test_a_reserved_table_is_no_profile(tmp_path: Path, name: str) -> None:
     said = refused(tmp_path, f'[{name}]\nproject = "x"\n[q]\nexecutor = "local"\n', name)
     assert said == f"env.toml:1: [{name}] is no profile; profiles there: q"
 
 
-def test_another_profile_may_be_wrong(tmp_path: Path):
+def test_another_profile_may_be_wrong(tmp_path: Path) -> None:
     assert profile(tmp_path, '[p]\nexecutor = "local"\n[q]\nnonsense = 1\n').name == "p"
 
 
-def test_the_file_is_the_nearest_one_but_not_beyond_the_project(tmp_path: Path):
+def test_the_file_is_the_nearest_one_but_not_beyond_the_project(tmp_path: Path) -> None:
     inner = tmp_path / "project" / "deep"
     inner.mkdir(parents=True)
     outer = write(tmp_path / "env.toml", "")
@@ -167,7 +167,7 @@ def test_the_file_is_the_nearest_one_but_not_beyond_the_project(tmp_path: Path):
 
 
 @pytest.mark.parametrize("variable", ["HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE"])
-def test_a_variable_names_the_file(tmp_path: Path, variable: str):
+def test_a_variable_names_the_file(tmp_path: Path, variable: str) -> None:
     write(tmp_path / "env.toml", "")
     other = write(tmp_path / "other.toml", "")
     assert find_env_file(tmp_path, {variable: "other.toml"}) == other
@@ -175,12 +175,12 @@ def test_a_variable_names_the_file(tmp_path: Path, variable: str):
         find_env_file(tmp_path, {variable: "gone.toml"})
 
 
-def test_ours_goes_before_the_other_variable(tmp_path: Path):
+def test_ours_goes_before_the_other_variable(tmp_path: Path) -> None:
     one = write(tmp_path / "one.toml", "")
     assert find_env_file(tmp_path, {"NEMOTRON_ENV_FILE": "two.toml", "HOLDFAST_ENV_FILE": "one.toml"}) == one
 
 
-def test_without_a_file_the_message_says_what_to_write(tmp_path: Path):
+def test_without_a_file_the_message_says_what_to_write(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     with pytest.raises(UsageError) as caught:
         load_profile("p", tmp_path, {})
@@ -188,19 +188,19 @@ def test_without_a_file_the_message_says_what_to_write(tmp_path: Path):
     assert 'a table [p] and executor = "slurm" or "local"' in str(caught.value)
 
 
-def test_wandb_is_read_without_a_profile(tmp_path: Path):
+def test_wandb_is_read_without_a_profile(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", PROFILES)
     block, places = load_wandb(tmp_path, {})
     assert (block.project, places["project"]) == ("nano", "env.toml:2")
 
 
-def test_lines_are_those_of_keys_and_not_of_text_that_looks_like_them(tmp_path: Path):
+def test_lines_are_those_of_keys_and_not_of_text_that_looks_like_them(tmp_path: Path) -> None:
     text = '[p]\nsetup_lines = """\n[q]\naccount = 1\n"""\nexecutor = "local"\n"user" = "u"\n'
     found = profile(tmp_path, text)
     assert found.origins == {"setup_lines": "env.toml:2", "executor": "env.toml:6", "user": "env.toml:7"}
 
 
-def test_why_images_cannot_be_squashed(tmp_path: Path):
+def test_why_images_cannot_be_squashed(tmp_path: Path) -> None:
     assert "--run or --batch" in (squash_problem(None) or "")
     lacking = profile(tmp_path, '\n[p]\nexecutor = "slurm"\nhost = "h"\n')
     assert squash_problem(lacking) == (
@@ -222,18 +222,18 @@ def test_why_images_cannot_be_squashed(tmp_path: Path):
         ("1h30m", 5400),
     ],
 )
-def test_times_as_slurm_writes_them(written: str | int, seconds: int):
+def test_times_as_slurm_writes_them(written: str | int, seconds: int) -> None:
     assert walltime_seconds(written) == seconds
 
 
 @pytest.mark.parametrize("written", ["soon", "", "1:2:3:4", "00:00:00", "-1"])
-def test_what_is_no_time_is_refused(written: str):
+def test_what_is_no_time_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="a time"):
         walltime_seconds(written)
 
 
 @given(st.integers(1, 10**7))
-def test_a_time_written_out_is_the_same_time(seconds: int):
+def test_a_time_written_out_is_the_same_time(seconds: int) -> None:
     text = walltime(f"{seconds}s")
     assert walltime_seconds(text) == seconds
     assert walltime(text) == text

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.breaking import assert_same_numbers, kept
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, module_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 QUESTIONS = [json.loads(line) for line in (ROOT / "tests/fixtures/mt_bench.jsonl").read_text().splitlines()]
 SPEC = {

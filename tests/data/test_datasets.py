@@ -8,6 +8,7 @@ import json
 import lzma
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
@@ -22,35 +23,39 @@ from holdfast.plan.plan import jobs
 from tests.support.running import ROOT, environment, holdfast
 from tests.support.specs import load, who, write_rows, write_spec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 ROWS = [{"id": f"r{number}", "q": f"question {number}", "n": str(number)} for number in range(10)]
 
 
-def dataset(folder, path="d.jsonl", **keys):
+def dataset(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
     spec = load(folder, samples=None, dataset={"path": path, **keys}, prompt="hello", graders=None)
     return Dataset(spec)
 
 
-def ids(folder, path="d.jsonl", **keys):
+def ids(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
     return [sample.id for sample in dataset(folder, path, **keys)]
 
 
-def refusal(folder, path="d.jsonl", **keys):
+def refusal(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
     """The message about a dataset that is wrong."""
     with pytest.raises(DataError) as caught:
         dataset(folder, path, **keys).survey()
     return str(caught.value)
 
 
-def as_jsonl(rows):
+def as_jsonl(rows: Any) -> Any:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def as_csv(rows, delimiter=","):
+def as_csv(rows: Any, delimiter: str = ",") -> Any:
     names = list(rows[0])
     return "".join(delimiter.join(line) + "\n" for line in [names, *(row.values() for row in rows)]).encode()
 
 
-def as_parquet(path, rows):
+def as_parquet(path: Any, rows: Any) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -72,16 +77,18 @@ CONTENTS = {
 class TestFormats:
     @pytest.mark.parametrize("packing", PACKERS)
     @pytest.mark.parametrize("ending", CONTENTS)
-    def test_every_text_format_in_every_packing_gives_the_same_rows(self, tmp_path, ending, packing):
+    def test_every_text_format_in_every_packing_gives_the_same_rows(
+        self, tmp_path: Path, ending: Any, packing: Any
+    ) -> None:
         name = f"d{ending}{packing}"
         (tmp_path / name).write_bytes(PACKERS[packing](CONTENTS[ending]))
         assert [sample.fields for sample in dataset(tmp_path, name)] == ROWS
 
-    def test_parquet(self, tmp_path):
+    def test_parquet(self, tmp_path: Path) -> None:
         as_parquet(tmp_path / "d.parquet", ROWS)
         assert [sample.fields for sample in dataset(tmp_path, "d.parquet")] == ROWS
 
-    def test_what_parquet_has_beyond_json_becomes_text(self, tmp_path):
+    def test_what_parquet_has_beyond_json_becomes_text(self, tmp_path: Path) -> None:
         import datetime
         import decimal
 
@@ -105,36 +112,36 @@ class TestFormats:
         }
 
     @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
-    def test_a_declared_format_goes_before_the_name(self, tmp_path, kind):
+    def test_a_declared_format_goes_before_the_name(self, tmp_path: Path, kind: str) -> None:
         if kind == "parquet":
             as_parquet(tmp_path / "data", ROWS)
         else:
             (tmp_path / "data").write_bytes(CONTENTS[f".{kind}"])
         assert len(ids(tmp_path, "data", format=kind)) == 10
 
-    def test_a_name_that_tells_nothing_asks_for_the_format(self, tmp_path):
+    def test_a_name_that_tells_nothing_asks_for_the_format(self, tmp_path: Path) -> None:
         (tmp_path / "data").write_bytes(CONTENTS[".jsonl"])
         said = refusal(tmp_path, "data")
         assert "cannot tell the format" in said and "dataset.format" in said
 
     @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv"])
-    def test_a_byte_order_mark_is_no_part_of_the_data(self, tmp_path, ending):
+    def test_a_byte_order_mark_is_no_part_of_the_data(self, tmp_path: Path, ending: str) -> None:
         (tmp_path / f"d{ending}").write_bytes(b"\xef\xbb\xbf" + CONTENTS[ending])
         assert [sample.fields for sample in dataset(tmp_path, f"d{ending}")] == ROWS
 
-    def test_blank_lines_are_passed_over_and_lines_still_counted(self, tmp_path):
+    def test_blank_lines_are_passed_over_and_lines_still_counted(self, tmp_path: Path) -> None:
         (tmp_path / "d.jsonl").write_bytes(b'\n{"id": 1}\n   \n\r\n{"id": 2}\n\n')
         assert [(sample.id, sample.where[-2:]) for sample in dataset(tmp_path)] == [("1", ":2"), ("2", ":5")]
 
-    def test_the_last_line_needs_no_newline(self, tmp_path):
+    def test_the_last_line_needs_no_newline(self, tmp_path: Path) -> None:
         (tmp_path / "d.jsonl").write_bytes(as_jsonl(ROWS).rstrip())
         assert len(ids(tmp_path)) == 10
 
-    def test_csv_fields_may_hold_newlines_quotes_and_commas(self, tmp_path):
+    def test_csv_fields_may_hold_newlines_quotes_and_commas(self, tmp_path: Path) -> None:
         (tmp_path / "d.csv").write_bytes(b'id,q\n1,"a ""b"",\nc"\n2,x\n')
         assert [sample.fields["q"] for sample in dataset(tmp_path, "d.csv")] == ['a "b",\nc', "x"]
 
-    def test_a_zst_file_of_several_frames_is_read_to_its_end(self, tmp_path):
+    def test_a_zst_file_of_several_frames_is_read_to_its_end(self, tmp_path: Path) -> None:
         whole = as_jsonl(ROWS)
         (tmp_path / "d.jsonl.zst").write_bytes(zstandard.compress(whole[:100]) + zstandard.compress(whole[100:]))
         assert ids(tmp_path, "d.jsonl.zst") == [row["id"] for row in ROWS]
@@ -143,39 +150,41 @@ class TestFormats:
     @given(
         st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.booleans()), max_size=5)
     )
-    def test_any_rows_come_back_from_jsonl_as_they_were(self, tmp_path_factory, rows):
+    def test_any_rows_come_back_from_jsonl_as_they_were(
+        self, tmp_path_factory: pytest.TempPathFactory, rows: Any
+    ) -> None:
         path = tmp_path_factory.getbasetemp() / "any.jsonl"
         path.write_bytes(as_jsonl(rows))
         assert [row for _, row in read_rows(path, Layout())] == rows
 
 
 class TestPaths:
-    def test_globs_come_in_sorted_order_and_lists_in_theirs(self, tmp_path):
+    def test_globs_come_in_sorted_order_and_lists_in_theirs(self, tmp_path: Path) -> None:
         for name in ("b", "a", "c"):
             write_rows(tmp_path / "parts" / f"{name}.jsonl", [{"id": name}])
         write_rows(tmp_path / "first.jsonl", [{"id": "first"}])
         assert ids(tmp_path, ["first.jsonl", "parts/*.jsonl"]) == ["first", "a", "b", "c"]
         assert ids(tmp_path, "**/[ab].jsonl") == ["a", "b"]
 
-    def test_a_name_with_brackets_in_it_is_a_name_where_such_a_file_exists(self, tmp_path):
+    def test_a_name_with_brackets_in_it_is_a_name_where_such_a_file_exists(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d[1].jsonl", [{"id": "here"}])
         assert ids(tmp_path, "d[1].jsonl") == ["here"]
 
     @pytest.mark.parametrize("name", ["[old]", "a*b", "what?"])
-    def test_a_folder_with_a_mark_in_its_name_is_a_folder(self, tmp_path, name):
+    def test_a_folder_with_a_mark_in_its_name_is_a_folder(self, tmp_path: Path, name: str) -> None:
         write_rows(tmp_path / name / "parts" / "d.jsonl", [{"id": "here"}])
         write_rows(tmp_path / "aXb" / "parts" / "d.jsonl", [{"id": "elsewhere"}])
         assert ids(tmp_path / name, "parts/*.jsonl") == ["here"]
         assert ids(tmp_path / "aXb", str(tmp_path / "aXb" / "*" / "*.jsonl")) == ["elsewhere"]
 
-    def test_a_glob_that_matches_nothing_is_refused(self, tmp_path):
+    def test_a_glob_that_matches_nothing_is_refused(self, tmp_path: Path) -> None:
         assert "matches no file" in refusal(tmp_path, "no*.jsonl")
 
-    def test_an_absolute_path_works(self, tmp_path):
+    def test_an_absolute_path_works(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "elsewhere" / "d.jsonl", ROWS)
         assert len(ids(tmp_path / "here", str(tmp_path / "elsewhere" / "d.jsonl"))) == 10
 
-    def test_a_missing_file_and_a_folder_are_named(self, tmp_path):
+    def test_a_missing_file_and_a_folder_are_named(self, tmp_path: Path) -> None:
         assert f"{tmp_path / 'd.jsonl'}: no such file" in refusal(tmp_path)
         (tmp_path / "d.jsonl").mkdir()
         assert f"{tmp_path / 'd.jsonl'}: cannot be read" in refusal(tmp_path)
@@ -183,7 +192,7 @@ class TestPaths:
 
 class TestSelection:
     @pytest.fixture(autouse=True)
-    def rows(self, tmp_path):
+    def rows(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", ROWS)
 
     @pytest.mark.parametrize(
@@ -199,24 +208,24 @@ class TestSelection:
         ],
         ids=str,
     )
-    def test_limit_offset_and_where(self, tmp_path, keys, wanted):
+    def test_limit_offset_and_where(self, tmp_path: Path, keys: Any, wanted: Any) -> None:
         assert ids(tmp_path, **keys) == [f"r{number}" for number in wanted]
 
     @pytest.mark.parametrize("keys", [{"offset": 10}, {"where": "false"}])
-    def test_a_selection_of_nothing_is_refused(self, tmp_path, keys):
+    def test_a_selection_of_nothing_is_refused(self, tmp_path: Path, keys: Any) -> None:
         assert "no samples" in refusal(tmp_path, **keys)
 
-    def test_no_name_of_a_field_breaks_where(self, tmp_path):
+    def test_no_name_of_a_field_breaks_where(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": f"r{n}", "n": n, "self": 1, "args": 2, "if": 3} for n in range(3)])
         assert ids(tmp_path, where="n == 2") == ["r2"]
 
-    def test_shuffle_is_a_permutation_that_depends_on_the_seed_alone(self, tmp_path):
+    def test_shuffle_is_a_permutation_that_depends_on_the_seed_alone(self, tmp_path: Path) -> None:
         one, again, other = (ids(tmp_path, shuffle=seed) for seed in (1, 1, 2))
         assert one == again != other
         assert sorted(one) == sorted(other) == sorted(row["id"] for row in ROWS)
         assert one != [row["id"] for row in ROWS]
 
-    def test_a_shuffled_limit_is_the_start_of_the_shuffled_whole(self, tmp_path):
+    def test_a_shuffled_limit_is_the_start_of_the_shuffled_whole(self, tmp_path: Path) -> None:
         whole = ids(tmp_path, shuffle=5)
         assert ids(tmp_path, shuffle=5, limit=4) == whole[:4]
         assert ids(tmp_path, shuffle=5, limit=4, offset=3) == whole[3:7]
@@ -224,7 +233,9 @@ class TestSelection:
 
     @given(st.integers(0, 100), st.integers(0, 10))
     @settings(max_examples=20)
-    def test_a_new_row_never_reorders_the_others(self, tmp_path_factory, seed, place):
+    def test_a_new_row_never_reorders_the_others(
+        self, tmp_path_factory: pytest.TempPathFactory, seed: Any, place: Any
+    ) -> None:
         folder = tmp_path_factory.getbasetemp() / "shuffled"
         write_rows(folder / "d.jsonl", ROWS)
         before = ids(folder, shuffle=seed)
@@ -234,21 +245,21 @@ class TestSelection:
 
 
 class TestIds:
-    def test_the_field_id_or_the_field_named_or_a_digest_of_the_row(self, tmp_path):
+    def test_the_field_id_or_the_field_named_or_a_digest_of_the_row(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": 7, "key": "k"}, {"id": None, "key": "l"}, {"key": "m"}])
         by_default = ids(tmp_path)
         assert by_default[0] == "7"
         assert all(len(name) == 12 and set(name) <= set("0123456789abcdef") for name in by_default[1:])
         assert ids(tmp_path, id="key") == ["k", "l", "m"]
 
-    def test_a_digest_depends_on_the_content_and_not_on_the_place(self, tmp_path):
+    def test_a_digest_depends_on_the_content_and_not_on_the_place(self, tmp_path: Path) -> None:
         rows = [{"q": "a", "n": 1}, {"q": "b", "n": 2}]
         write_rows(tmp_path / "d.jsonl", rows)
         before = ids(tmp_path)
         write_rows(tmp_path / "d.jsonl", [{"q": "c"}, {"n": 2, "q": "b"}, rows[0]])
         assert ids(tmp_path)[1:] == before[::-1]
 
-    def test_a_row_without_the_field_that_names_it_is_said_with_its_line(self, tmp_path):
+    def test_a_row_without_the_field_that_names_it_is_said_with_its_line(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"key": "k"}, {"other": 1}])
         assert "d.jsonl:2: has no field 'key', which dataset.id names" in refusal(tmp_path, id="key")
 
@@ -259,18 +270,18 @@ class TestIds:
             ([{"q": 1}, {"q": 2}, {"q": 2}], "the same row as"),
         ],
     )
-    def test_an_id_used_twice_is_said_with_both_places(self, tmp_path, rows, words):
+    def test_an_id_used_twice_is_said_with_both_places(self, tmp_path: Path, rows: Any, words: str) -> None:
         write_rows(tmp_path / "d.jsonl", rows)
         said = refusal(tmp_path)
         assert f"d.jsonl:3: {words}" in said and "d.jsonl:2" in said
 
-    def test_ids_are_unique_over_all_files(self, tmp_path):
+    def test_ids_are_unique_over_all_files(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "a.jsonl", [{"id": "x"}])
         write_rows(tmp_path / "b.jsonl", [{"id": "x", "q": 1}])
         said = refusal(tmp_path, ["a.jsonl", "b.jsonl"])
         assert "b.jsonl:1" in said and "a.jsonl:1" in said
 
-    def test_a_duplicate_that_is_not_selected_is_no_matter(self, tmp_path):
+    def test_a_duplicate_that_is_not_selected_is_no_matter(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": "x"}, {"id": "y"}, {"id": "x", "q": 1}])
         assert dataset(tmp_path, limit=2).survey().count == 2
 
@@ -309,7 +320,7 @@ class TestWhatIsWrongWithFiles:
         ],
         ids=lambda value: value if isinstance(value, str) else repr(value)[:30],
     )
-    def test_it_is_said_with_file_and_line(self, tmp_path, name, content, words):
+    def test_it_is_said_with_file_and_line(self, tmp_path: Path, name: str, content: Any, words: Any) -> None:
         (tmp_path / name).write_bytes(content)
         said = refusal(tmp_path, name)
         for word in words:
@@ -318,7 +329,9 @@ class TestWhatIsWrongWithFiles:
     @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
     @pytest.mark.parametrize("rows", [10, 20_000])
     @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".json"])
-    def test_a_packed_file_that_was_cut_off_is_never_taken_for_a_shorter_one(self, tmp_path, packing, rows, ending):
+    def test_a_packed_file_that_was_cut_off_is_never_taken_for_a_shorter_one(
+        self, tmp_path: Path, packing: str, rows: int, ending: str
+    ) -> None:
         many = [{"id": str(number), "q": f"question {number * 7919 % 1000}"} for number in range(rows)]
         content = {".jsonl": as_jsonl, ".csv": as_csv, ".json": lambda found: json.dumps(found).encode()}[ending](many)
         packed = PACKERS[packing](content)
@@ -327,7 +340,7 @@ class TestWhatIsWrongWithFiles:
         assert f"{name}: cannot be read" in refusal(tmp_path, name)
 
     @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
-    def test_a_packed_file_with_rotten_bytes_is_refused(self, tmp_path, packing):
+    def test_a_packed_file_with_rotten_bytes_is_refused(self, tmp_path: Path, packing: str) -> None:
         params = {".zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data)}
         packed = bytearray(params.get(packing, PACKERS[packing])(as_jsonl(ROWS * 50)))
         for place in range(len(packed) // 2, len(packed) // 2 + 8):
@@ -335,13 +348,15 @@ class TestWhatIsWrongWithFiles:
         (tmp_path / f"d.jsonl{packing}").write_bytes(packed)
         assert f"d.jsonl{packing}" in refusal(tmp_path, f"d.jsonl{packing}")
 
-    def test_without_pyarrow_it_says_what_to_install(self, tmp_path, monkeypatch):
+    def test_without_pyarrow_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         as_parquet(tmp_path / "d.parquet", ROWS)
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         said = refusal(tmp_path, "d.parquet")
         assert "needs pyarrow" in said and "pip install pyarrow" in said
 
-    def test_without_the_hub_library_it_says_what_to_install(self, tmp_path, monkeypatch):
+    def test_without_the_hub_library_it_says_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         said = refusal(tmp_path, "hf://owner/name")
         assert "`datasets` package" in said and "pip install datasets" in said
@@ -350,10 +365,12 @@ class TestWhatIsWrongWithFiles:
 class TestTheHub:
     """The library is not installed here and the hub cannot be reached: a stand-in takes its place."""
 
-    def test_rows_are_streamed_at_a_commit_that_is_kept_in_the_manifest(self, tmp_path, monkeypatch):
+    def test_rows_are_streamed_at_a_commit_that_is_kept_in_the_manifest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked = []
 
-        def read_hub(name, split, subset, revision):
+        def read_hub(name: Any, split: Any, subset: Any, revision: Any) -> Iterator[None]:
             asked.append((name, split, subset, revision))
             yield from ((f"hf://{name}[{number}]", row) for number, row in enumerate(ROWS))
 
@@ -368,7 +385,7 @@ class TestTheHub:
 
 
 class TestStreaming:
-    def test_many_rows_never_sit_in_memory(self, tmp_path):
+    def test_many_rows_never_sit_in_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "d.jsonl"
         with path.open("w") as file:
             for number in range(200_000):
@@ -400,7 +417,7 @@ class TestStreaming:
         assert surveyed == counted == 200_000
         assert grown < size * 0.75, "as Python objects the rows take several times the size of the file"
 
-    def test_the_files_are_read_as_the_rows_are_wanted(self, tmp_path, monkeypatch):
+    def test_the_files_are_read_as_the_rows_are_wanted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_rows(tmp_path / "a.jsonl", [{"id": "a"}])
         (tmp_path / "b.jsonl").write_text("not JSON\n")
         samples = iter(dataset(tmp_path, ["a.jsonl", "b.jsonl"]))
@@ -419,7 +436,7 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["a changed row", "fewer rows", "more rows"],
     )
-    def test_it_is_noticed(self, tmp_path, after, where):
+    def test_it_is_noticed(self, tmp_path: Path, after: Any, where: str) -> None:
         write_rows(tmp_path / "d.jsonl", ROWS)
         found = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
         write_rows(tmp_path / "d.jsonl", after)
@@ -439,7 +456,7 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["fewer rows", "a changed row", "not JSON", "gone"],
     )
-    def test_it_is_noticed_at_the_report_too(self, tmp_path, after, said):
+    def test_it_is_noticed_at_the_report_too(self, tmp_path: Path, after: Any, said: str) -> None:
         """The last trial changes it: there is no row left to notice it by, and no report may be made of it."""
         write_rows(tmp_path / "d.jsonl", ROWS[:3])
         if after is not None:
@@ -461,11 +478,11 @@ class TestADatasetThatChangesUnderARun:
         assert not list(tmp_path.glob("runs/*/*/metrics.json"))
 
 
-def test_a_field_of_any_size_fits_into_csv(tmp_path):
+def test_a_field_of_any_size_fits_into_csv(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("id,q\n1," + "x" * 1_000_000 + "\n")
     assert len(next(iter(dataset(tmp_path, "d.csv"))).fields["q"]) == 1_000_000
 
 
-def test_every_documented_ending_has_a_reader():
+def test_every_documented_ending_has_a_reader() -> None:
     assert set(readers._FORMATS) == {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
     assert set(readers._FORMATS.values()) == set(readers._READERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,9 @@ from holdfast.store.rundir import RunDir
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, run_dir, write_eval
 from tests.support.specs import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AGENT = """\
 def reply(prompt):
@@ -43,10 +47,10 @@ SEEN = {"hard": {"b", "c"}, "long": {"c"}, "any": {"a", "b", "c"}}
 
 
 @pytest.fixture
-def evaluate(tmp_path):
+def evaluate(tmp_path: Path) -> Any:
     (tmp_path / "agent.py").write_text(AGENT)
 
-    def run(*graders, rows=ROWS, **keys):
+    def run(*graders: Any, rows: Any = ROWS, **keys: Any) -> Any:
         return holdfast.evaluate(
             name="e",
             samples=rows,
@@ -60,7 +64,7 @@ def evaluate(tmp_path):
     return run
 
 
-def asked(run):
+def asked(run: Any) -> Any:
     """Who has a line about which samples."""
     found = {}
     for grade in lines(run.path / "grades.jsonl"):
@@ -68,21 +72,21 @@ def asked(run):
     return found
 
 
-def said(run):
+def said(run: Any) -> Any:
     return {entry["sample"]: {name: v["status"] for name, v in entry["grades"].items()} for entry in run.results()}
 
 
-def make_report_again(run):
+def make_report_again(run: Any) -> None:
     (run.path / "metrics.json").unlink()
     (run.path / "results.json").unlink()
 
 
-def without_time(metrics):
+def without_time(metrics: Any) -> Any:
     return {key: value for key, value in metrics.items() if key != "timing"}
 
 
 class TestWhatDoesNotApply:
-    def test_it_has_no_line_and_no_number_and_nobody_waits_for_it(self, evaluate):
+    def test_it_has_no_line_and_no_number_and_nobody_waits_for_it(self, evaluate: Any) -> None:
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
         assert len(lines(run.path / "grades.jsonl")) == 6
@@ -96,14 +100,14 @@ class TestWhatDoesNotApply:
         assert counts == {"hard": (2, 1, 0, 2), "long": (1, 1, 0, 1), "any": (3, 3, 0, 3)}
         assert run.metrics["coverage"] == 1 and run.metrics["graded"] == 4
 
-    def test_a_row_that_nobody_looks_at_is_skipped_and_finished(self, evaluate):
+    def test_a_row_that_nobody_looks_at_is_skipped_and_finished(self, evaluate: Any) -> None:
         run = evaluate(HARD, rows=[ROWS[0]])
         assert run.exit_code == 0 and not (run.path / "grades.jsonl").exists()
         assert [(entry["status"], entry["score"]) for entry in run.results()] == [("skipped", None)]
         make_report_again(run)
         assert evaluate(HARD, rows=[ROWS[0]]).metrics["coverage"] == 1
 
-    def test_the_report_made_again_asks_nobody_and_says_the_same(self, evaluate):
+    def test_the_report_made_again_asks_nobody_and_says_the_same(self, evaluate: Any) -> None:
         first = evaluate(HARD, LONG, NOT_D)
         before = first.path.joinpath("grades.jsonl").read_bytes()
         make_report_again(first)
@@ -111,12 +115,12 @@ class TestWhatDoesNotApply:
         assert first.path.joinpath("grades.jsonl").read_bytes() == before
         assert without_time(again.metrics) == without_time(first.metrics)
 
-    def test_outputs_that_are_graded_later_are_graded_by_those_who_look_at_them(self, evaluate):
+    def test_outputs_that_are_graded_later_are_graded_by_those_who_look_at_them(self, evaluate: Any) -> None:
         evaluate(HARD, LONG, NOT_D, skip_graders=True)
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
 
-    def test_a_checkpoint_of_some_rows_stops_and_grades_these_alone(self, evaluate):
+    def test_a_checkpoint_of_some_rows_stops_and_grades_these_alone(self, evaluate: Any) -> None:
         checkpoint = {
             "after_turn": 1,
             "on_failure": "stop",
@@ -138,11 +142,11 @@ class TestWhatDoesNotApply:
         )
         assert len(lines(run.path / "grades.jsonl")) == before
 
-    def test_each_condition_is_looked_at_once_for_a_row(self, evaluate, monkeypatch):
+    def test_each_condition_is_looked_at_once_for_a_row(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         looked = Counter()
         call = Expression.__call__
 
-        def counting(self, fields):
+        def counting(self, fields: Any) -> Any:
             looked[self, fields["id"]] += 1
             return call(self, fields)
 
@@ -151,13 +155,13 @@ class TestWhatDoesNotApply:
         assert run.exit_code == 0
         assert set(looked.values()) == {1} and len(looked) == 2 * len(ROWS)
 
-    def test_what_only_its_rows_have_may_stand_in_its_templates(self, evaluate):
+    def test_what_only_its_rows_have_may_stand_in_its_templates(self, evaluate: Any) -> None:
         steps = {"type": "exact", "name": "steps", "expected": "{{ 'abc'[steps // 4] }}", "where": "steps is defined"}
         assert said(evaluate(steps)) == {**{name: {"steps": "passed"} for name in "abc"}, "d": {}}
         with pytest.raises(ConfigError, match="'steps' is undefined"):
             evaluate({**steps, "where": "true"})
 
-    def test_among_workers_it_is_the_same(self, tmp_path, evaluate):
+    def test_among_workers_it_is_the_same(self, tmp_path: Path, evaluate: Any) -> None:
         keys = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}
         (tmp_path / "e.yaml").write_text(
             json.dumps({"schemaVersion": "1.0", "name": "w", "target": {"python": "agent.py:reply"}, **keys})
@@ -171,11 +175,11 @@ class TestWhatDoesNotApply:
         assert found["metrics"] == alone.metrics["metrics"] and found["overall"] == alone.metrics["overall"]
 
 
-def test_a_new_grader_of_some_rows_leaves_the_others_finished(tmp_path):
+def test_a_new_grader_of_some_rows_leaves_the_others_finished(tmp_path: Path) -> None:
     lab = {"samples": ROWS, "prompt": "{{ id }}", "target": {"python": "agent.py:reply"}}
     (tmp_path / "agent.py").write_text(AGENT)
 
-    def plan(*graders, do=False):
+    def plan(*graders: Any, do: bool = False) -> Any:
         spec = {"schemaVersion": "1.0", "name": "e", **lab, "graders": list(graders)}
         (tmp_path / "e.yaml").write_text(json.dumps(spec))
         found = json.loads(run_command("eval", "e.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
@@ -193,7 +197,7 @@ class TestRunsFromBefore:
     """When a grader still wrote a line for each row that it did not look at."""
 
     @pytest.fixture
-    def run(self, evaluate):
+    def run(self, evaluate: Any) -> Any:
         run = evaluate(HARD, LONG, NOT_D)
         manifest = RunDir(run.path).read_manifest()
         fingerprints = manifest.fingerprints["graders"]
@@ -206,13 +210,13 @@ class TestRunsFromBefore:
         assert len(lines(run.path / "grades.jsonl")) == 12
         return run
 
-    def test_they_say_the_same_and_nothing_is_done(self, run, evaluate):
+    def test_they_say_the_same_and_nothing_is_done(self, run: Any, evaluate: Any) -> None:
         make_report_again(run)
         again = evaluate(HARD, LONG, NOT_D)
         assert without_time(again.metrics) == without_time(run.metrics)
         assert len(lines(run.path / "grades.jsonl")) == 12
 
-    def test_exports_leave_these_lines_out(self, run):
+    def test_exports_leave_these_lines_out(self, run: Any) -> None:
         trials = {trial.output.sample: trial for trial in RunReader(RunDir(run.path)).trials()}
         assert {name: {g.grader: g.status for g in trial.grades} for name, trial in trials.items()} == said(run)
         assert {name: trial.status for name, trial in trials.items()} == {
@@ -220,14 +224,14 @@ class TestRunsFromBefore:
         }
 
 
-def skipped(output, key, name):
+def skipped(output: Any, key: Any, name: Any) -> Any:
     told = "does not apply to this row"
     return Grade(
         output["key"], key, output["sample"], 1, name, "text", None, "skipped", None, 1.0, told, None, 0.0, None, 1.0
     )
 
 
-def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path):
+def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     spec = {"schemaVersion": "1.0", "name": "e", "dataset": {"path": "rows.jsonl"}, "prompt": "{{ id }}"}
@@ -235,7 +239,7 @@ def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path):
     (tmp_path / "e.yaml").write_text(json.dumps(spec))
     run_command("eval", "e.yaml", "--display", "none", cwd=tmp_path)
 
-    def read():
+    def read() -> Any:
         trials = RunReader(RunDir(run_dir(tmp_path))).trials()
         return sorted((t.output.sample, t.status, t.score, [g.grader for g in t.grades]) for t in trials)
 
@@ -246,7 +250,7 @@ def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path):
 
 
 class TestNothingChecked:
-    def test_a_condition_that_is_true_for_no_row_is_told_and_fails_nobody(self, tmp_path, evaluate):
+    def test_a_condition_that_is_true_for_no_row_is_told_and_fails_nobody(self, tmp_path: Path, evaluate: Any) -> None:
         typo = {**HARD, "name": "typo", "where": 'level == "hrad"'}
         run = evaluate(NOT_D, typo)
         assert run.exit_code == 0
@@ -254,7 +258,7 @@ class TestNothingChecked:
         assert run.metrics["metrics"]["typo"]["rows"] == run.metrics["metrics"]["typo"]["n"] == 0
         assert "typo" in (run.path / "run.log").read_text()
 
-    def test_it_is_told_before_the_run_and_below_its_table(self, tmp_path):
+    def test_it_is_told_before_the_run_and_below_its_table(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(AGENT)
         several = [{**HARD, "name": f"typo{number}", "where": "steps is defined and steps > 10"} for number in range(7)]
         keys = {"rows": 3, "target": {"python": "agent.py:reply"}, "graders": [{"type": "exact"}, *several]}
@@ -268,7 +272,7 @@ class TestNothingChecked:
         some = run_command("eval", eval_file, "--limit", "2", "--dry-run", cwd=tmp_path)
         assert "apply to none of the selected rows" in some.stdout
 
-    def test_who_skips_every_output_or_is_never_reached_is_told_too(self, evaluate, tmp_path):
+    def test_who_skips_every_output_or_is_never_reached_is_told_too(self, evaluate: Any, tmp_path: Path) -> None:
         shy = {"type": "python", "name": "shy", "function": f"{tmp_path}/agent.py:shy"}
         checkpoint = {"after_turn": 3, "graders": [{"type": "text", "name": "late", "contains": "x"}]}
         responder = {"python": f"{tmp_path}/agent.py:nothing", "max_followups": 3}
@@ -280,7 +284,7 @@ class TestNothingChecked:
             "grader `checkpoint@3/late` checked nothing: no conversation got so far",
         ]
 
-    def test_nothing_is_told_where_all_have_checked_something(self, evaluate):
+    def test_nothing_is_told_where_all_have_checked_something(self, evaluate: Any) -> None:
         assert "notices" not in evaluate(HARD, LONG, NOT_D).metrics
 
 
@@ -299,7 +303,9 @@ class TestConditions:
         wheres=st.lists(conditions, max_size=8),
         row=st.fixed_dictionaries({}, optional={"id": values, "level": values}),
     )
-    def test_they_say_together_what_each_says_alone(self, tmp_path_factory, wheres, row):
+    def test_they_say_together_what_each_says_alone(
+        self, tmp_path_factory: pytest.TempPathFactory, wheres: Any, row: Any
+    ) -> None:
         graders = [
             {"type": "exact", "name": f"g{number}", "expected": "x", **({} if where is None else {"where": where})}
             for number, where in enumerate(wheres)
@@ -317,11 +323,11 @@ class TestConditions:
         assert Conditions(spec).of(row) == Panel(tuple(looking), frozenset(unsure))
 
     @pytest.mark.parametrize("value", [5, None, ["x"], {"x": 1}, True])
-    def test_a_text_equals_no_other_kind_of_value(self, value):
+    def test_a_text_equals_no_other_kind_of_value(self, value: Any) -> None:
         assert expression('level == "5"')({"level": value}) is False
 
 
-def test_the_survey_knows_how_many_rows_each_grader_looks_at(evaluate):
+def test_the_survey_knows_how_many_rows_each_grader_looks_at(evaluate: Any) -> None:
     run = evaluate(HARD, LONG, NOT_D)
     manifest = RunDir(run.path).read_manifest()
     panels = identify(eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)).survey.panels

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -28,16 +29,19 @@ from tests.support.running import HOLDFAST, environment, server, write_eval
 from tests.support.running import holdfast as run_command
 from tests.support.specs import output_of, write_spec
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def plan(**numbers):
+
+def plan(**numbers: Any) -> Any:
     return Plan(**{"samples": 100, "trials": 2, "finished": 20, "to_grade": 5, "to_run": 175, **numbers})
 
 
-def progress(**state):
+def progress(**state: Any) -> Any:
     return Progress(plan(), Spent(tokens=12345, requests=9, cost=0.0123), **{"outputs": 75, "graded": 70, **state})
 
 
-def error(**fields):
+def error(**fields: Any) -> Any:
     plain = {
         "key": "k",
         "sample": "s1",
@@ -72,29 +76,29 @@ class TestNumbers:
             (90000, "25h 00m"),
         ],
     )
-    def test_durations(self, seconds, said):
+    def test_durations(self, seconds: float | int | None, said: str) -> None:
         assert duration(seconds) == said
 
     @pytest.mark.parametrize(
         ("per_second", "said"),
         [(0, ""), (12.34, "12.3/s"), (1, "1.0/s"), (0.5, "30.0/min"), (0.02, "1.2/min"), (0.01, "36.0/h")],
     )
-    def test_rates(self, per_second, said):
+    def test_rates(self, per_second: float | int, said: str) -> None:
         assert rate(per_second) == said
 
     @pytest.mark.parametrize(("seconds", "said"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
-    def test_latencies(self, seconds, said):
+    def test_latencies(self, seconds: float | int, said: str) -> None:
         assert latency(seconds) == said
 
     @pytest.mark.parametrize(("value", "said"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
-    def test_scores(self, value, said):
+    def test_scores(self, value: Any, said: str) -> None:
         assert share(value) == said
 
     @pytest.mark.parametrize(
         ("cost", "said"),
         [(0, "$0.00"), (0.0000021, "<$0.0001"), (0.00012, "$0.0001"), (0.5, "$0.5000"), (12.346, "$12.35")],
     )
-    def test_sums_of_money(self, cost, said):
+    def test_sums_of_money(self, cost: float | int, said: str) -> None:
         assert dollars(cost) == said
 
     @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ class TestNumbers:
             ([], "$0.00", "0 tokens"),
         ],
     )
-    def test_what_is_not_known_is_said_and_is_not_nought(self, usages, cost, count):
+    def test_what_is_not_known_is_said_and_is_not_nought(self, usages: Any, cost: str, count: str) -> None:
         spent = Spent()
         for usage in usages:
             spent.add(usage)
@@ -116,7 +120,9 @@ class TestNumbers:
 
 
 class TestProgress:
-    def test_the_rate_is_that_of_the_last_half_minute_and_gives_the_time_left(self, monkeypatch):
+    def test_the_rate_is_that_of_the_last_half_minute_and_gives_the_time_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         state = progress()
@@ -133,7 +139,7 @@ class TestProgress:
         state.graded += 180
         assert state.eta == pytest.approx((200 - 125) / 5)
 
-    def test_what_this_process_does_not_do_or_gave_up_is_not_waited_for(self, monkeypatch):
+    def test_what_this_process_does_not_do_or_gave_up_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         only_outputs, only_grades = progress(grades=False), progress(generates=False, outputs=100, graded=0)
@@ -147,7 +153,7 @@ class TestProgress:
         only_outputs.given_up, only_grades.ungraded = 100, 50
         assert only_outputs.eta == only_grades.eta == 0
 
-    def test_a_rate_limit_lasts_until_somebody_is_answered(self, monkeypatch):
+    def test_a_rate_limit_lasts_until_somebody_is_answered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         state = progress()
@@ -169,14 +175,14 @@ class TestProgress:
         state.answered("target")
         assert list(state.rate_limits) == ["judge"]
 
-    def test_turns_and_calls_are_counted_where_there_are_any(self):
+    def test_turns_and_calls_are_counted_where_there_are_any(self) -> None:
         state = progress()
         assert inside(state) == []
         for kind in ("model", "tool", "turn", "intent", "responder", "restart"):
             state.step(kind)
         assert inside(state) == ["1 turn", "2 calls"]
 
-    def test_each_grader_has_a_running_score_of_its_own_with_the_number_of_its_verdicts(self):
+    def test_each_grader_has_a_running_score_of_its_own_with_the_number_of_its_verdicts(self) -> None:
         state = progress(graders={"correct": GraderProgress(), "judged": GraderProgress()})
         assert scores(state) == []
         for score in (1.0, 1.0, 1.0, 0.0):
@@ -185,14 +191,14 @@ class TestProgress:
         state.grade("judged", None)
         assert scores(state) == ["correct 0.750 (4)", "judged 0.500 (1)"]
 
-    def test_of_many_graders_those_that_are_behind_are_shown(self):
+    def test_of_many_graders_those_that_are_behind_are_shown(self) -> None:
         state = progress()
         for number in range(10):
             for _ in range(10 - number):
                 state.grade(f"g{number}", 1.0)
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
-    def test_what_is_left_follows_from_what_is_done(self):
+    def test_what_is_left_follows_from_what_is_done(self) -> None:
         left = progress(outputs=150, graded=120).left
         assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
 
@@ -200,10 +206,10 @@ class TestProgress:
 class Seen(Display):
     """Notes how far a run was at each look before its first trial was finished."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.turns, self.calls = [], []
 
-    def tick(self, progress):
+    def tick(self, progress: Any) -> None:
         if not progress.outputs:
             self.turns.append(progress.turns)
             self.calls.append(progress.calls)
@@ -221,7 +227,7 @@ def reply(context):
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_a_long_conversation_is_seen_to_move_before_a_trial_is_finished(tmp_path, workers):
+def test_a_long_conversation_is_seen_to_move_before_a_trial_is_finished(tmp_path: Path, workers: int | None) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     path = write_spec(tmp_path, target={"python": "agent.py:reply"}, follow_ups=["more"] * 19)
     seen = Seen()
@@ -246,16 +252,16 @@ class TestPlans:
             ),
         ],
     )
-    def test_a_plan_in_words(self, numbers, said):
+    def test_a_plan_in_words(self, numbers: Any, said: str) -> None:
         assert str(plan(**numbers)) == said
 
 
 class TestPlain:
-    def test_it_begins_with_what_is_to_be_done(self, capsys):
+    def test_it_begins_with_what_is_to_be_done(self, capsys: pytest.CaptureFixture[str]) -> None:
         Plain().begin("gsm8k", "gpt-4o", "runs/x", plan())
         assert capsys.readouterr().err.splitlines() == ["gsm8k · gpt-4o · runs/x", str(plan())]
 
-    def test_it_speaks_now_and_then(self, capsys, monkeypatch):
+    def test_it_speaks_now_and_then(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
         display = Plain()
@@ -273,7 +279,9 @@ class TestPlain:
             assert part in line
         assert "retried: server 3" in line
 
-    def test_what_is_not_known_yet_is_left_out(self, capsys, monkeypatch):
+    def test_what_is_not_known_yet_is_left_out(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
         display = Plain()
@@ -281,19 +289,21 @@ class TestPlain:
         display.tick(Progress(plan(), Spent(), outputs=0, graded=0, graders={"exact": GraderProgress()}))
         assert capsys.readouterr().err == "0/200 outputs  0/200 graded\n"
 
-    def test_only_errors_that_are_final_are_worth_a_line(self, capsys):
+    def test_only_errors_that_are_final_are_worth_a_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Plain()
         display.error(error(final=False))
         assert capsys.readouterr().err == ""
         display.error(error())
         assert capsys.readouterr().err == "s1 #2: target: server: told to fail\n"
 
-    def test_a_message_of_several_lines_stays_on_one(self, capsys):
+    def test_a_message_of_several_lines_stays_on_one(self, capsys: pytest.CaptureFixture[str]) -> None:
         Plain().error(error(message="first\n  second\n" + "x" * 1000))
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("s1 #2: target: server: first second xxx") and len(line) < 300
 
-    def test_failures_that_differ_in_names_and_numbers_are_of_one_kind(self, capsys):
+    def test_failures_that_differ_in_names_and_numbers_are_of_one_kind(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         display = Plain()
         for number in range(9):
             display.error(error(sample=f"s{number}", message=f"line {number}: KeyError: 'k{number}'"))
@@ -305,12 +315,12 @@ class TestPlain:
             "s1 #2",
         ]
 
-    def test_notices_are_never_swallowed(self, capsys):
+    def test_notices_are_never_swallowed(self, capsys: pytest.CaptureFixture[str]) -> None:
         for display in (Plain(), Quiet()):
             display.notice("look here")
             assert capsys.readouterr().err == "look here\n"
 
-    def test_quiet_says_nothing_else(self, capsys):
+    def test_quiet_says_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Quiet()
         display.begin("e", "t", "p", plan())
         display.output(output_of("x"))
@@ -322,7 +332,7 @@ class TestPlain:
 
 
 class TestEvents:
-    def test_every_event_is_one_line_of_json(self, capsys):
+    def test_every_event_is_one_line_of_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Events()
         display.begin("e", "t", "p", plan())
         display.output(output_of("secret transcript", sample="s1", trial=2))
@@ -347,7 +357,7 @@ class TestEvents:
         assert notice["message"] == "note"
 
 
-def on_a_terminal(*arguments, cwd, columns, code=0, **env):
+def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env: Any) -> Any:
     """What the real command writes on a real terminal."""
     ours, theirs = pty.openpty()
     process = Forked(
@@ -373,20 +383,20 @@ def on_a_terminal(*arguments, cwd, columns, code=0, **env):
     return said.decode()
 
 
-def drawn(state, width=100):
+def drawn(state: Any, width: int = 100) -> Any:
     console = Console(width=width, file=io.StringIO())
     console.print(_drawing(state, width))
     return console.file.getvalue()
 
 
 class TestLive:
-    def test_it_shows_progress_score_tokens_and_cost(self):
+    def test_it_shows_progress_score_tokens_and_cost(self) -> None:
         text = drawn(progress(graders={"exact": GraderProgress(4, 4, 3.0)}, in_flight=7, limit=64))
         for part in ("75/200 outputs", "exact 0.750 (4)", "70/200 graded", "12,345 tokens", "$0.0123", "7 of 64 in"):
             assert part in text
         assert not any(word in text for word in ("left", "retried", "failed", "waiting"))
 
-    def test_it_shows_what_is_retried_apart_from_what_failed_and_whose_grades_did(self):
+    def test_it_shows_what_is_retried_apart_from_what_failed_and_whose_grades_did(self) -> None:
         state = progress(retried=Counter(rate_limit=12, timeout=3), given_up=2, failed_grades=Counter(judge=5))
         for _ in range(4):
             state.wait("target", limited=False)
@@ -394,7 +404,7 @@ class TestLive:
         assert "retried: rate_limit 12, timeout 3 (4 waiting)" in text
         assert "failed: 2 trials" in text and "failed grades: judge 5" in text
 
-    def test_it_shows_the_reasons_of_failures(self, capsys):
+    def test_it_shows_the_reasons_of_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
         display.begin("e", "t", "p", plan())
         for number in range(5):
@@ -405,14 +415,14 @@ class TestLive:
         assert said.count("target: server: told to fail") == 3 and "and more like this" in said
         assert "repeated" not in said
 
-    def test_a_window_that_a_rate_limit_has_shrunk_is_said_to_be_lower(self):
+    def test_a_window_that_a_rate_limit_has_shrunk_is_said_to_be_lower(self) -> None:
         assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
 
     @pytest.mark.parametrize("width", [20, 40, 200])
-    def test_it_fits_every_width(self, width):
+    def test_it_fits_every_width(self, width: int) -> None:
         assert all(len(line) <= width for line in drawn(progress(), width).splitlines())
 
-    def test_it_begins_ends_and_ends_again_without_a_run(self, capsys):
+    def test_it_begins_ends_and_ends_again_without_a_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
         display.tick(progress())
         display.begin("e", "[bold]t[/bold]", "p", plan())
@@ -422,7 +432,7 @@ class TestLive:
         said = capsys.readouterr().err
         assert "[bold]t[/bold]" in said and "[note]" in said
 
-    def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path):
+    def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path: Path) -> None:
         with server(latency=0.02) as mock:
             path = write_eval(tmp_path, mock.base_url, rows=40, limits={"concurrency": 2})
             text = on_a_terminal("eval", path, cwd=tmp_path, columns=100)
@@ -443,7 +453,7 @@ def grade(output):
 
 
 @pytest.fixture
-def failing(tmp_path):
+def failing(tmp_path: Path) -> Any:
     """An eval with two trials that fail in the target, and one in a grader."""
     (tmp_path / "agent.py").write_text(FAILING)
     graders = [{"type": "text", "name": "brief", "contains": "q"}]
@@ -464,7 +474,7 @@ GRADE_FAILED = "1 grade of judged-by-a-function-with-a-long-name failed: 1× age
 
 
 @pytest.mark.parametrize("columns", [60, 120])
-def test_a_terminal_says_why_trials_failed_and_cuts_no_number(failing, columns):
+def test_a_terminal_says_why_trials_failed_and_cuts_no_number(failing: Any, columns: int) -> None:
     said = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "")
     flowing = " ".join(plain.split())
@@ -480,13 +490,13 @@ def test_a_terminal_says_why_trials_failed_and_cuts_no_number(failing, columns):
     ]
 
 
-def test_workers_failures_are_shown_and_summed_up_as_those_of_one_process(failing):
+def test_workers_failures_are_shown_and_summed_up_as_those_of_one_process(failing: Any) -> None:
     done = run_command("eval", failing, "--workers", "2", cwd=failing.parent, check=3)
     assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in done.stderr
     assert TARGET_FAILED in done.stdout and GRADE_FAILED in done.stdout
 
 
-def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing):
+def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing: Any) -> None:
     accepted = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
     again = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
     for done in (accepted, again):
@@ -499,7 +509,7 @@ def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing)
     ("more", "reason", "code"),
     [((), "errors", 3), (("--accept-errors",), "finished", 0), (("--accept-errors", "gate.brief=2"), "gate", 1)],
 )
-def test_json_ends_with_how_it_ended(failing, more, reason, code):
+def test_json_ends_with_how_it_ended(failing: Any, more: Any, reason: str, code: int) -> None:
     done = run_command("eval", failing, "--display", "json", *more, cwd=failing.parent, check=code)
     *_, last = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["event"], last["reason"], last["exit_code"]) == ("end", reason, code)
@@ -511,7 +521,7 @@ def test_json_ends_with_how_it_ended(failing, more, reason, code):
     assert (last["so_far"] is None) == (code != 3)
 
 
-def test_json_ends_with_an_event_also_where_the_run_cannot_begin(failing):
+def test_json_ends_with_an_event_also_where_the_run_cannot_begin(failing: Any) -> None:
     (failing.parent / "agent.py").write_text("def other(): pass")
     done = run_command("eval", failing, "--display", "json", cwd=failing.parent, check=2)
     last = next(json.loads(line) for line in done.stderr.splitlines() if line.startswith("{"))
@@ -533,7 +543,7 @@ class TestTables:
         ("checkpoint@1/number-of-lines", "1.000", "0.999 – 1.001", "999", "0.555", "0.666"),
     )
 
-    def cells(self, width, *, plain):
+    def cells(self, width: Any, *, plain: Any) -> Any:
         console = Console(width=width, file=io.StringIO())
         console.print(fitted(self.COLUMNS, self.ROWS, width, plain=plain))
         text = console.file.getvalue()
@@ -542,21 +552,21 @@ class TestTables:
 
     @pytest.mark.parametrize("plain", [False, True])
     @pytest.mark.parametrize("width", range(44, 121, 4))
-    def test_columns_are_left_out_before_a_number_is_cut(self, width, plain):
+    def test_columns_are_left_out_before_a_number_is_cut(self, width: Any, plain: bool) -> None:
         text = self.cells(width, plain=plain)
         shown = [position for position in range(1, 6) if any(row[position] in text for row in self.ROWS)]
         assert all(row[position] in text for row in self.ROWS for position in shown)
         assert {1, 3} <= set(shown), "what is never left out"
         assert shown in ([1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3], [1, 3]), "the least telling goes first"
 
-    def test_names_wrap_where_one_would_break_them(self):
+    def test_names_wrap_where_one_would_break_them(self) -> None:
         text = self.cells(66, plain=False)
         names = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
         assert "".join(names) == "".join(row[0] for row in self.ROWS)
         assert all(name.endswith(("-", "/", "words", "lines")) for name in names)
 
 
-def test_scores_are_told_apart_by_colour_unless_that_is_not_wanted(failing):
+def test_scores_are_told_apart_by_colour_unless_that_is_not_wanted(failing: Any) -> None:
     coloured = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100)
     assert re.search(r"\x1b\[32m1\.000", coloured), "green"
     plain = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100, NO_COLOR="1")

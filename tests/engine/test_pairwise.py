@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from tests.support.specs import command
 ROWS = [{"id": str(number), "question": f"q{number}"} for number in range(6)]
 
 
-def run(folder, name, say):
+def run(folder: Path, name: Any, say: Any) -> Any:
     done = holdfast.evaluate(
         name=name,
         samples=ROWS,
@@ -30,14 +32,14 @@ def run(folder, name, say):
     return str(done.path)
 
 
-def answers(body):
+def answers(body: Any) -> Any:
     text = body["messages"][1]["content"]
     return [
         re.search(rf"<{name}-(\w+)>\n(.*)\n</{name}-\1>", text, re.S)[2] for name in ("first-answer", "second-answer")
     ]
 
 
-def longer(body):
+def longer(body: Any) -> Any:
     """A judge that likes the longer answer."""
     first, second = answers(body)
     better = "tie" if len(first) == len(second) else "first" if len(first) > len(second) else "second"
@@ -45,8 +47,8 @@ def longer(body):
 
 
 @pytest.fixture
-def lab(tmp_path, monkeypatch, capsys):
-    def compare(judge, *arguments, **keys):
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def compare(judge: Any, *arguments: Any, **keys: Any) -> Any:
         block = {"model": "j", "base_url": judge.base_url, "rubric": "Better to {{ question }}?", **keys}
         (tmp_path / "judge.yaml").write_text(json.dumps(block))
         return command(monkeypatch, capsys, tmp_path, "compare", *arguments, "--judge", "judge.yaml")
@@ -55,7 +57,7 @@ def lab(tmp_path, monkeypatch, capsys):
     return compare
 
 
-def test_every_answer_is_judged_in_both_orders_and_nothing_twice(lab):
+def test_every_answer_is_judged_in_both_orders_and_nothing_twice(lab: Any) -> None:
     short, long = run(lab.folder, "a", "x"), run(lab.folder, "b", "xyz")
     with judges(longer) as judge:
         ended = lab(judge, long, short, "--json")
@@ -74,7 +76,7 @@ def test_every_answer_is_judged_in_both_orders_and_nothing_twice(lab):
         assert len(judge.bodies) == 12, "the same comparison the other way round asks nothing"
 
 
-def test_a_position_bias_is_a_tie_and_is_shown(lab):
+def test_a_position_bias_is_a_tie_and_is_shown(lab: Any) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "y")
     with judges(lambda _: '{"reason": "r", "better": "first"}') as judge:
         report = json.loads(lab(judge, one, other, "--json").out)
@@ -83,7 +85,7 @@ def test_a_position_bias_is_a_tie_and_is_shown(lab):
         assert "shown first won 100%" in lab(judge, one, other).out
 
 
-def test_identical_answers_are_ties_that_cost_nothing(lab):
+def test_identical_answers_are_ties_that_cost_nothing(lab: Any) -> None:
     one, other = run(lab.folder, "a", "same"), run(lab.folder, "b", "same")
     with judges(longer) as judge:
         report = json.loads(lab(judge, one, other, "--json").out)
@@ -91,11 +93,11 @@ def test_identical_answers_are_ties_that_cost_nothing(lab):
         assert not judge.bodies
 
 
-def test_an_error_is_never_a_verdict_and_the_same_command_resumes(lab):
+def test_an_error_is_never_a_verdict_and_the_same_command_resumes(lab: Any) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "xyz")
     broken = True
 
-    def answer(body):
+    def answer(body: Any) -> Any:
         if broken and "q3" in body["messages"][1]["content"]:
             raise Refuse(400, "content filter")
         return longer(body)
@@ -116,11 +118,11 @@ def test_an_error_is_never_a_verdict_and_the_same_command_resumes(lab):
         assert len(lines(verdicts / "outputs.jsonl")) == 12
 
 
-def test_a_killed_comparison_resumes_and_repeats_only_what_was_in_flight(lab):
+def test_a_killed_comparison_resumes_and_repeats_only_what_was_in_flight(lab: Any) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "xyz")
     hold, held = threading.Event(), []
 
-    def answer(body):
+    def answer(body: Any) -> Any:
         if len(judge.bodies) > 6 and not hold.is_set():
             held.append(body)
             hold.wait()
@@ -143,7 +145,7 @@ def test_a_killed_comparison_resumes_and_repeats_only_what_was_in_flight(lab):
         assert len(judge.bodies) == 12 + len(held)
 
 
-def test_a_judge_is_shown_its_mistake_once_and_then_stopped(lab):
+def test_a_judge_is_shown_its_mistake_once_and_then_stopped(lab: Any) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "xyz")
     with judges(lambda body: longer(body) if len(body["messages"]) > 2 else "the second") as judge:
         assert lab(judge, one, other).code == 0
@@ -153,7 +155,7 @@ def test_a_judge_is_shown_its_mistake_once_and_then_stopped(lab):
         assert ended.code == 3 and "none of first, second, tie" in ended.out + ended.err
 
 
-def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs_only(lab):
+def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs_only(lab: Any) -> None:
     paths = [run(lab.folder, name, say) for name, say in (("a", "x"), ("b", "xyz"), ("c", "xy"))]
     with judges(longer) as judge:
         lab(judge, *paths[:2])
@@ -174,33 +176,33 @@ def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs
         ({"modle": "x"}, "unknown key"),
     ],
 )
-def test_a_judge_that_cannot_be_is_rejected_with_its_file(lab, keys, words):
+def test_a_judge_that_cannot_be_is_rejected_with_its_file(lab: Any, keys: Any, words: str) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "y")
     with judges(longer) as judge:
         ended = lab(judge, one, other, **keys)
         assert ended.code == 2 and "judge.yaml" in ended.err and words in ended.err and not judge.bodies
 
 
-def test_a_run_is_not_judged_against_itself(lab):
+def test_a_run_is_not_judged_against_itself(lab: Any) -> None:
     one = run(lab.folder, "a", "x")
     with judges(longer) as judge:
         assert "against itself" in lab(judge, one, one).err
 
 
 class TestRatings:
-    def test_they_follow_the_odds(self):
+    def test_they_follow_the_odds(self) -> None:
         pair = Pair("a", "b")
         for number in range(10_000):
             pair.add(str(number), ("first", "second") if number % 11 else ("second", "first"))
         found = bradley_terry(["a", "b"], [pair])
         assert found["a"] - found["b"] == pytest.approx(400, abs=2)
 
-    def test_who_wins_everything_has_a_finite_rating(self):
+    def test_who_wins_everything_has_a_finite_rating(self) -> None:
         pair = Pair("a", "b")
         pair.add("1", ("first", "second"))
         assert bradley_terry(["a", "b"], [pair])["a"] < 1200
 
-    def test_split_and_half_verdicts_count_by_halves(self):
+    def test_split_and_half_verdicts_count_by_halves(self) -> None:
         pair = Pair("a", "b")
         pair.add("1", ("first", "tie"))
         pair.add("2", ("first", "first"))

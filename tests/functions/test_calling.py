@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,11 +20,15 @@ from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir
 from tests.support.specs import load, write_rows, write_spec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 ECHO = "def reply(prompt): return prompt\n"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A folder of users' files; what they do to this process is undone."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -35,7 +40,7 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def scores(folder, code, row, function="check", **block):
+def scores(folder: Path, code: Any, row: Any, function: str = "check", **block: Any) -> Any:
     """What a grader of this code comes to for one row."""
     (folder / "checks.py").write_text(code)
     run = holdfast.evaluate(
@@ -55,7 +60,7 @@ class TestExpectedValues:
 
     @pytest.mark.parametrize("parameter", ["expected", "answer", "ground_truth", "target", "ideal"])
     @pytest.mark.parametrize("field", ["expected", "answer", "ground_truth", "target", "ideal"])
-    def test_a_parameter_finds_the_value_under_any_of_the_names(self, folder, parameter, field):
+    def test_a_parameter_finds_the_value_under_any_of_the_names(self, folder: Path, parameter: str, field: str) -> None:
         code = f"def check(output, {parameter}): return {parameter} == 'E'\n"
         assert scores(folder, code, {field: "E"}) == 1
 
@@ -71,21 +76,23 @@ class TestExpectedValues:
             ("expected", {"expected": "E"}, {}),
         ],
     )
-    def test_the_order_is_fixed(self, folder, parameter, row, block):
+    def test_the_order_is_fixed(self, folder: Path, parameter: str, row: Any, block: Any) -> None:
         assert scores(folder, f"def check(output, {parameter}): return {parameter} == 'E'\n", row, **block) == 1
 
-    def test_null_is_a_value_that_the_row_has(self, folder):
+    def test_null_is_a_value_that_the_row_has(self, folder: Path) -> None:
         code = "def check(output, expected): return expected is None\n"
         assert scores(folder, code, {"expected": None, "answer": "x"}) == 1
 
-    def test_a_default_is_used_where_the_row_has_no_value(self, folder):
+    def test_a_default_is_used_where_the_row_has_no_value(self, folder: Path) -> None:
         assert scores(folder, "def check(output, ground_truth='none'): return ground_truth == 'none'\n", {"q": 1}) == 1
 
     @pytest.mark.parametrize("name", ["target", "category"])
-    def test_a_parameter_with_a_default_is_the_authors_unless_it_was_always_offered(self, folder, name):
+    def test_a_parameter_with_a_default_is_the_authors_unless_it_was_always_offered(
+        self, folder: Path, name: str
+    ) -> None:
         assert scores(folder, f"def check(output, {name}=0.8): return {name}\n", {name: 0.1}) == 0.8
 
-    def test_any_field_can_be_a_parameter(self, folder):
+    def test_any_field_can_be_a_parameter(self, folder: Path) -> None:
         assert scores(folder, "def check(output, category): return category == 'sums'\n", {"category": "sums"}) == 1
 
 
@@ -98,7 +105,7 @@ def full(messages, ground_truth, metadata, **kwargs):
     return float(ground_truth in messages[-1]["content"] and metadata["user_prompt"] in messages[-2]["content"])
 """
 
-    def test_a_dataset_with_its_rewards_file_runs_as_it_is(self, tmp_path):
+    def test_a_dataset_with_its_rewards_file_runs_as_it_is(self, tmp_path: Path) -> None:
         (tmp_path / "rewards.py").write_text(self.REWARDS)
         (tmp_path / "echo.py").write_text(ECHO)
         rows = [
@@ -133,7 +140,9 @@ class TestMissingValues:
             ("async def check(output, expected, **more): return True\n", r"check \(checks\.py:1\) asks for expected"),
         ],
     )
-    def test_a_grader_that_asks_for_what_no_row_has_is_rejected_before_anything_runs(self, tmp_path, code, message):
+    def test_a_grader_that_asks_for_what_no_row_has_is_rejected_before_anything_runs(
+        self, tmp_path: Path, code: str, message: str
+    ) -> None:
         (tmp_path / "checks.py").write_text(code)
         (tmp_path / "echo.py").write_text(ECHO)
         grader = {"type": "python", "function": "checks.py:check"}
@@ -146,7 +155,7 @@ class TestMissingValues:
         assert ("give the parameter a default" if "category" in code else 'expected: "{{ FIELD }}"') in done.stderr
         assert not (tmp_path / "runs").exists()
 
-    def test_the_first_row_without_the_value_is_named(self, folder):
+    def test_the_first_row_without_the_value_is_named(self, folder: Path) -> None:
         (folder / "checks.py").write_text("def check(output, expected): return True\n")
         write_rows(folder / "d.jsonl", [{"id": "a", "expected": 1}, {"id": "b", "other": 1}])
         grader = {"type": "python", "function": f"{folder}/checks.py:check"}
@@ -161,7 +170,7 @@ class TestMissingValues:
         run = holdfast.evaluate(dataset=folder / "d.jsonl", graders=[{**grader, "where": "id == 'a'"}], **keys)
         assert run.score == 1, "a row that the grader does not look at need not have it"
 
-    def test_a_target_gets_fields_by_name_and_is_rejected_without_them(self, folder):
+    def test_a_target_gets_fields_by_name_and_is_rejected_without_them(self, folder: Path) -> None:
         (folder / "agent.py").write_text("def reply(prompt, topic): return f'{prompt} {topic}'\n")
         keys = {
             "name": "e",
@@ -174,7 +183,7 @@ class TestMissingValues:
         with pytest.raises(ConfigError, match=r"reply \(agent\.py:1\) asks for topic; no sample has a field topic"):
             holdfast.evaluate(samples=[{"id": "a", "topics": "kelp"}], **keys)
 
-    def test_a_simulated_user_gets_fields_by_name_too(self, folder):
+    def test_a_simulated_user_gets_fields_by_name_too(self, folder: Path) -> None:
         (folder / "user.py").write_text("def say(turn, wish): return wish\n")
         responder = {"python": f"{folder}/user.py:say", "max_followups": 1}
         keys = {
@@ -211,7 +220,9 @@ class TestEarlierGrades:
             ("def check(**all): ...", {"expected": "E"}, {}, False),
         ],
     )
-    def test_the_key_changes_only_where_a_function_sees_another_value(self, folder, code, row, block, revised):
+    def test_the_key_changes_only_where_a_function_sees_another_value(
+        self, folder: Path, code: str, row: Any, block: Any, revised: bool
+    ) -> None:
         (folder / "checks.py").write_text(code + "\n")
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
@@ -244,11 +255,11 @@ def early(output, expected, sample):
     return not sample["id"].endswith("1")
 """
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "checks.py").write_text(self.CODE)
 
-    def evaluate(self, rows, **keys):
+    def evaluate(self, rows: Any, **keys: Any) -> Any:
         """Plan, then run; return how many trials were to run and to grade, and the calls of the graders."""
         keys = {
             "samples": rows,
@@ -269,12 +280,12 @@ def early(output, expected, sample):
 
 
 @pytest.fixture
-def grading(folder):
+def grading(folder: Path) -> Any:
     return Grading(folder)
 
 
 @pytest.fixture
-def by_run(monkeypatch):
+def by_run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the verdicts on all rows the key of rows with other values, as earlier versions did where there was one."""
     monkeypatch.setattr("holdfast.graders.python.gets_other_values", lambda *_: lambda _: True)
     return monkeypatch
@@ -292,19 +303,19 @@ class TestOneOtherRow:
     """A row with its expected value under a name of its own changes nothing about the other rows."""
 
     @pytest.mark.parametrize(("rows", "new"), [(PLAIN, OTHERS[0]), (OTHERS, PLAIN[0])], ids=["other", "plain"])
-    def test_it_is_the_only_one_that_is_graded(self, grading, rows, new):
+    def test_it_is_the_only_one_that_is_graded(self, grading: Any, rows: Any, new: Any) -> None:
         assert grading.evaluate(rows)[2] == [f"check {row['id']}" for row in rows]
         assert grading.evaluate([*rows, new]) == (1, 0, [f"check {new['id']}"])
         assert "4 reused, 1 to run (1 row new); 4 outputs from" in str(grading.plan)
         assert grading.run.score == 1
         assert grading.evaluate(rows) == (0, 0, []), "and without it everything is there"
 
-    def test_it_leaves_conversations_that_a_checkpoint_has_ended_as_they_are(self, grading):
+    def test_it_leaves_conversations_that_a_checkpoint_has_ended_as_they_are(self, grading: Any) -> None:
         assert len(grading.evaluate(PLAIN, **STOPS)[2]) == 4 + 3
         assert grading.evaluate([*PLAIN, OTHERS[0]], **STOPS) == (1, 0, ["check o0", "early o0"])
         assert grading.evaluate([*PLAIN, *OTHERS], **STOPS)[0] == 3
 
-    def test_runs_with_and_without_it_have_the_same_grader(self, grading):
+    def test_runs_with_and_without_it_have_the_same_grader(self, grading: Any) -> None:
         grading.evaluate(PLAIN)
         first = read_finished(grading.rundir)
         grading.evaluate([*PLAIN, OTHERS[0]])
@@ -317,7 +328,7 @@ class TestVerdictsOfEarlierVersions:
     """One such row once changed the keys of the verdicts on all rows of its run."""
 
     @pytest.mark.parametrize("keys", [{}, STOPS], ids=["at the end", "at a checkpoint"])
-    def test_they_count_and_are_lent(self, grading, by_run, keys):
+    def test_they_count_and_are_lent(self, grading: Any, by_run: Any, keys: Any) -> None:
         grading.evaluate([*PLAIN, *OTHERS], **keys)
         begun = grading.rundir
         by_run.undo()
@@ -329,7 +340,9 @@ class TestVerdictsOfEarlierVersions:
         assert grading.evaluate([*PLAIN, *OTHERS, new], **keys)[0] == 1
         assert {line.split()[1] for line in (grading.folder / "asked").read_text().splitlines()} == {"new"}
 
-    def test_those_of_rows_that_are_read_differently_now_do_not_count(self, grading, monkeypatch):
+    def test_those_of_rows_that_are_read_differently_now_do_not_count(
+        self, grading: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as before:
             before.setattr("holdfast.graders.python.gets_other_values", lambda *_: None)
             grading.evaluate([*PLAIN, *OTHERS], **STOPS)
@@ -357,7 +370,9 @@ class TestContradictions:
             ('__import__("holdfast").Verdict(0.7, passed=True)', None, 0.7),
         ],
     )
-    def test_passed_is_never_ignored(self, tmp_path, returned, threshold, wanted):
+    def test_passed_is_never_ignored(
+        self, tmp_path: Path, returned: str, threshold: float | None, wanted: float | int | str
+    ) -> None:
         from holdfast.errors import AttemptError
         from tests.support.specs import grade
 
@@ -391,7 +406,7 @@ def check(output): return deep(2)
 def user(turn): return deep(2)
 """
 
-    def errors(self, folder, monkeypatch, **keys):
+    def errors(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Any:
         monkeypatch.setenv("SOME_API_KEY", "sk-very-secret-1")
         (folder / "agent.py").write_text(self.AGENT)
         keys = {"target": {"python": f"{folder}/echo.py:reply"}, "limits": {"retries": 0}, **keys}
@@ -400,7 +415,9 @@ def user(turn): return deep(2)
         return error
 
     @pytest.mark.parametrize("function", ["reply", "later"])
-    def test_a_targets_traceback_is_recorded_without_secrets(self, folder, monkeypatch, function):
+    def test_a_targets_traceback_is_recorded_without_secrets(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, function: str
+    ) -> None:
         error = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:{function}"})
         assert error["message"] == "agent.py:4: ValueError: odd: (hidden)"
         trace = error["traceback"]
@@ -408,19 +425,21 @@ def user(turn): return deep(2)
         assert f'agent.py", line {7 if function == "reply" else 8}, in {function}' in trace
         assert "return deep(n - 1)" in trace and "holdfast/functions" not in trace and "secret" not in trace
 
-    def test_causes_are_in_it(self, folder, monkeypatch):
+    def test_causes_are_in_it(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trace = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:chained"})["traceback"]
         assert "KeyError: 'x'" in trace and trace.endswith("OSError: no config")
         trace = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:leaves"})["traceback"]
         assert 'sys.exit("no")' in trace and "SystemExit: no" in trace
 
-    def test_graders_and_simulated_users_have_one_as_well(self, folder, monkeypatch):
+    def test_graders_and_simulated_users_have_one_as_well(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         grader = {"type": "python", "function": f"{folder}/agent.py:check"}
         assert "in check" in self.errors(folder, monkeypatch, graders=[grader])["traceback"]
         responder = {"python": f"{folder}/agent.py:user", "max_followups": 1}
         assert "in user" in self.errors(folder, monkeypatch, responder=responder)["traceback"]
 
-    def test_a_hook_that_is_a_python_program_has_one_as_well(self, folder, monkeypatch):
+    def test_a_hook_that_is_a_python_program_has_one_as_well(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         code = "def deep(): raise ValueError('odd: sk-very-secret-1')\ndeep()\n" + "# long\n" * 200
         (folder / "hook.py").write_text(code)
         hook = {"command": f"{sys.executable} {folder}/hook.py", "error_on_fail": True}
@@ -428,7 +447,7 @@ def user(turn): return deep(2)
         assert error["message"].startswith("hooks.before_task") and 'hook.py", line 2' in error["traceback"]
         assert error["traceback"].endswith("ValueError: odd: (hidden)")
 
-    def test_a_long_one_is_cut_in_its_middle(self, folder, monkeypatch):
+    def test_a_long_one_is_cut_in_its_middle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "long.py").write_text(
             "def f(n): return f(n - 1) if n else g(0)\ndef g(n): raise ValueError('x' * 20_000)\n"
             "def reply(prompt): return f(3)\n"
@@ -436,6 +455,6 @@ def user(turn): return deep(2)
         trace = self.errors(folder, monkeypatch, target={"python": f"{folder}/long.py:reply"})["traceback"]
         assert len(trace) < 8100 and "in reply" in trace and trace.endswith("xxx")
 
-    def test_errors_that_are_not_of_users_code_have_none(self, folder, monkeypatch):
+    def test_errors_that_are_not_of_users_code_have_none(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         error = self.errors(folder, monkeypatch, target={"command": ["false"]})
         assert "traceback" not in error

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,11 +21,15 @@ from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir
 from tests.support.specs import load, write_spec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 EXTENDS = "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))\n"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A folder of users' files; what they do to this process is undone."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -36,12 +41,12 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def loaded(folder, *references):
+def loaded(folder: Path, *references: Any) -> Any:
     return [load_function(reference, folder, "here") for reference in references]
 
 
 class TestLoadedOnce:
-    def test_functions_of_a_file_that_extends_the_path_share_its_variables(self, folder):
+    def test_functions_of_a_file_that_extends_the_path_share_its_variables(self, folder: Path) -> None:
         (folder / "lib" / "kit.py").write_text("EMPTY = -1\n")
         (folder / "tools.py").write_text(
             EXTENDS + "from kit import EMPTY\nkept = {}\n"
@@ -52,7 +57,7 @@ class TestLoadedOnce:
         put(5)
         assert get() == 5
 
-    def test_two_files_share_the_modules_that_both_import(self, folder):
+    def test_two_files_share_the_modules_that_both_import(self, folder: Path) -> None:
         (folder / "base.py").write_text("kept = {}\n")
         (folder / "one.py").write_text("import base\ndef put(n): base.kept['n'] = n\n")
         (folder / "two.py").write_text("from base import kept\ndef get(): return kept.get('n', -1)\n")
@@ -61,7 +66,7 @@ class TestLoadedOnce:
         assert get() == 7
 
     @pytest.mark.parametrize("name", ["tools.py", "lib/kit.py"])
-    def test_it_is_loaded_again_when_its_code_or_that_of_a_helper_changed(self, folder, name):
+    def test_it_is_loaded_again_when_its_code_or_that_of_a_helper_changed(self, folder: Path, name: str) -> None:
         (folder / "lib" / "kit.py").write_text("WORD = 'old'\n")
         (folder / "tools.py").write_text(EXTENDS + "from kit import WORD\ndef get(): return WORD + ' old'\n")
         assert loaded(folder, "tools.py:get")[0]() == "old old"
@@ -71,20 +76,22 @@ class TestLoadedOnce:
         (folder / name).write_text(text.replace("old", "new"))
         assert loaded(folder, "tools.py:get")[0]() == ("new old" if name == "lib/kit.py" else "old new")
 
-    def test_a_module_that_the_program_has_imported_is_not_loaded_again(self, folder, monkeypatch):
+    def test_a_module_that_the_program_has_imported_is_not_loaded_again(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.syspath_prepend(folder)
         (folder / "known_tools.py").write_text("def get(): return 'old'\n")
         module = importlib.import_module("known_tools")
         assert load_function("known_tools.py:get", folder, "here") is module.get
 
-    def test_one_that_was_edited_since_runs_as_it_is_now(self, folder, monkeypatch):
+    def test_one_that_was_edited_since_runs_as_it_is_now(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)
         (folder / "edited_tools.py").write_text("def get(): return 'old'\n")
         importlib.import_module("edited_tools")
         (folder / "edited_tools.py").write_text("def get(): return 'newer'\n")
         assert load_function("edited_tools.py:get", folder, "here")() == "newer"
 
-    def test_a_file_that_exits_when_it_is_imported_is_reported(self, folder):
+    def test_a_file_that_exits_when_it_is_imported_is_reported(self, folder: Path) -> None:
         (folder / "tools.py").write_text("import sys\nsys.exit(3)\ndef get(): ...\n")
         with pytest.raises(ConfigError, match=r"cannot be imported: .*calls sys\.exit\(3\)"):
             load_function("tools.py:get", folder, "here")
@@ -103,7 +110,7 @@ class TestFingerprints:
         ],
         ids=["import", "from", "taken back", "computed", "in a function", "another name"],
     )
-    def test_helpers_found_through_a_changed_path_are_part_of_it(self, folder, code):
+    def test_helpers_found_through_a_changed_path_are_part_of_it(self, folder: Path, code: str) -> None:
         (folder / "lib" / "kit.py").write_text("import kit_more\nWORD = 1\n")
         (folder / "lib" / "kit_more.py").write_text("")
         (folder / "agent.py").write_text(code + "def reply(prompt): return 'x'\n")
@@ -113,7 +120,7 @@ class TestFingerprints:
             "lib/kit_more.py",
         }
 
-    def test_a_helper_that_a_grader_finds_by_the_targets_doing_is_part_of_the_graders(self, folder):
+    def test_a_helper_that_a_grader_finds_by_the_targets_doing_is_part_of_the_graders(self, folder: Path) -> None:
         (folder / "lib" / "kit.py").write_text("WORD = 1\n")
         (folder / "agent.py").write_text(EXTENDS + "def reply(prompt): return 'x'\n")
         (folder / "checks.py").write_text("import kit\ndef check(output): return True\n")
@@ -122,7 +129,7 @@ class TestFingerprints:
         )
         assert set(identify(spec).identity["graders"]["python"]["source"]) == {"checks.py", "lib/kit.py"}
 
-    def test_it_does_not_depend_on_what_was_loaded_before(self, folder):
+    def test_it_does_not_depend_on_what_was_loaded_before(self, folder: Path) -> None:
         (folder / "lib" / "extra.py").write_text("")
         (folder / "plain.py").write_text(
             "try:\n    import extra\nexcept ImportError:\n    extra = None\ndef f(): ...\n"
@@ -132,17 +139,19 @@ class TestFingerprints:
         load_function("agent.py:reply", folder, "here")
         assert source.source_fingerprint(folder / "plain.py", folder) == before == {"plain.py": before["plain.py"]}
 
-    def test_code_that_cannot_be_imported_here_is_fingerprinted_as_far_as_it_can_be_read(self, folder):
+    def test_code_that_cannot_be_imported_here_is_fingerprinted_as_far_as_it_can_be_read(self, folder: Path) -> None:
         (folder / "agent.py").write_text(EXTENDS + "import no_such_package\ndef reply(prompt): return 'x'\n")
         assert set(function_source("agent.py:reply", folder, "here")[1]) == {"agent.py"}
 
-    def test_plain_code_is_not_imported(self, folder):
+    def test_plain_code_is_not_imported(self, folder: Path) -> None:
         (folder / "agent.py").write_text("import json, msgspec, helper\ndef reply(prompt): return 'x'\n")
         (folder / "helper.py").write_text("raise OSError('imported')\n")
         assert set(function_source("agent.py:reply", folder, "here")[1]) == {"agent.py", "helper.py"}
         assert "helper" not in sys.modules
 
-    def test_many_functions_of_the_same_files_are_parsed_once(self, folder, monkeypatch):
+    def test_many_functions_of_the_same_files_are_parsed_once(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         names = [f"part{number}" for number in range(6)]
         for name in names:
             (folder / f"{name}.py").write_text(f"NAME = {name!r}\n")
@@ -156,14 +165,14 @@ class TestFingerprints:
 
 
 class TestThroughTheCommand:
-    def test_a_changed_helper_runs_and_grades_again(self, tmp_path):
+    def test_a_changed_helper_runs_and_grades_again(self, tmp_path: Path) -> None:
         (tmp_path / "lib").mkdir()
         (tmp_path / "agent.py").write_text(EXTENDS + "import kit\ndef reply(prompt): return kit.WORD\n")
         (tmp_path / "checks.py").write_text(EXTENDS + "import mark\ndef check(output): return mark.SCORE\n")
         grader = {"type": "python", "function": "checks.py:check"}
         write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=[grader])
 
-        def outcome(word, score):
+        def outcome(word: Any, score: Any) -> Any:
             (tmp_path / "lib" / "kit.py").write_text(f"WORD = {word!r}\n")
             (tmp_path / "lib" / "mark.py").write_text(f"SCORE = {score}\n")
             done = command("eval", "eval.yaml", cwd=tmp_path)
@@ -180,12 +189,12 @@ class TestThroughTheCommand:
         said, output, score = outcome("two", 0)
         assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in said
 
-    def test_a_change_within_the_second_in_which_bytecode_was_written_is_run(self, tmp_path):
+    def test_a_change_within_the_second_in_which_bytecode_was_written_is_run(self, tmp_path: Path) -> None:
         """Python itself would take the bytecode: the source has the same size and was changed in the same second."""
         write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=None)
         second = int(time.time()) + 3600
 
-        def output(own, word):
+        def output(own: Any, word: Any) -> Any:
             (tmp_path / "agent.py").write_text(f"import kit\ndef reply(prompt): return '{own}' + kit.WORD\n")
             (tmp_path / "kit.py").write_text(f"WORD = '{word}'\n")
             for name in ("agent.py", "kit.py"):
@@ -196,7 +205,7 @@ class TestThroughTheCommand:
 
         assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
-    def test_an_import_that_nothing_shows_is_named(self, tmp_path):
+    def test_an_import_that_nothing_shows_is_named(self, tmp_path: Path) -> None:
         """As when an installed package imports a user's module by an entry point."""
         (tmp_path / "hidden.py").write_text("WORD = 'x'\n")
         (tmp_path / "agent.py").write_text("__builtins__['__import__']('hidden')\ndef reply(prompt): return 'x'\n")
@@ -213,7 +222,7 @@ PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/inner.py", "beside.py"}
 
 class TestCommands:
     @pytest.fixture
-    def project(self, tmp_path):
+    def project(self, tmp_path: Path) -> Any:
         for name, text in {
             "pkg/__init__.py": "",
             "pkg/__main__.py": "from .inner import run\nimport beside\nrun()\n",
@@ -246,10 +255,12 @@ class TestCommands:
             (["python", "-m"], set()),
         ],
     )
-    def test_modules_that_python_is_told_to_run_are_files_of_the_command(self, project, words, files):
+    def test_modules_that_python_is_told_to_run_are_files_of_the_command(
+        self, project: Any, words: Any, files: Any
+    ) -> None:
         assert set(command_files(project, words)) == files
 
-    def test_an_edited_package_runs_again(self, project):
+    def test_an_edited_package_runs_again(self, project: Any) -> None:
         write_spec(
             project, samples=[{"id": "a"}], prompt="x", target={"command": [sys.executable, "-m", "pkg"]}, graders=None
         )
@@ -258,8 +269,8 @@ class TestCommands:
         (project / "pkg" / "inner.py").write_text("def run(): print('y')\n")
         assert "1 to run (pkg/inner.py changed)" in command("eval", "eval.yaml", "--dry-run", cwd=project).stdout
 
-    def test_the_modules_of_an_mcp_server_and_of_a_program_grader_count(self, project):
-        def identities():
+    def test_the_modules_of_an_mcp_server_and_of_a_program_grader_count(self, project: Any) -> None:
+        def identities() -> Any:
             server = {"mcp": {"command": ["python", "-m", "pkg"]}}
             grader = {"type": "program", "command": "python3", "args": ["-m", "pkg"]}
             spec = load(
@@ -272,7 +283,7 @@ class TestCommands:
         (project / "pkg" / "inner.py").write_text("def run(): print('y')\n")
         assert all(new != old for new, old in zip(identities(), before, strict=True))
 
-    def test_a_program_that_changes_pythons_path_is_named_in_the_plan(self, project):
+    def test_a_program_that_changes_pythons_path_is_named_in_the_plan(self, project: Any) -> None:
         (project / "agent.py").write_text("import beside\n" + EXTENDS + "print('x')\n")
         write_spec(
             project, samples=[{"id": "a"}], prompt="x", target={"command": [sys.executable, "agent.py"]}, graders=None
@@ -282,7 +293,7 @@ class TestCommands:
             assert "target.command: agent.py:3 changes sys.path" in said and "use --fresh" in said
 
 
-def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(folder):
+def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(folder: Path) -> None:
     """Functions handed over from Python are of modules that are loaded already, and are not loaded again."""
     (folder / "lib" / "kit.py").write_text("WORD = 1\n")
     (folder / "script.py").write_text(
@@ -293,7 +304,7 @@ def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(f
         "print(run.path, run.results()[0]['output'])\n"
     )
 
-    def ran():
+    def ran() -> Any:
         done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

@@ -12,6 +12,7 @@ import pty
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +23,9 @@ from holdfast.errors import UsageError
 from tests.support.running import environment
 from tests.support.running import holdfast as command
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ROWS = [{"id": "a", "text": "abc"}, {"id": "b", "text": "bcd"}]
 TARGET = "def reply(prompt): return prompt\n"
 _numbers = itertools.count()
@@ -30,24 +34,24 @@ _numbers = itertools.count()
 class Notices(Display):
     """Keeps what a person is told."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.said = []
 
-    def notice(self, message):
+    def notice(self, message: Any) -> None:
         self.said.append(message)
 
 
 @pytest.fixture
-def session(tmp_path):
+def session(tmp_path: Path) -> Any:
     """A session: `cell` runs one, `evaluate` evaluates what the cells have defined."""
     names = {"__name__": "__main__"}
 
-    def cell(text):
+    def cell(text: Any) -> None:
         place = f"<cell-{next(_numbers)}>"
         linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
         exec(compile(text, place, "exec"), names)
 
-    def evaluate(**keys):
+    def evaluate(**keys: Any) -> Any:
         given = {"name": "nb", "samples": ROWS, "prompt": "{{ text }}", "runs_dir": tmp_path / "runs", **keys}
         if not isinstance(given.get("target"), dict):
             given["target"] = names[given.get("target", "reply")]
@@ -57,7 +61,7 @@ def session(tmp_path):
     return SimpleNamespace(cell=cell, evaluate=evaluate, names=names)
 
 
-def test_functions_and_lambdas_of_cells_are_targets_and_graders(session):
+def test_functions_and_lambdas_of_cells_are_targets_and_graders(session: Any) -> None:
     session.cell("calls = 0\ndef reply(prompt):\n    global calls\n    calls += 1\n    return prompt.upper()\n")
     session.cell("def loud(output): return output.isupper()\nshort = lambda output: len(output) < 4\n")
     first = session.evaluate(graders=["loud", "short"])
@@ -97,7 +101,7 @@ def reply(prompt, width=2):
         BASE.replace("inner(prompt) +", "inner(prompt.upper()) +"),
     ],
 )
-def test_a_change_of_what_a_function_uses_is_another_run(session, cell):
+def test_a_change_of_what_a_function_uses_is_another_run(session: Any, cell: Any) -> None:
     session.cell(BASE)
     first = session.evaluate()
     session.cell(cell)
@@ -115,14 +119,14 @@ def test_a_change_of_what_a_function_uses_is_another_run(session, cell):
         "def helper(text):\n    # the same\n    return text + WORDS[0] + str(LIMIT)\n",
     ],
 )
-def test_what_does_not_matter_reuses_the_run(session, cell):
+def test_what_does_not_matter_reuses_the_run(session: Any, cell: Any) -> None:
     session.cell(BASE)
     first = session.evaluate()
     session.cell(cell)
     assert session.evaluate().path == first.path
 
 
-def test_two_lambdas_are_two_graders_and_an_edited_one_grades_again(session):
+def test_two_lambdas_are_two_graders_and_an_edited_one_grades_again(session: Any) -> None:
     session.cell("calls = []\ndef reply(prompt):\n    calls.append(1)\n    return prompt\n")
     session.cell("one = lambda output: 'a' in output\n")
     first = session.evaluate(graders=["one"])
@@ -131,7 +135,7 @@ def test_two_lambdas_are_two_graders_and_an_edited_one_grades_again(session):
     assert (first.score, second.score, len(session.names["calls"])) == (0.5, 1, 2)
 
 
-def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(session):
+def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(session: Any) -> None:
     text = "class Agent:\n    def __init__(self, word): self.word = word\n    def say(self, prompt): return self.word\n"
     session.cell(text + "reply = Agent('x').say\n")
     paths = [session.evaluate().path]
@@ -143,7 +147,7 @@ def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(se
     assert len(set(paths)) == 3 and session.evaluate().path == paths[0]
 
 
-def test_a_typed_in_class_is_a_target_and_is_known_by_its_code(session):
+def test_a_typed_in_class_is_a_target_and_is_known_by_its_code(session: Any) -> None:
     text = "class Agent:\n    def __call__(self, prompt):\n        calls.append(prompt)\n        return prompt\n"
     session.cell("calls = []\n" + text + "reply = Agent\n")
     first = session.evaluate()
@@ -154,7 +158,7 @@ def test_a_typed_in_class_is_a_target_and_is_known_by_its_code(session):
     assert second.path != first.path and second.results()[0]["output"] == "abcabc"
 
 
-def test_a_typed_in_object_that_counts_its_calls_stays_the_same(session):
+def test_a_typed_in_object_that_counts_its_calls_stays_the_same(session: Any) -> None:
     session.cell(
         "class Agent:\n    count = 0\n    def __call__(self, prompt):\n        self.count += 1\n        return prompt\n"
     )
@@ -177,7 +181,7 @@ def reply(prompt): return prompt
 @pytest.mark.parametrize(
     "text", [WRAPPED, WRAPPED.replace("    @functools.wraps(function)\n", "")], ids=["with wraps", "without"]
 )
-def test_decorators_of_the_session_count(session, text):
+def test_decorators_of_the_session_count(session: Any, text: Any) -> None:
     session.cell(text)
     first = session.evaluate()
     assert first.results()[0]["output"] == "abcabc" and session.evaluate().path == first.path
@@ -187,7 +191,9 @@ def test_decorators_of_the_session_count(session, text):
     assert session.evaluate().results()[0]["output"] == "aa"
 
 
-def test_a_function_of_a_file_in_a_decorator_of_the_session_is_known_by_both(session, tmp_path, monkeypatch):
+def test_a_function_of_a_file_in_a_decorator_of_the_session_is_known_by_both(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "nb_plain.py").write_text("def plain(prompt): return prompt\n")
     session.cell(
@@ -203,7 +209,7 @@ def test_a_function_of_a_file_in_a_decorator_of_the_session_is_known_by_both(ses
     assert session.evaluate().results()[0]["output"] == "abcabcabc" and session.evaluate().path != first.path
 
 
-def test_what_no_key_can_cover_is_named(session):
+def test_what_no_key_can_cover_is_named(session: Any) -> None:
     session.cell("client = object()\nlog = []\ndef helper(): return client\n")
     session.cell("def reply(prompt):\n    log.append(helper())\n    return prompt\n")
     notices = Notices()
@@ -212,7 +218,9 @@ def test_what_no_key_can_cover_is_named(session):
     assert said.startswith("reply uses log, client, which its key does not cover") and "fresh=True" in said
 
 
-def test_a_users_module_that_a_cell_uses_counts_and_must_not_be_stale(session, tmp_path, monkeypatch):
+def test_a_users_module_that_a_cell_uses_counts_and_must_not_be_stale(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "nb_helper.py").write_text("def word(): return 'x'\n")
     session.cell("import importlib, nb_helper\ndef reply(prompt): return nb_helper.word()\n")
@@ -225,7 +233,7 @@ def test_a_users_module_that_a_cell_uses_counts_and_must_not_be_stale(session, t
     assert second.path != first.path and second.results()[0]["output"] == "longer"
 
 
-def test_tools_simulated_users_and_checkpoints_may_be_functions(session):
+def test_tools_simulated_users_and_checkpoints_may_be_functions(session: Any) -> None:
     session.cell(
         "STEP = 1\n"
         "def add(n: int) -> int:\n    'Add.'\n    return n + STEP\n"
@@ -235,7 +243,7 @@ def test_tools_simulated_users_and_checkpoints_may_be_functions(session):
     )
     names = session.names
 
-    def run():
+    def run() -> Any:
         return session.evaluate(
             target={"python": names["agent"], "tools": [names["add"]]},
             responder={"python": names["user"], "max_followups": 3},
@@ -249,7 +257,7 @@ def test_tools_simulated_users_and_checkpoints_may_be_functions(session):
     assert run().score == 0
 
 
-def test_an_agents_own_state_may_be_kept_by_functions(session):
+def test_an_agents_own_state_may_be_kept_by_functions(session: Any) -> None:
     session.cell(
         "def agent(prompt, context): return prompt\ndef save(context): return 1\ndef restore(state, context): pass\n"
     )
@@ -261,7 +269,7 @@ def test_an_agents_own_state_may_be_kept_by_functions(session):
     assert first.finished and session.evaluate(target=target).path != first.path
 
 
-def test_without_a_source_the_compiled_code_stands_for_it(tmp_path):
+def test_without_a_source_the_compiled_code_stands_for_it(tmp_path: Path) -> None:
     """An interpreter that reads its standard input keeps no source. What it compiles is the same in every process."""
     script = (
         "import holdfast\n"
@@ -272,7 +280,7 @@ def test_without_a_source_the_compiled_code_stands_for_it(tmp_path):
         "print(run.path, run.score)\n"
     )
 
-    def ran(text, seed):
+    def ran(text: Any, seed: Any) -> Any:
         done = subprocess.run(
             [sys.executable, "-"],
             input=text,
@@ -290,7 +298,7 @@ def test_without_a_source_the_compiled_code_stands_for_it(tmp_path):
     assert ran(script.replace("{'abc', 'x', 'y', 'z'}", "{'abc', 'x', 'y'}"), "1")[0] != first[0]
 
 
-def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(session, tmp_path):
+def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(session: Any, tmp_path: Path) -> None:
     session.cell(TARGET)
     run = session.evaluate(graders=[{"type": "text", "contains": "a"}])
     assert run.score == 0.5
@@ -306,7 +314,7 @@ def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(ses
 
 class TestDisplays:
     @pytest.mark.parametrize("name", ["rich", "plain", "json", "none"])
-    def test_they_are_chosen_by_name(self, session, capsys, name):
+    def test_they_are_chosen_by_name(self, session: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
         session.cell(TARGET)
         assert session.evaluate(display=name).finished
         said = capsys.readouterr().err
@@ -314,7 +322,7 @@ class TestDisplays:
         assert name != "none" or said == ""
 
     @pytest.mark.parametrize("wrong", ["loud", 3, Plain])
-    def test_another_is_refused(self, session, tmp_path, wrong):
+    def test_another_is_refused(self, session: Any, tmp_path: Path, wrong: Any) -> None:
         session.cell(TARGET)
         with pytest.raises(UsageError, match="rich, plain, json, none"):
             session.evaluate(display=wrong)
@@ -322,8 +330,13 @@ class TestDisplays:
 
     @pytest.mark.parametrize(("kernel", "shown"), [(True, "2 to run"), (False, "")])
     def test_a_notebook_shows_lines_by_default_and_a_script_without_terminal_nothing(
-        self, session, capsys, monkeypatch, kernel, shown
-    ):
+        self,
+        session: Any,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        kernel: bool,
+        shown: str,
+    ) -> None:
         if kernel:
             monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
         session.cell(TARGET)
@@ -331,7 +344,7 @@ class TestDisplays:
         said = capsys.readouterr().err
         assert shown in said and (kernel or said == "")
 
-    def test_a_terminal_shows_progress_by_default(self, tmp_path):
+    def test_a_terminal_shows_progress_by_default(self, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text(
             "import holdfast\ndef reply(prompt): return prompt\n"
             "holdfast.evaluate(name='e', samples=[{'id': 'a'}], prompt='x', target=reply)\n"
@@ -345,20 +358,20 @@ class TestDisplays:
 
 
 class TestRuns:
-    def test_results_have_the_row_the_prompt_and_the_feedback(self, session):
+    def test_results_have_the_row_the_prompt_and_the_feedback(self, session: Any) -> None:
         session.cell(TARGET)
         session.cell("def check(output): return {'score': 'a' in output, 'reason': 'has an a'}\n")
         entry = session.evaluate(graders=["check"], prompt="Say {{ text }}").results()[0]
         assert (entry["row"], entry["prompt"]) == (ROWS[0], "Say abc")
         assert entry["grades"]["check"] == {"status": "passed", "score": 1.0, "feedback": "has an a"}
 
-    def test_trials_without_an_output_have_their_row(self, session):
+    def test_trials_without_an_output_have_their_row(self, session: Any) -> None:
         session.cell("def reply(prompt): return prompt if 'a' in prompt else 1 / 0\n")
         run = session.evaluate(accept_errors=True, limits={"retries": 0})
         assert [entry["row"] for entry in run.results()] == ROWS
         assert [entry["prompt"] for entry in run.results()] == ["abc", None]
 
-    def test_the_repr_is_one_short_line_and_a_notebook_shows_a_table(self, session):
+    def test_the_repr_is_one_short_line_and_a_notebook_shows_a_table(self, session: Any) -> None:
         session.cell(TARGET)
         session.cell("def check(output): return 'a' in output\n")
         run = session.evaluate(graders=["check"], name="a<b")
@@ -366,7 +379,7 @@ class TestRuns:
         shown = run._repr_html_()
         assert "<td>check</td><td>0.500</td>" in shown and "a&lt;b" in shown and "a<b" not in shown
 
-    def test_an_unfinished_one_says_why(self, session):
+    def test_an_unfinished_one_says_why(self, session: Any) -> None:
         session.cell("def reply(prompt): raise ValueError('no <b>')\n")
         run = session.evaluate(limits={"retries": 0})
         assert repr(run).startswith(f"<Run {run.path}, not finished: 2 of 2 trials have errors")

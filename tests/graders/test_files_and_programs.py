@@ -14,6 +14,7 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,13 +34,13 @@ from tests.support.specs import grade, load, write_spec
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
 
 
-def verdict(folder, block, answer="the answer", /, **row):
+def verdict(folder: Path, block: Any, answer: str = "the answer", /, **row: Any) -> Any:
     found = grade(folder, block, answer, files=row.pop("files", FILES), **row)
     assert not isinstance(found, AttemptError), found
     return found
 
 
-def shell(script, **more):
+def shell(script: Any, **more: Any) -> Any:
     return {"type": "program", "command": "bash", "args": ["-c", script], **more}
 
 
@@ -57,10 +58,10 @@ class TestFile:
         ],
         ids=str,
     )
-    def test_one_check_per_file_and_pattern(self, tmp_path, block, score):
+    def test_one_check_per_file_and_pattern(self, tmp_path: Path, block: Any, score: Any) -> None:
         assert verdict(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
 
-    def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path):
+    def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "file", "must_not_exist": ["x"]}, "x", said={"files": UNSET}, files={})
         assert isinstance(error, AttemptError) and "no workspace" in error.message
 
@@ -77,11 +78,11 @@ class TestDiff:
         ],
         ids=str,
     )
-    def test_one_check_per_file_snapshot_and_text(self, tmp_path, expected, score):
+    def test_one_check_per_file_snapshot_and_text(self, tmp_path: Path, expected: Any, score: Any) -> None:
         (tmp_path / "want.py").write_text(FILES["src/a.py"])
         assert verdict(tmp_path, {"type": "diff", "expected_files": [expected]}).score == pytest.approx(score)
 
-    def test_a_changed_snapshot_is_another_grader(self, tmp_path):
+    def test_a_changed_snapshot_is_another_grader(self, tmp_path: Path) -> None:
         (tmp_path / "want.py").write_text("one")
         spec = load(
             tmp_path, workspace={}, graders=[{"type": "diff", "expected_files": [{"path": "a", "snapshot": "want.py"}]}]
@@ -91,28 +92,28 @@ class TestDiff:
         assert grader_identity(spec.graders[0], spec) != before
 
 
-def code(*assertions, **keys):
+def code(*assertions: Any, **keys: Any) -> Any:
     return {"type": "code", "assertions": list(assertions), **keys}
 
 
 class TestProgram:
-    def test_its_exit_code_is_the_score_and_what_it_prints_the_feedback(self, tmp_path):
+    def test_its_exit_code_is_the_score_and_what_it_prints_the_feedback(self, tmp_path: Path) -> None:
         found = verdict(tmp_path, shell("grep answer; cat src/a.py"))
         assert (found.score, found.feedback) == (1, "the answer\nprint('hello')")
         found = verdict(tmp_path, shell("echo no >&2; exit 3"))
         assert (found.score, found.feedback, found.details["exit_code"]) == (0, "no", 3)
 
-    def test_it_works_in_a_copy_that_is_gone_afterwards(self, tmp_path):
+    def test_it_works_in_a_copy_that_is_gone_afterwards(self, tmp_path: Path) -> None:
         script = 'test "$HOLDFAST_WORKSPACE" = "$PWD" && test "$WAZA_WORKSPACE_DIR" = "$PWD" && echo x > README && pwd'
         where = verdict(tmp_path, shell(script)).feedback
         assert not Path(where).exists() and not Path(where).parent.exists()
         assert verdict(tmp_path, shell("cat README")).feedback == "read me", "what one does no other sees"
 
-    def test_it_sees_no_secret_in_its_environment(self, tmp_path, monkeypatch):
+    def test_it_sees_no_secret_in_its_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
         assert "sk-secret" not in verdict(tmp_path, shell("env")).feedback
 
-    def test_a_file_of_the_evals_folder_is_run_and_in_the_key(self, tmp_path):
+    def test_a_file_of_the_evals_folder_is_run_and_in_the_key(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("#!/bin/sh\ntest -f src/a.py && echo $1\n")
         (tmp_path / "check.sh").chmod(0o755)
         block = {"type": "program", "command": "./check.sh", "args": ["{{ word }}"]}
@@ -124,17 +125,17 @@ class TestProgram:
         (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
         assert all(grader_identity(one, spec) != old for one, old in zip(spec.graders, before, strict=True))
 
-    def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path):
+    def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("echo ours\n")
         block = {"type": "program", "command": "sh", "args": ["check.sh"]}
         assert verdict(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
 
-    def test_what_a_row_says_is_no_file_of_the_evals_folder(self, tmp_path):
+    def test_what_a_row_says_is_no_file_of_the_evals_folder(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("true\n")
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
         assert verdict(tmp_path, block, word="check.sh").feedback == "check.sh"
 
-    def test_how_long_it_may_take_is_in_no_key(self, tmp_path):
+    def test_how_long_it_may_take_is_in_no_key(self, tmp_path: Path) -> None:
         spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
         assert grader_identity(spec.graders[0], spec) == grader_identity(spec.graders[1], spec)
 
@@ -148,8 +149,8 @@ class TestProgram:
         ids=str,
     )
     def test_what_cannot_be_started_is_an_error_and_so_is_a_time_out_where_that_is_asked_for(
-        self, tmp_path, block, said
-    ):
+        self, tmp_path: Path, block: Any, said: str
+    ) -> None:
         (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
         (tmp_path / "no-shell.sh").chmod(0o755)
         error = grade(tmp_path, block, "x", files=FILES)
@@ -171,12 +172,12 @@ class TestProgram:
         ],
         ids=str,
     )
-    def test_what_began_and_then_looped_or_crashed_has_failed(self, tmp_path, block, said):
+    def test_what_began_and_then_looped_or_crashed_has_failed(self, tmp_path: Path, block: Any, said: str) -> None:
         found = verdict(tmp_path, block)
         assert found.score == 0 and found.feedback.startswith(said)
 
     @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR2"])
-    def test_a_program_that_is_ended_from_outside_is_an_error(self, tmp_path, name):
+    def test_a_program_that_is_ended_from_outside_is_an_error(self, tmp_path: Path, name: str) -> None:
         ours = signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)  # as under `nohup`
         try:
             error = grade(tmp_path, shell(f"kill -{name} $$"), "x", files=FILES)
@@ -184,8 +185,8 @@ class TestProgram:
             signal.signal(signal.Signals[f"SIG{name}"], ours)
         assert isinstance(error, AttemptError) and f"was ended from outside by SIG{name}" in error.message
 
-    def test_the_time_limit_of_turns_is_not_that_of_programs(self, tmp_path):
-        def reply(prompt):
+    def test_the_time_limit_of_turns_is_not_that_of_programs(self, tmp_path: Path) -> None:
+        def reply(prompt: Any) -> Any:
             return prompt
 
         run = evaluate(
@@ -201,12 +202,12 @@ class TestProgram:
         assert (found["status"], found["score"], found["feedback"]) == ("failed", 0, "timed out after 4 s")
         assert run.finished
 
-    def test_no_descriptor_is_closed_twice(self, tmp_path, monkeypatch):
+    def test_no_descriptor_is_closed_twice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The second close would be that of a file which another thread has opened in between."""
         doubtful = []
 
         class Pipe(io.FileIO):
-            def close(self):
+            def close(self) -> None:
                 if not self.closed:
                     try:
                         os.fstat(self.fileno())
@@ -217,13 +218,13 @@ class TestProgram:
 
         monkeypatch.setattr(os, "fdopen", Pipe)
 
-        async def run_program():
+        async def run_program() -> Any:
             (tmp_path / "workspace").mkdir()
             return await sandbox.run_in(sandbox.Room(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
 
         assert uvloop.run(run_program()).code == 0 and doubtful == []
 
-    def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path):
+    def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path: Path) -> None:
         blocks = [
             shell("true"),
             shell("true", name="b", on_timeout="fail"),
@@ -233,7 +234,7 @@ class TestProgram:
         plain, same, other = (grader_identity(one, spec) for one in spec.graders)
         assert plain == same != other and "on_timeout" not in plain
 
-    def test_what_it_started_ends_with_it(self, tmp_path):
+    def test_what_it_started_ends_with_it(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())
         verdict(tmp_path, shell(f"sleep 300 & : {name}"))
         wait_for(lambda: not _processes(name), "the end of what it started")
@@ -247,7 +248,9 @@ class TestProgram:
         ],
         ids=["nothing", "Landlock alone", "processes and no mounts"],
     )
-    def test_it_ends_and_is_graded_alike_whatever_can_be_shut(self, tmp_path, monkeypatch, able):
+    def test_it_ends_and_is_graded_alike_whatever_can_be_shut(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: Any
+    ) -> None:
         monkeypatch.setattr(sandbox, "isolation", lambda: able)
         found = verdict(tmp_path, shell('cat; test "$HOLDFAST_WORKSPACE" = "$PWD" && touch in; exit 3'))
         assert (found.feedback, found.details["exit_code"], found.details["isolation"]) == ("the answer", 3, able)
@@ -276,7 +279,7 @@ def _outside() -> Path:
 
 @pytest.mark.skipif(not isolation().writes, reason="this kernel has no Landlock")
 class TestIsolation:
-    def test_nothing_outside_the_workspace_can_be_changed(self, tmp_path):
+    def test_nothing_outside_the_workspace_can_be_changed(self, tmp_path: Path) -> None:
         outside, kept = _outside(), tmp_path / "kept.txt"
         kept.write_text("mine")
         tries = [f"echo b > {outside}", f"mkdir {outside}", f"echo c >> {kept}", f"rm {kept}", f"mv {kept} ."]
@@ -284,7 +287,7 @@ class TestIsolation:
         assert found.feedback == "a" and not outside.exists() and kept.read_text() == "mine"
         assert found.details["isolation"].writes
 
-    def test_neither_by_assertions(self, tmp_path):
+    def test_neither_by_assertions(self, tmp_path: Path) -> None:
         outside = _outside()
         block = {
             "type": "code",
@@ -294,12 +297,12 @@ class TestIsolation:
         refused = ("PermissionError", "Read-only file system")
         assert found.score == 0.5 and any(text in found.feedback for text in refused) and not outside.exists()
 
-    def test_the_environment_of_the_run_cannot_be_read(self, tmp_path):
+    def test_the_environment_of_the_run_cannot_be_read(self, tmp_path: Path) -> None:
         found = verdict(tmp_path, shell(f"cat /proc/{os.getpid()}/environ"))
         refused = ("Permission denied", "No such file")
         assert found.score == 0 and any(text in found.feedback for text in refused)
 
-    def test_the_network_is_shut_unless_it_is_asked_for(self, tmp_path):
+    def test_the_network_is_shut_unless_it_is_asked_for(self, tmp_path: Path) -> None:
         if isolation().network == "open":
             pytest.skip("this kernel has neither network namespaces nor Landlock for TCP")
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -309,7 +312,7 @@ class TestIsolation:
             found = verdict(tmp_path, shell(script, network=True))
             assert (found.score, found.details["isolation"].network) == (1, "open")
 
-    def test_a_file_without_end_ends_the_program(self, tmp_path):
+    def test_a_file_without_end_ends_the_program(self, tmp_path: Path) -> None:
         found = verdict(tmp_path, shell("exec cat /dev/zero > big"))
         assert (found.score, found.feedback) == (0, "killed by SIGXFSZ")
 
@@ -347,7 +350,7 @@ os.read(reading, 1)
 """
 
 
-def daemon(name, *then, **more):
+def daemon(name: Any, *then: Any, **more: Any) -> Any:
     """A program that leaves a daemon behind and then ends, or whatever it does."""
     return {"type": "program", "command": sys.executable, "args": ["-c", "\n".join([_DAEMON, *then]), name], **more}
 
@@ -359,7 +362,7 @@ needs_processes = pytest.mark.skipif(not isolation().processes, reason="no PID n
 class TestNamespaces:
     @needs_mounts
     @pytest.mark.parametrize("network", [False, True])
-    def test_modes_owners_times_and_attributes_outside_cannot_be_changed(self, tmp_path, network):
+    def test_modes_owners_times_and_attributes_outside_cannot_be_changed(self, tmp_path: Path, network: bool) -> None:
         kept = tmp_path / "kept.txt"
         kept.write_text("mine")
         before = kept.stat()
@@ -372,7 +375,7 @@ class TestNamespaces:
         assert found.details["isolation"].read_only
 
     @needs_mounts
-    def test_a_program_cannot_make_mounts_writable_again(self, tmp_path, monkeypatch):
+    def test_a_program_cannot_make_mounts_writable_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sandbox, "isolation", lambda: Isolation(read_only=True))  # Landlock forbids mounts anyway
         kept = tmp_path / "kept.txt"
         kept.write_text("mine")
@@ -393,7 +396,7 @@ class TestNamespaces:
         ],
         ids=str,
     )
-    def test_a_daemon_ends_with_the_grader(self, tmp_path, then, said):
+    def test_a_daemon_ends_with_the_grader(self, tmp_path: Path, then: str, said: str) -> None:
         name = str(uuid.uuid4())
         found = verdict(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
         left = _processes(name)
@@ -402,7 +405,7 @@ class TestNamespaces:
         assert found.feedback == said and left == []
 
     @needs_processes
-    def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path):
+    def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())
         path = write_spec(
             tmp_path,
@@ -428,7 +431,9 @@ class TestNamespaces:
                 process.kill()
 
     @needs_processes
-    def test_its_folder_is_removed_although_daemons_write_until_the_time_is_up(self, tmp_path, monkeypatch):
+    def test_its_folder_is_removed_although_daemons_write_until_the_time_is_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         write = "for i in {1..50}; do echo > $RANDOM$RANDOM; done"
         for _ in range(3):
@@ -437,7 +442,7 @@ class TestNamespaces:
         assert list(tmp_path.glob("holdfast-grade-*")) == []
 
     @needs_processes
-    def test_processes_outside_cannot_be_signalled(self, tmp_path):
+    def test_processes_outside_cannot_be_signalled(self, tmp_path: Path) -> None:
         with subprocess.Popen(["sleep", "1000"]) as outside:
             try:
                 found = verdict(tmp_path, shell(f"kill -9 {outside.pid}"))
@@ -449,11 +454,13 @@ class TestNamespaces:
 
     @needs_processes
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_one_that_somebody_ends_from_outside_is_an_error_and_leaves_nothing(self, tmp_path, number):
+    def test_one_that_somebody_ends_from_outside_is_an_error_and_leaves_nothing(
+        self, tmp_path: Path, number: Any
+    ) -> None:
         name, workspace = str(uuid.uuid4()), tmp_path / "workspace"
         workspace.mkdir()
 
-        async def end_from_outside():
+        async def end_from_outside() -> None:
             block = daemon(name, "open('up', 'w').close()", "signal.pause()")
             program = asyncio.create_task(
                 sandbox.run_in(sandbox.Room(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
@@ -468,16 +475,16 @@ class TestNamespaces:
         wait_for(lambda: not _processes(name), "the end of the daemon")
 
     @needs_processes
-    def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path):
+    def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path: Path) -> None:
         found = verdict(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
         assert (found.feedback, found.details["exit_code"]) == ("here", 4)
 
-    def test_proc_shows_its_own_processes(self, tmp_path):
+    def test_proc_shows_its_own_processes(self, tmp_path: Path) -> None:
         _needs("unshare", "-Ur", "--fork", "--pid", "--mount-proc", "true")
         found = verdict(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
         assert found.feedback == "/proc/1 /proc/2\nbash"
 
-    def test_another_user_keeps_its_uid_and_is_confined_alike(self, tmp_path):
+    def test_another_user_keeps_its_uid_and_is_confined_alike(self, tmp_path: Path) -> None:
         become = ["unshare", "-U", "--map-user=1234", "--map-group=1235"]
         _needs(*become, "unshare", "-Urnm", "--fork", "--pid", "true")
         kept = tmp_path / "kept.txt"
@@ -501,7 +508,7 @@ def _needs(*argv: str) -> None:
         pytest.skip(f"{' '.join(argv)} does not work here")
 
 
-def test_where_nothing_can_be_shut_people_are_told(tmp_path):
+def test_where_nothing_can_be_shut_people_are_told(tmp_path: Path) -> None:
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
     told = []
@@ -511,7 +518,7 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path):
     assert told == [Isolation().caveat]
 
 
-def test_what_programs_can_do_is_said_in_a_line():
+def test_what_programs_can_do_is_said_in_a_line() -> None:
     whole = Isolation(writes=True, read_only=True, processes=True, network="namespace")
     assert whole.summary == (
         "nothing outside their workspace can be changed; all their processes end with them; no network"
@@ -541,19 +548,19 @@ class TestCode:
             ("nothing_of_that_name", False),
         ],
     )
-    def test_an_assertion_is_a_python_expression(self, tmp_path, assertion, holds):
+    def test_an_assertion_is_a_python_expression(self, tmp_path: Path, assertion: str, holds: bool) -> None:
         assert verdict(tmp_path, {"type": "code", "assertions": [assertion]}, word="stone").score == float(holds)
 
-    def test_one_that_raises_fails_alone_with_its_message(self, tmp_path):
+    def test_one_that_raises_fails_alone_with_its_message(self, tmp_path: Path) -> None:
         found = verdict(tmp_path, {"type": "code", "assertions": ["1 / 0", "print('x') is None", "output = ="[:6]]})
         assert found.score == pytest.approx(2 / 3) and "ZeroDivisionError" in found.feedback
 
-    def test_assertions_share_nothing(self, tmp_path):
+    def test_assertions_share_nothing(self, tmp_path: Path) -> None:
         block = {"type": "code", "assertions": ["messages.clear() is None", "len(messages) == 2"]}
         assert verdict(tmp_path, block).score == 1
 
     @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
-    def test_javascript(self, tmp_path):
+    def test_javascript(self, tmp_path: Path) -> None:
         block = {
             "type": "code",
             "language": "javascript",
@@ -562,7 +569,9 @@ class TestCode:
         found = verdict(tmp_path, block)
         assert found.score == 0.5 and "ReferenceError" in found.feedback
 
-    def test_without_node_it_is_refused_before_anything_runs(self, tmp_path, monkeypatch):
+    def test_without_node_it_is_refused_before_anything_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigError, match="needs node"):
             build_graders(load(tmp_path, graders=[{"type": "code", "language": "javascript", "assertions": ["1"]}]))
@@ -576,12 +585,12 @@ class TestCode:
     ],
     ids=str,
 )
-def test_an_eval_without_a_workspace_has_no_files_to_look_at(tmp_path, block):
+def test_an_eval_without_a_workspace_has_no_files_to_look_at(tmp_path: Path, block: Any) -> None:
     with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: graders\[0\]: .* has no workspace"):
         load(tmp_path, graders=[block])
 
 
-def test_the_files_an_agent_leaves_are_graded_and_graded_again_later(tmp_path):
+def test_the_files_an_agent_leaves_are_graded_and_graded_again_later(tmp_path: Path) -> None:
     (tmp_path / "want.txt").write_text("hello\n")
     graders = [
         {"type": "file", "must_exist": ["made.txt", "given.txt"]},
@@ -632,7 +641,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path, block, said):
+def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path: Path, block: Any, said: Any) -> None:
     folder = tmp_path / "eval"
     folder.mkdir()
     (tmp_path / "secret").write_text("x")
@@ -642,7 +651,7 @@ def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path, blo
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
 
 
-def test_a_program_may_be_what_the_agent_has_made(tmp_path):
+def test_a_program_may_be_what_the_agent_has_made(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "def reply(prompt, context):\n"
         "    made = context.workspace / 'made.sh'\n"

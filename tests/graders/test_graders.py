@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,8 +20,11 @@ from holdfast.spec.numbers import numbers_in
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def score(folder, block, answer, /, **row):
+
+def score(folder: Path, block: Any, answer: Any, /, **row: Any) -> Any:
     """The score a grader gives; an error is no score and fails the test."""
     verdict = grade(folder, block, answer, **row)
     assert not isinstance(verdict, AttemptError), verdict
@@ -43,13 +47,15 @@ class TestExact:
             ({"expected": 1.5}, "1.5", "ignored", True),
         ],
     )
-    def test_the_whole_answer_is_compared(self, tmp_path, block, answer, expected, right):
+    def test_the_whole_answer_is_compared(
+        self, tmp_path: Path, block: Any, answer: str, expected: str, right: bool
+    ) -> None:
         assert score(tmp_path, {"type": "exact", **block}, answer, expected=expected) == float(right)
 
-    def test_what_was_expected_is_in_the_feedback(self, tmp_path):
+    def test_what_was_expected_is_in_the_feedback(self, tmp_path: Path) -> None:
         assert "expected 'Paris'" in grade(tmp_path, {"type": "exact"}, "Rome", expected="Paris").feedback
 
-    def test_an_expected_text_is_data_and_not_a_template(self, tmp_path):
+    def test_an_expected_text_is_data_and_not_a_template(self, tmp_path: Path) -> None:
         assert score(tmp_path, {"type": "exact"}, "{{ 1 + 1 }}", expected="{{ 1 + 1 }}") == 1
 
 
@@ -78,17 +84,19 @@ class TestText:
         ],
         ids=lambda value: json.dumps(value) if isinstance(value, dict) else None,
     )
-    def test_the_score_is_the_share_of_checks_that_hold(self, tmp_path, block, answer, wanted):
+    def test_the_score_is_the_share_of_checks_that_hold(
+        self, tmp_path: Path, block: Any, answer: str, wanted: float | int
+    ) -> None:
         assert score(tmp_path, {"type": "text", **block}, answer, word="Stone") == wanted
 
     @pytest.mark.parametrize(
         "key", ["contains", "contains_cs", "contains_any", "contains_any_cs", "not_contains", "not_contains_cs"]
     )
-    def test_a_field_that_is_empty_is_an_error_since_every_answer_contains_it(self, tmp_path, key):
+    def test_a_field_that_is_empty_is_an_error_since_every_answer_contains_it(self, tmp_path: Path, key: str) -> None:
         error = grade(tmp_path, {"type": "text", key: "{{ word }}"}, "any answer", word="")
         assert isinstance(error, AttemptError) and "is empty for this row" in error.message
 
-    def test_every_failed_check_is_named(self, tmp_path):
+    def test_every_failed_check_is_named(self, tmp_path: Path) -> None:
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
         feedback = grade(tmp_path, block, "b").feedback
         for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of 'x', 'y'"):
@@ -125,7 +133,7 @@ CHOICES = [
 
 class TestChoice:
     @pytest.mark.parametrize(("answer", "letter"), CHOICES, ids=[repr(answer)[:50] for answer, _ in CHOICES])
-    def test_the_letter_is_found_however_it_is_said(self, tmp_path, answer, letter):
+    def test_the_letter_is_found_however_it_is_said(self, tmp_path: Path, answer: Any, letter: Any) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected=letter)
         assert (verdict.details, verdict.score) == ({"found": letter}, 1)
 
@@ -143,7 +151,7 @@ class TestChoice:
             "Xenon",
         ],
     )
-    def test_an_article_or_a_pronoun_is_no_choice(self, tmp_path, answer):
+    def test_an_article_or_a_pronoun_is_no_choice(self, tmp_path: Path, answer: str) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected="A")
         assert (verdict.score, verdict.details) == (0, {"found": None})
 
@@ -151,19 +159,23 @@ class TestChoice:
         ("expected", "right"),
         [("B", True), ("b", True), ("(B)", True), ("B.", True), (1, True), ("1", True), ("C", False)],
     )
-    def test_the_expected_choice_is_a_letter_or_a_position(self, tmp_path, expected, right):
+    def test_the_expected_choice_is_a_letter_or_a_position(
+        self, tmp_path: Path, expected: int | str, right: bool
+    ) -> None:
         assert score(tmp_path, {"type": "choice"}, "B", expected=expected) == float(right)
 
     @pytest.mark.parametrize("expected", ["b", 1])
-    def test_small_letters_as_choices_work_too(self, tmp_path, expected):
+    def test_small_letters_as_choices_work_too(self, tmp_path: Path, expected: int | str) -> None:
         assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
 
     @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
-    def test_an_expected_choice_that_is_none_is_an_error_and_not_a_score(self, tmp_path, expected):
+    def test_an_expected_choice_that_is_none_is_an_error_and_not_a_score(
+        self, tmp_path: Path, expected: int | str
+    ) -> None:
         error = grade(tmp_path, {"type": "choice", "choices": "ABCD"}, "A", expected=expected)
         assert isinstance(error, AttemptError) and not error.retry and "not a letter of ABCD" in error.message
 
-    def test_only_the_letters_named_count(self, tmp_path):
+    def test_only_the_letters_named_count(self, tmp_path: Path) -> None:
         assert (
             grade(tmp_path, {"type": "choice", "choices": "AB"}, "The answer is C", expected="A").details["found"]
             is None
@@ -172,12 +184,12 @@ class TestChoice:
     @pytest.mark.parametrize(
         "answer", ["answer" + 40 * ":", "answer" + 4000 * ": ", 200 * "the answer is ", 4000 * "*"]
     )
-    def test_an_answer_of_nothing_but_marks_is_looked_through_at_once(self, tmp_path, answer):
+    def test_an_answer_of_nothing_but_marks_is_looked_through_at_once(self, tmp_path: Path, answer: str) -> None:
         """A pattern that tries every way to split the marks never comes back from the first of these."""
         assert grade(tmp_path, {"type": "choice"}, answer, expected="A").details == {"found": None}
 
     @given(st.text(max_size=200))
-    def test_no_answer_at_all_can_break_it(self, answer):
+    def test_no_answer_at_all_can_break_it(self, answer: Any) -> None:
         found = Choice(ChoiceGrader(type="choice"), "")._find(answer)
         assert found is None or found in "ABCDEFGHIJ"
 
@@ -215,7 +227,7 @@ class TestNumber:
             ("the result is 7 or 1e9999999", "7", True),
         ],
     )
-    def test_the_last_number_counts(self, tmp_path, answer, expected, right):
+    def test_the_last_number_counts(self, tmp_path: Path, answer: str, expected: str, right: bool) -> None:
         assert score(tmp_path, {"type": "number"}, answer, expected=expected) == float(right)
 
     @pytest.mark.parametrize(
@@ -228,7 +240,9 @@ class TestNumber:
             (r"(?i)answer:?\s*", "ANSWER: 2", True),
         ],
     )
-    def test_after_takes_the_first_number_behind_its_last_match(self, tmp_path, after, answer, right):
+    def test_after_takes_the_first_number_behind_its_last_match(
+        self, tmp_path: Path, after: str, answer: str, right: bool
+    ) -> None:
         assert score(tmp_path, {"type": "number", "after": after}, answer, expected=2) == float(right)
 
     @pytest.mark.parametrize(
@@ -242,27 +256,31 @@ class TestNumber:
             ({"tolerance": 0.5, "relative": True, "expected": -0.2}, "-0.3", True),
         ],
     )
-    def test_a_tolerance_is_absolute_or_a_share_and_has_no_rounding_error(self, tmp_path, block, answer, right):
+    def test_a_tolerance_is_absolute_or_a_share_and_has_no_rounding_error(
+        self, tmp_path: Path, block: Any, answer: str, right: bool
+    ) -> None:
         assert score(tmp_path, {"type": "number", **block}, answer, expected=0.2) == float(right)
 
     @pytest.mark.parametrize("expected", ["many", ""])
-    def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(self, tmp_path, expected):
+    def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(
+        self, tmp_path: Path, expected: str
+    ) -> None:
         error = grade(tmp_path, {"type": "number"}, "5", expected=expected)
         assert isinstance(error, AttemptError) and "is not a number" in error.message
 
-    def test_the_expected_number_may_be_cut_out_of_a_field(self, tmp_path):
+    def test_the_expected_number_may_be_cut_out_of_a_field(self, tmp_path: Path) -> None:
         block = {"type": "number", "expected": "{{ answer.split('####')[1] }}"}
         assert score(tmp_path, block, "so 18", answer="9 * 2 = 18\n#### 18") == 1
         error = grade(tmp_path, block, "so 18", answer="no mark")
         assert isinstance(error, AttemptError) and "cannot render" in error.message
 
     @given(st.text("0123456789eE+-.,% x", max_size=60) | st.text(max_size=60))
-    def test_no_text_at_all_can_break_it(self, text):
+    def test_no_text_at_all_can_break_it(self, text: Any) -> None:
         for number in numbers_in(text):
             assert abs(number - 1) <= abs(number) + 1
 
     @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
-    def test_a_number_is_found_in_every_usual_spelling(self, number):
+    def test_a_number_is_found_in_every_usual_spelling(self, number: Any) -> None:
         for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})", f"{number:e}"):
             assert numbers_in(text)[-1] == number
 
@@ -271,11 +289,11 @@ SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type"
 
 
 class TestJsonSchema:
-    def test_an_open_fence_and_many_empty_lines_are_read_in_no_time(self, tmp_path):
+    def test_an_open_fence_and_many_empty_lines_are_read_in_no_time(self, tmp_path: Path) -> None:
         block = {"type": "json_schema", "schema": SCHEMA, "extract": True}
         assert score(tmp_path, block, "```json" + "\n" * 500_000) == 0
 
-    def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path):
+    def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path: Path) -> None:
         found = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
         assert found.score == 0 and found.feedback.startswith("a number is too large to be checked")
         assert score(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 400) == 1
@@ -299,15 +317,15 @@ class TestJsonSchema:
         ],
         ids=lambda value: repr(value)[:40],
     )
-    def test_the_answer_is_json_and_fits(self, tmp_path, answer, extract, right):
+    def test_the_answer_is_json_and_fits(self, tmp_path: Path, answer: str, extract: bool, right: bool) -> None:
         assert score(tmp_path, {"type": "json_schema", "schema": SCHEMA, "extract": extract}, answer) == float(right)
 
-    def test_the_first_misfit_is_in_the_feedback(self, tmp_path):
+    def test_the_first_misfit_is_in_the_feedback(self, tmp_path: Path) -> None:
         assert (
             '"name" is a required property' in grade(tmp_path, {"type": "json_schema", "schema": SCHEMA}, "{}").feedback
         )
 
-    def test_a_schema_may_stand_in_a_file(self, tmp_path):
+    def test_a_schema_may_stand_in_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
         assert score(tmp_path, {"type": "json_schema", "schema_file": "s.json"}, '{"name": "x"}') == 1
 
@@ -325,7 +343,9 @@ class TestJsonSchema:
         ],
         ids=str,
     )
-    def test_a_schema_that_is_none_is_refused(self, tmp_path, block, content, words):
+    def test_a_schema_that_is_none_is_refused(
+        self, tmp_path: Path, block: Any, content: str | None, words: str
+    ) -> None:
         folder = tmp_path / "inner"
         folder.mkdir()
         if content is not None:
@@ -389,12 +409,12 @@ def unkeepable_dict(output): return {"score": 1, "model": object}
 
 
 @pytest.fixture
-def checks(tmp_path):
+def checks(tmp_path: Path) -> Any:
     (tmp_path / "checks.py").write_text(CHECKS)
     return tmp_path
 
 
-def by_function(folder, name, **more):
+def by_function(folder: Path, name: Any, **more: Any) -> Any:
     return grade(folder, {"type": "python", "function": f"checks.py:{name}", **more}, "the answer", q="Q", expected="E")
 
 
@@ -421,12 +441,12 @@ class TestPython:
             ("skip", None),
         ],
     )
-    def test_what_a_function_returns_is_the_score(self, checks, name, wanted):
+    def test_what_a_function_returns_is_the_score(self, checks: Any, name: str, wanted: float | int | None) -> None:
         verdict = by_function(checks, name)
         assert not isinstance(verdict, AttemptError), verdict
         assert verdict.score == wanted
 
-    def test_feedback_and_details_are_kept(self, checks):
+    def test_feedback_and_details_are_kept(self, checks: Any) -> None:
         assert by_function(checks, "verdict").feedback == "half"
         assert by_function(checks, "verdict").details == {"k": [1]}
         assert (by_function(checks, "mapping").feedback, by_function(checks, "mapping").details) == (
@@ -459,19 +479,19 @@ class TestPython:
             ("surrogate", "cannot be kept as JSON"),
         ],
     )
-    def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks, name, words):
+    def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks: Any, name: str, words: str) -> None:
         error = by_function(checks, name)
         assert isinstance(error, AttemptError), error
         assert error.kind == "grader" and not error.retry and words in error.message
 
-    def test_params_and_expected_come_from_the_file(self, checks):
+    def test_params_and_expected_come_from_the_file(self, checks: Any) -> None:
         assert by_function(checks, "optional", params={"strictness": 7}).score == 0.7
         assert by_function(checks, "verl_short", expected="{{ q }}").score == 0
 
     @pytest.mark.parametrize(
         ("row", "wanted"), [({"answer": "E"}, 1), ({"answer": "x", "expected": "E"}, 1), ({"other": 1}, 0)]
     )
-    def test_what_is_expected_is_the_rows_expected_or_its_answer(self, checks, row, wanted):
+    def test_what_is_expected_is_the_rows_expected_or_its_answer(self, checks: Any, row: Any, wanted: int) -> None:
         assert score(checks, {"type": "python", "function": "checks.py:verl_short"}, "x", **row) == wanted
 
     @given(
@@ -482,7 +502,7 @@ class TestPython:
         | st.text(max_size=3)
         | st.lists(st.none())
     )
-    def test_only_numbers_from_nought_to_one_are_scores(self, value):
+    def test_only_numbers_from_nought_to_one_are_scores(self, value: Any) -> None:
         try:
             verdict = as_verdict(value, 0.5)
         except AttemptError:
@@ -490,7 +510,7 @@ class TestPython:
         else:
             assert isinstance(value, int | float) and verdict.score == value and 0 <= verdict.score <= 1
 
-    def test_a_grader_that_raises_is_an_error_for_itself_alone(self, checks):
+    def test_a_grader_that_raises_is_an_error_for_itself_alone(self, checks: Any) -> None:
         run = holdfast.evaluate(
             name="e",
             samples=ROWS,
@@ -513,11 +533,13 @@ class TestPython:
         assert re.fullmatch(r"checks\.py:\d+: KeyError: 'lost'", found["a", "raises"]["feedback"])
 
 
-def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(tmp_path, monkeypatch):
-    def broken(*_):
+def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    async def broken_later(*_):
+    async def broken_later(*_: Any) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("holdfast.graders.text.Exact.check", broken)
@@ -547,7 +569,9 @@ class TestThresholds:
             ({"type": "exact", "threshold": 0}, 0),
         ],
     )
-    def test_checks_pass_at_one_and_opinions_at_a_half_unless_told(self, tmp_path, block, wanted):
+    def test_checks_pass_at_one_and_opinions_at_a_half_unless_told(
+        self, tmp_path: Path, block: Any, wanted: float | int
+    ) -> None:
         assert threshold(load(tmp_path, graders=[block]).graders[0]) == wanted
 
 
@@ -559,7 +583,7 @@ JUDGE = {
 }
 
 
-def judged(folder, base_url, *, judge=JUDGE, **keys):
+def judged(folder: Path, base_url: Any, *, judge: Any = JUDGE, **keys: Any) -> Any:
     return holdfast.evaluate(
         name="judged",
         samples=[{"id": "a", "question": "one"}, {"id": "b", "question": "two"}],
@@ -572,7 +596,7 @@ def judged(folder, base_url, *, judge=JUDGE, **keys):
 
 
 class TestJudge:
-    def test_its_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path):
+    def test_its_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             run = judged(tmp_path, mock.base_url)
             assert run.score == 1 and mock.requests == 2
@@ -585,7 +609,7 @@ class TestJudge:
             assert run.metrics["judge_usage"]["requests"] == 2
             assert judged(tmp_path, mock.base_url).finished and mock.requests == 2, "a grade is kept like an output"
 
-    def test_a_judge_that_talks_nonsense_is_shown_its_mistake_once_and_is_then_an_error(self, tmp_path):
+    def test_a_judge_that_talks_nonsense_is_shown_its_mistake_once_and_is_then_an_error(self, tmp_path: Path) -> None:
         with server(answer="I like it") as mock:
             run = judged(tmp_path, mock.base_url)
             assert not run.finished and run.exit_code == 3
@@ -604,7 +628,7 @@ class TestJudge:
             assert again.finished and again.metrics["coverage"] == 1 and mock.requests == 10
             assert len(lines(run.path / "outputs.jsonl")) == 2, "nothing is generated again"
 
-    def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path):
+    def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             judged(tmp_path, mock.base_url, judge={**JUDGE, "transcript": "all"})
             shown = r"\[user (\w{16})\]\none\n\n\[assistant \1\]\nsaid\n</answer-\1>"

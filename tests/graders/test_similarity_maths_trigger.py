@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,8 +23,11 @@ from holdfast.spec.load_graders import GRADERS
 from tests.support.running import ROOT, lines, server
 from tests.support.specs import grade, load
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def score(folder, block, answer, /, said=None, **row):
+
+def score(folder: Path, block: Any, answer: Any, /, said: Any = None, **row: Any) -> Any:
     verdict = grade(folder, block, answer, said=said, **row)
     assert not isinstance(verdict, AttemptError), verdict
     return verdict.score
@@ -47,21 +51,25 @@ class TestSimilarity:
         ],
         ids=str,
     )
-    def test_the_score_is_how_alike_they_are(self, tmp_path, block, answer, wanted):
+    def test_the_score_is_how_alike_they_are(
+        self, tmp_path: Path, block: Any, answer: str, wanted: float | int
+    ) -> None:
         assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(wanted)
 
-    def test_it_passes_from_four_fifths(self, tmp_path):
+    def test_it_passes_from_four_fifths(self, tmp_path: Path) -> None:
         assert threshold(load(tmp_path, graders=[{"type": "similarity"}]).graders[0]) == 0.8
 
-    def test_nothing_to_compare_with_is_an_error(self, tmp_path):
+    def test_nothing_to_compare_with_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "similarity"}, "any", expected=" ")
         assert isinstance(error, AttemptError) and "empty for this row" in error.message
 
-    def test_long_texts_are_compared_elsewhere(self, tmp_path):
+    def test_long_texts_are_compared_elsewhere(self, tmp_path: Path) -> None:
         long = "abc " * 2000
         assert score(tmp_path, {"type": "similarity"}, long + "d", expected=long) == pytest.approx(1, abs=0.001)
 
-    def test_texts_that_take_too_long_to_compare_are_an_error_of_that_grade(self, tmp_path, monkeypatch):
+    def test_texts_that_take_too_long_to_compare_are_an_error_of_that_grade(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(Comparison, "seconds", 0.3)
         words = [f"{number * number % 9973:04}" for number in range(2500)]
         block = {"type": "similarity", "method": "partial"}
@@ -93,18 +101,18 @@ class TestMath:
             ("1200", "1.2e4", False),
         ],
     )
-    def test_equal_as_mathematics(self, expected, answer, equal):
+    def test_equal_as_mathematics(self, expected: str, answer: str, equal: bool) -> None:
         assert compared(expected, answer)["equal"] is equal
 
     @pytest.mark.parametrize("expected", ["Paris", "", "pairs of shoes"])
-    def test_words_are_no_mathematics_and_so_an_error(self, expected):
+    def test_words_are_no_mathematics_and_so_an_error(self, expected: str) -> None:
         assert "is not mathematics" in compared(expected, "$1$")["error"]
 
-    def test_an_answer_without_any_is_wrong(self):
+    def test_an_answer_without_any_is_wrong(self) -> None:
         found = compared("5", "I do not know")
         assert (found["equal"], found["found"], found["reason"]) == (False, None, "no mathematics found in the answer")
 
-    def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path):
+    def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path: Path) -> None:
         run = holdfast.evaluate(
             name="maths",
             samples=[{"id": "endless", "say": "$10^{10^{10^{10}}}$"}, {"id": "easy", "say": "$\\frac{10}{2}$"}],
@@ -123,7 +131,7 @@ class TestMath:
         assert grades["endless", "retried"]["status"] == "error"
         assert grades["easy", "math"]["score"] == grades["easy", "retried"]["score"] == 1
 
-    def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path):
+    def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path: Path) -> None:
         async def compare() -> str:
             pool = Pool("mathematics_worker.py", size=2)
             endless = {"expected": "5", "answer": "$10^{10^{10^{10}}}$"}
@@ -140,18 +148,20 @@ class TestMath:
 
         assert asyncio.run(compare()) == "easy"
 
-    def test_a_signal_from_outside_does_not_end_a_comparison(self, tmp_path, monkeypatch):
+    def test_a_signal_from_outside_does_not_end_a_comparison(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A batch system signals the whole process group; a comparison that dies of it would be scored 0."""
         ask, reached = pool._answer, []
 
         class SignalsAtEachStage(list):
-            def append(self, stage):
+            def append(self, stage: Any) -> None:
                 reached.append(stage)
                 self.process.send_signal(signal.SIGSTOP)  # all the signals are there before the comparison continues
                 for number in (*OUTSIDE, signal.SIGCONT):
                     self.process.send_signal(number)
 
-        async def ask_and_signal(process, question, stages):
+        async def ask_and_signal(process: Any, question: Any, stages: Any) -> Any:
             noted = SignalsAtEachStage()
             noted.process = process
             try:
@@ -166,7 +176,9 @@ class TestMath:
 
 
 @pytest.mark.parametrize(("kind", "package"), [("similarity", "rapidfuzz"), ("math", "math-verify")])
-def test_a_missing_extra_is_said_before_anything_runs(tmp_path, monkeypatch, kind, package):
+def test_a_missing_extra_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
+) -> None:
     monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
     with pytest.raises(ConfigError) as caught:
         build_graders(load(tmp_path, graders=[{"type": kind}]))
@@ -195,7 +207,9 @@ class TestTrigger:
             ("", "positive", 0),
         ],
     )
-    def test_the_score_is_the_overlap_with_the_skill(self, tmp_path, prompt, mode, wanted):
+    def test_the_score_is_the_overlap_with_the_skill(
+        self, tmp_path: Path, prompt: str, mode: str, wanted: float | int
+    ) -> None:
         (tmp_path / "SKILL.md").write_text(SKILL)
         block = {"type": "trigger", "skill_path": "SKILL.md", "mode": mode}
         assert score(tmp_path, block, "any", said={"messages": [{"role": "user", "content": prompt}]}) == wanted
@@ -212,14 +226,14 @@ class TestTrigger:
         ],
     )
     def test_an_overlap_of_six_tenths_is_a_trigger_unless_a_threshold_says_otherwise(
-        self, tmp_path, mode, given, overlap, passes
-    ):
+        self, tmp_path: Path, mode: str, given: float | None, overlap: float, passes: bool
+    ) -> None:
         (tmp_path / "SKILL.md").write_text(SKILL)
         block = {"type": "trigger", "skill_path": ".//SKILL.md", "mode": mode, "threshold": given}
         found = overlap if mode == "positive" else 1 - overlap
         assert (found >= threshold(load(tmp_path, graders=[block]).graders[0])) is passes
 
-    def test_the_skill_is_in_the_key_by_its_content(self, tmp_path):
+    def test_the_skill_is_in_the_key_by_its_content(self, tmp_path: Path) -> None:
         (tmp_path / "s").mkdir()
         (tmp_path / "s" / "SKILL.md").write_text(SKILL)
         spec = load(tmp_path, graders=[{"type": "trigger", "skill_path": "s", "mode": "positive"}])
@@ -230,7 +244,7 @@ class TestTrigger:
     @pytest.mark.parametrize(
         ("text", "said"), [(None, "cannot be read"), ("", "no words"), ("---\na: [\n---\nwords", "not YAML")]
     )
-    def test_a_skill_that_says_nothing_is_refused(self, tmp_path, text, said):
+    def test_a_skill_that_says_nothing_is_refused(self, tmp_path: Path, text: str | None, said: str) -> None:
         if text is not None:
             (tmp_path / "SKILL.md").write_text(text)
         with pytest.raises(ConfigError, match=said):
@@ -240,7 +254,7 @@ class TestTrigger:
 CHECK = {"type": "prompt", "name": "judge", "prompt": "Check {{ question }}.", "model": "judge-model"}
 
 
-def tool_calls(*names):
+def tool_calls(*names: Any) -> Any:
     return [
         {
             "id": str(n),
@@ -251,7 +265,7 @@ def tool_calls(*names):
     ]
 
 
-def judged(folder, base_url, *, judge=CHECK, **keys):
+def judged(folder: Path, base_url: Any, *, judge: Any = CHECK, **keys: Any) -> Any:
     return holdfast.evaluate(
         name="judged",
         samples=[{"id": "a", "question": "one"}],
@@ -269,7 +283,9 @@ class TestJudgeWithTools:
         [((PASS, PASS), 1, "passed"), ((PASS, FAIL), 0.5, "failed"), ((FAIL,), 0, "failed")],
         ids=str,
     )
-    def test_the_score_is_the_share_of_checks_it_passed(self, tmp_path, calls, wanted, status):
+    def test_the_score_is_the_share_of_checks_it_passed(
+        self, tmp_path: Path, calls: Any, wanted: float | int, status: str
+    ) -> None:
         with server(answer="done", calls=tool_calls(*calls)) as mock:
             run = judged(tmp_path, mock.base_url)
             (entry,) = lines(run.path / "grades.jsonl")
@@ -279,13 +295,13 @@ class TestJudgeWithTools:
             asked = list(mock.stats()["asked"])
             assert any(re.search(r"Check one\.\n\n<answer-(\w+)>\nsaid\n</answer-\1>", prompt) for prompt in asked)
 
-    def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path):
+    def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path: Path) -> None:
         (tmp_path / "rubric.md").write_text("---\nname: r\n---\nBe strict about {{ question }}.\n")
         with server(answer="done", calls=tool_calls(PASS)) as mock:
             judged(tmp_path, mock.base_url, judge={**CHECK, "rubric": "Be strict about {{ question }}."})
             assert any(re.search(r"<rubric-\w+>\nBe strict about one\.", prompt) for prompt in mock.stats()["asked"])
 
-    def test_a_judge_that_calls_nothing_has_not_judged(self, tmp_path):
+    def test_a_judge_that_calls_nothing_has_not_judged(self, tmp_path: Path) -> None:
         with server(answer="Looks good to me") as mock:
             run = judged(tmp_path, mock.base_url)
             (entry,) = lines(run.path / "grades.jsonl")
@@ -294,7 +310,7 @@ class TestJudgeWithTools:
 
 
 class TestRubricFiles:
-    def test_a_rubric_may_be_a_file_and_is_in_the_key_by_its_content(self, tmp_path):
+    def test_a_rubric_may_be_a_file_and_is_in_the_key_by_its_content(self, tmp_path: Path) -> None:
         (tmp_path / "good.md").write_text("---\nname: good\nversion: 1.0.0\n---\nIs it good?\n")
         block = {"type": "prompt", "rubric": "good.md", "model": "j"}
         spec = load(tmp_path, graders=[block])
@@ -306,7 +322,9 @@ class TestRubricFiles:
         ("rubric", "said"),
         [("none.md", "cannot be read"), ("../out.md", "leads out of"), ("empty.yaml", "checks nothing")],
     )
-    def test_one_that_is_not_there_or_empty_is_refused_with_its_line(self, tmp_path, rubric, said):
+    def test_one_that_is_not_there_or_empty_is_refused_with_its_line(
+        self, tmp_path: Path, rubric: str, said: str
+    ) -> None:
         folder = tmp_path / "eval"
         folder.mkdir()
         (folder / "empty.yaml").write_text("\n")
@@ -331,7 +349,7 @@ class TestRubricFiles:
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path, block, said):
+def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, block: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, graders=[block])
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)
@@ -359,12 +377,14 @@ class TestTranscripts:
         ],
         ids=lambda value: value["type"] if isinstance(value, dict) else None,
     )
-    def test_all_is_everything_the_target_has_said_so_far(self, tmp_path, block, last, everything):
+    def test_all_is_everything_the_target_has_said_so_far(
+        self, tmp_path: Path, block: Any, last: float | int, everything: float | int
+    ) -> None:
         said = {"messages": list(self.MESSAGES)}
         assert score(tmp_path, block, "I say 3.", said=said) == pytest.approx(last, abs=0.1)
         assert score(tmp_path, {**block, "transcript": "all"}, "I say 3.", said=said) == everything
 
-    def test_the_default_changes_no_key_and_all_does(self, tmp_path):
+    def test_the_default_changes_no_key_and_all_does(self, tmp_path: Path) -> None:
         blocks = [{"type": "text", "contains": "x", "name": str(n)} for n in range(3)]
         blocks[1]["transcript"], blocks[2]["transcript"] = "last", "all"
         spec = load(tmp_path, graders=blocks)
@@ -372,7 +392,7 @@ class TestTranscripts:
         assert one == two != three and "transcript" not in one
 
 
-def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
+def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(output):\n    raise RuntimeError('no')\n")
     run = holdfast.evaluate(
         name="mixed",
@@ -396,7 +416,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path):
     assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1
 
 
-def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tmp_path):
+def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tmp_path: Path) -> None:
     run = holdfast.evaluate(
         name="choosy",
         samples=[{"id": "a", "level": 5}, {"id": "b", "level": "hard"}, {"id": "c", "level": 1}],
@@ -417,7 +437,7 @@ def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tm
     assert "`where` cannot be evaluated for this row" in failed["message"]
 
 
-def test_the_documentation_has_every_kind_and_every_parameter():
+def test_the_documentation_has_every_kind_and_every_parameter() -> None:
     page = (ROOT / "docs" / "graders.md").read_text()
     common = {"type", "name", "weight", "threshold", "where"}
     for kind, block in GRADERS.items():

@@ -1,6 +1,8 @@
 """Text metrics: the numbers of the libraries that define them, for each answer and for the whole run."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rapidfuzz.distance import Levenshtein
@@ -41,12 +43,12 @@ class TestOneAnswer:
             ({"type": "cer"}, "abxd", ["zzzz", "abcd"], 0.75),
         ],
     )
-    def test_its_score(self, tmp_path, block, answer, expected, score):
+    def test_its_score(self, tmp_path: Path, block: Any, answer: str, expected: Any, score: Any) -> None:
         verdict = grade(tmp_path, block, answer, expected=expected)
         assert not isinstance(verdict, AttemptError), verdict
         assert verdict.score == pytest.approx(score)
 
-    def test_sentence_scores_are_the_librarys(self, tmp_path):
+    def test_sentence_scores_are_the_librarys(self, tmp_path: Path) -> None:
         for said, references in zip(SAID, REFERENCES, strict=True):
             bleu = BLEU(effective_order=True).sentence_score(said, references).score / 100
             chrf = CHRF().sentence_score(said, references).score / 100
@@ -62,42 +64,42 @@ class TestOneAnswer:
             ({"type": "cer"}, 2_000_000),
         ],
     )
-    def test_texts_that_would_hold_up_the_run_are_not_compared(self, tmp_path, block, length):
+    def test_texts_that_would_hold_up_the_run_are_not_compared(self, tmp_path: Path, block: Any, length: int) -> None:
         error = grade(tmp_path, block, "a b " * (length // 4), expected="b a " * (length // 4))
         assert isinstance(error, AttemptError) and "too long to compare by" in error.message
 
-    def test_an_error_rate_above_1_is_in_the_details(self, tmp_path):
+    def test_an_error_rate_above_1_is_in_the_details(self, tmp_path: Path) -> None:
         verdict = grade(tmp_path, {"type": "wer"}, "a b c", expected="x")
         assert verdict.score == 0 and verdict.details == {"error_rate": 3.0}
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
     @pytest.mark.parametrize("expected", ["  ", [], ["a", ""], None])
-    def test_without_a_reference_it_is_an_error(self, tmp_path, kind, expected):
+    def test_without_a_reference_it_is_an_error(self, tmp_path: Path, kind: str, expected: Any) -> None:
         assert isinstance(grade(tmp_path, {"type": kind}, "x", expected=expected), AttemptError)
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
-    def test_an_empty_answer_scores_nothing(self, tmp_path, kind):
+    def test_an_empty_answer_scores_nothing(self, tmp_path: Path, kind: str) -> None:
         assert grade(tmp_path, {"type": kind}, "", expected="some words").score == 0
 
-    def test_rouge_says_that_it_sees_no_words_in_other_scripts(self, tmp_path):
+    def test_rouge_says_that_it_sees_no_words_in_other_scripts(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "rouge"}, "東京", expected="東京都庁")
         assert isinstance(error, AttemptError) and "tokenize: characters" in error.message
 
-    def test_a_missing_package_is_named(self, tmp_path, monkeypatch):
+    def test_a_missing_package_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
         with pytest.raises(ConfigError) as caught:
             build_graders(load(tmp_path, graders=[{"type": "rouge"}]))
         assert caught.value.remedy == "pip install rouge-score"
 
 
-def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path):
+def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
     rows = [
         {"id": str(n), "say": said, "expected": refs}
         for n, (said, refs) in enumerate(zip(SAID, REFERENCES, strict=True))
     ]
     graders = [{"type": kind} for kind in ("bleu", "chrf", "rouge", "wer", "cer")]
 
-    def evaluate(rows, **keys):
+    def evaluate(rows: Any, **keys: Any) -> Any:
         return holdfast.evaluate(
             name="overlap",
             samples=rows,

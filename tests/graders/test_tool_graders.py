@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,12 +20,15 @@ from tests.support.running import holdfast as running
 from tests.support.running import lines
 from tests.support.specs import grade, load
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def call(name, /, **arguments):
+
+def call(name: Any, /, **arguments: Any) -> Any:
     return {"id": f"c-{name}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
-def talk(*calls):
+def talk(*calls: Any) -> Any:
     """The messages of a conversation with these calls, each answered."""
     answers = [{"role": "tool", "tool_call_id": one["id"], "content": "done"} for one in calls]
     return [
@@ -35,14 +39,14 @@ def talk(*calls):
     ]
 
 
-def verdict(folder, block, *calls, **said):
+def verdict(folder: Path, block: Any, *calls: Any, **said: Any) -> Any:
     found = grade(folder, block, "I did.", said={"messages": talk(*calls), **said})
     assert not isinstance(found, AttemptError), found
     return found
 
 
 class TestReadingCalls:
-    def test_calls_of_all_turns_come_in_their_order_with_what_came_of_them(self):
+    def test_calls_of_all_turns_come_in_their_order_with_what_came_of_them(self) -> None:
         messages = [*talk(call("read", path="a")), *talk(call("edit", path="b"), call("run"))]
         found = calls_in_messages(messages)
         assert [(one.name, one.arguments, one.result) for one in found] == [
@@ -52,13 +56,13 @@ class TestReadingCalls:
         ]
 
     @pytest.mark.parametrize("written", ["{not json", "[1]", '"text"'])
-    def test_arguments_that_are_no_json_object_stay_what_was_written(self, written):
+    def test_arguments_that_are_no_json_object_stay_what_was_written(self, written: str) -> None:
         (found,) = calls_in_messages(
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}]
         )
         assert (found.arguments, found.raw) == ({}, written)
 
-    def test_a_call_without_a_name_cannot_be_judged(self, tmp_path):
+    def test_a_call_without_a_name_cannot_be_judged(self, tmp_path: Path) -> None:
         messages = [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]
         error = grade(tmp_path, {"type": "tool_calls", "max_calls": 3}, "x", said={"messages": messages})
         assert isinstance(error, AttemptError) and "a tool call has no name" in error.message
@@ -66,7 +70,7 @@ class TestReadingCalls:
     @pytest.mark.parametrize(
         "use", [call("skill", skill="pdf"), call("Skill", name="pdf"), call("use_skill", command="pdf")]
     )
-    def test_a_skill_is_used_by_calling_the_tool_of_that_name(self, use):
+    def test_a_skill_is_used_by_calling_the_tool_of_that_name(self, use: Any) -> None:
         assert skills_of(calls_in_messages(talk(use, call("read", name="not a skill")))) == ["pdf"]
 
 
@@ -87,12 +91,14 @@ class TestBehavior:
         ],
         ids=str,
     )
-    def test_the_score_is_the_share_of_rules_that_are_kept(self, tmp_path, block, score):
+    def test_the_score_is_the_share_of_rules_that_are_kept(
+        self, tmp_path: Path, block: Any, score: float | int
+    ) -> None:
         spent = {"usage": Usage(10, 20), "timing": Timing(0.0, 1.5)}
         assert verdict(tmp_path, {"type": "behavior", **block}, call("read"), call("run"), **spent).score == score
 
     @pytest.mark.parametrize("usage", [Usage(), Usage(10, None), Usage(None, 20)])
-    def test_tokens_that_nobody_counted_are_an_error_and_never_a_pass(self, tmp_path, usage):
+    def test_tokens_that_nobody_counted_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
         error = grade(tmp_path, {"type": "behavior", "max_tokens": 100}, "x", said={"usage": usage})
         assert isinstance(error, AttemptError) and "does not say what it used" in error.message
 
@@ -111,12 +117,14 @@ class TestSequences:
             ("any_order_match", "", False, 0),
         ],
     )
-    def test_the_score_is_f1_and_the_mode_decides_whether_it_passes(self, tmp_path, mode, got, passed, score):
+    def test_the_score_is_f1_and_the_mode_decides_whether_it_passes(
+        self, tmp_path: Path, mode: str, got: str, passed: bool, score: float | int
+    ) -> None:
         block = {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": mode}
         found = verdict(tmp_path, block, *map(call, got.split()))
         assert (found.passed, found.score) == (passed, pytest.approx(score))
 
-    def test_reports_keep_to_the_mode_unless_a_threshold_is_given(self, tmp_path):
+    def test_reports_keep_to_the_mode_unless_a_threshold_is_given(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(
             "def reply(prompt):\n"
             "    calls = [{'id': n, 'function': {'name': n, 'arguments': '{}'}} for n in prompt.split()]\n"
@@ -124,7 +132,7 @@ class TestSequences:
         )
         order = {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": "in_order_match"}
 
-        def run(**more):
+        def run(**more: Any) -> Any:
             return holdfast.evaluate(
                 name="calls",
                 samples=[{"id": "more", "do": "a x b"}, {"id": "wrong", "do": "b a"}],
@@ -134,7 +142,7 @@ class TestSequences:
                 runs_dir=tmp_path / "runs",
             )
 
-        def statuses(found):
+        def statuses(found: Any) -> Any:
             return {
                 entry["sample"]: entry["grades"]["action_sequence"]["status"]
                 for entry in json.loads((found.path / "results.json").read_text())["trials"]
@@ -150,7 +158,7 @@ class TestSequences:
         assert statuses(first) == {"more": "passed", "wrong": "failed"}
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
-    def test_f1_is_a_share_and_does_not_see_order(self, wanted, got):
+    def test_f1_is_a_share_and_does_not_see_order(self, wanted: Any, got: Any) -> None:
         score = f1(wanted, got)
         assert 0 <= score <= 1
         assert score == f1(sorted(wanted), got[::-1])
@@ -158,7 +166,7 @@ class TestSequences:
         assert (score == 0) == (not Counter(wanted) & Counter(got))
 
     @given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abcd")))
-    def test_a_stricter_mode_never_allows_what_a_looser_one_refuses(self, wanted, got):
+    def test_a_stricter_mode_never_allows_what_a_looser_one_refuses(self, wanted: Any, got: Any) -> None:
         exact, in_order, any_order = (matches(wanted, got, mode) for mode in ("exact", "in_order", "any_order"))
         assert exact <= in_order <= any_order
 
@@ -174,7 +182,7 @@ class TestSequences:
             ({"forbidden_skills": ["b"]}, "", True, 1),
         ],
     )
-    def test_skills(self, tmp_path, block, got, passed, score):
+    def test_skills(self, tmp_path: Path, block: Any, got: str, passed: bool, score: Any) -> None:
         calls = [call("skill", skill=name) for name in got.split()]
         found = verdict(tmp_path, {"type": "skill_invocation", **block}, call("read"), *calls)
         assert (found.passed, found.score) == (passed, pytest.approx(score))
@@ -202,7 +210,7 @@ MATCHES = [
 
 class TestToolCalls:
     @pytest.mark.parametrize(("matcher", "value", "fits"), MATCHES, ids=str)
-    def test_an_argument_is_matched(self, tmp_path, matcher, value, fits):
+    def test_an_argument_is_matched(self, tmp_path: Path, matcher: Any, value: Any, fits: Any) -> None:
         block = {"type": "tool_calls", "expect": [{"tool": "find", "args": {"q": matcher}}]}
         assert verdict(tmp_path, block, call("find", q=value)).score == float(fits)
 
@@ -220,7 +228,7 @@ class TestToolCalls:
         ],
         ids=str,
     )
-    def test_one_check_per_rule(self, tmp_path, block, score):
+    def test_one_check_per_rule(self, tmp_path: Path, block: Any, score: float | int | None) -> None:
         calls = [call("read", path="a.txt"), call("run")]
         if score is None:
             with pytest.raises(ConfigError, match="no number of calls"):
@@ -228,7 +236,7 @@ class TestToolCalls:
         else:
             assert verdict(tmp_path, {"type": "tool_calls", **block}, *calls).score == score
 
-    def test_one_call_has_to_fit_in_all_its_arguments(self, tmp_path):
+    def test_one_call_has_to_fit_in_all_its_arguments(self, tmp_path: Path) -> None:
         wanted = {"tool": "f", "args": {"a": {"equals": 1}, "b": {"equals": 2}}}
         block = {"type": "tool_calls", "expect": [wanted]}
         assert verdict(tmp_path, block, call("f", a=1, b=0), call("f", a=0, b=2)).score == 0
@@ -251,11 +259,11 @@ class TestToolConstraint:
         ],
         ids=str,
     )
-    def test_one_check_per_entry(self, tmp_path, block, score):
+    def test_one_check_per_entry(self, tmp_path: Path, block: Any, score: float | int) -> None:
         calls = [call("bash", command="npm test"), call("edit", path="a.py", lines=2), call("Skill", skill="pdf")]
         assert verdict(tmp_path, {"type": "tool_constraint", **block}, *calls).score == score
 
-    def test_arguments_that_are_not_json_do_not_slip_past_a_rejection(self, tmp_path):
+    def test_arguments_that_are_not_json_do_not_slip_past_a_rejection(self, tmp_path: Path) -> None:
         broken = {"id": "x", "function": {"name": "bash", "arguments": '{"command": "rm -rf /'}}
         block = {"type": "tool_constraint", "reject_tools": [{"tool": "bash", "command_pattern": "rm -rf"}]}
         assert verdict(tmp_path, block, broken).score == 0
@@ -292,7 +300,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_what_checks_nothing_or_cannot_be_meant_is_refused_with_its_line(tmp_path, block, said):
+def test_what_checks_nothing_or_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, block: Any, said: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         build_graders(load(tmp_path, graders=[block]))
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,9 @@ from holdfast.store.index import Moment
 from holdfast.store.lines import seal
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AGENT = """\
 import json
@@ -44,10 +48,10 @@ DOES_NOT = {
 
 
 @pytest.fixture
-def evaluate(tmp_path):
+def evaluate(tmp_path: Path) -> Any:
     (tmp_path / "agent.py").write_text(AGENT.format(how=str(tmp_path / "how.json")))
 
-    def run(graders, how, **keys):
+    def run(graders: Any, how: Any, **keys: Any) -> Any:
         (tmp_path / "how.json").write_text(json.dumps({"tokens": 10, **how}))
         return holdfast.evaluate(
             name="e",
@@ -62,29 +66,29 @@ def evaluate(tmp_path):
     return run
 
 
-def forget_output(run):
+def forget_output(run: Any) -> None:
     """As if it had been lost: its verdicts are there, and it has to be made anew."""
     for name in ("outputs.jsonl", "steps.jsonl", "metrics.json", "results.json"):
         (run.path / name).unlink(missing_ok=True)
 
 
-def told(run):
+def told(run: Any) -> Any:
     return {name: grade["status"] for name, grade in run.results()[0]["grades"].items()}
 
 
-def grades(run, name):
+def grades(run: Any, name: Any) -> Any:
     return [grade for grade in lines(run.path / "grades.jsonl") if grade["grader"] == name]
 
 
-def count(run, name):
+def count(run: Any, name: Any) -> Any:
     return len(grades(run, name))
 
 
-def last(run, name):
+def last(run: Any, name: Any) -> Any:
     return grades(run, name)[-1]
 
 
-def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate):
+def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     first = evaluate(graders, {})
     assert told(first) == dict.fromkeys(graders, "passed")
@@ -97,12 +101,12 @@ def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_tha
     assert last(second, "time")["details"]["duration_ms"] == output["timing"]["seconds"] * 1000
 
 
-def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate):
+def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate: Any) -> None:
     hidden = {"type": "code", "assertions": ["'duration' + '_ms' not in globals()"]}
     assert told(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
 
 
-def test_an_output_that_stays_keeps_its_verdicts(evaluate):
+def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     run = evaluate(graders, {})
     for name in ("metrics.json", "results.json"):
@@ -116,7 +120,7 @@ CHECKPOINT = {"after_turn": 1, "graders": [{"name": name, **grader} for name, gr
 
 
 class TestCheckpoints:
-    def test_a_conversation_of_one_turn_is_graded_once_and_finished(self, evaluate):
+    def test_a_conversation_of_one_turn_is_graded_once_and_finished(self, evaluate: Any) -> None:
         run = evaluate({}, {}, checkpoints=[CHECKPOINT])
         assert run.exit_code == 0 and {count(run, name) for name in READS} == {1}
         for name in ("metrics.json", "results.json"):
@@ -124,7 +128,7 @@ class TestCheckpoints:
         assert evaluate({}, {}, checkpoints=[CHECKPOINT]).exit_code == 0
         assert {count(run, name) for name in READS} == {1}
 
-    def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate):
+    def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
         """The time that a turn took is the time that it took, also for the process that only reads of it."""
         keys = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
         first = evaluate({}, {"fails": "more"}, **keys)
@@ -136,7 +140,7 @@ class TestCheckpoints:
         assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
 
 
-def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluate):
+def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluate: Any) -> None:
     grader = {"time": {"type": "behavior", "max_duration_ms": 250}}
     keys = {"follow_ups": ["more"]}
     assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3
@@ -146,7 +150,7 @@ def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluat
     assert output["timing"]["seconds"] >= output["marks"][-1]["seconds"] >= 0.3
 
 
-def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate):
+def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate: Any) -> None:
     run = evaluate({**READS, **DOES_NOT}, {})
     fingerprints = RunDir(run.path).read_manifest().fingerprints["graders"]
     (output,) = run.outputs()
@@ -166,7 +170,7 @@ moments = st.builds(Moment, st.sampled_from(["d1", "d2"]), st.sampled_from([None
 
 
 @given(one=moments, other=moments, measures=st.sampled_from([(), ("tokens",), ("seconds",), ("tokens", "seconds")]))
-def test_a_key_covers_what_its_grader_reads_and_no_more(one, other, measures):
+def test_a_key_covers_what_its_grader_reads_and_no_more(one: Any, other: Any, measures: Any) -> None:
     slot = Slot("f", None, False, None, measures)
     same = one.digest == other.digest and all(getattr(one, name) == getattr(other, name) for name in measures)
     assert (slot.keys("k", one) == slot.keys("k", other)) == same

@@ -1,7 +1,8 @@
 """Run directories that an earlier commit wrote open, resume and are reused.
 
-`tests/fixtures/earlier` was written when eval files were at version 1.1 and run directories at 1.1: `plain` is finished,
-`talk` was killed within a conversation with tools, `shared` when its two workers died. It is never written again.
+`tests/fixtures/earlier` was written when eval files were at version 1.1 and run directories at 1.1: `plain` is
+finished, `talk` was killed within a conversation with tools, `shared` when its two workers died. It is never written
+again.
 """
 
 from __future__ import annotations

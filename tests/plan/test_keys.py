@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -19,6 +20,9 @@ from holdfast.spec.load import build_eval
 from holdfast.targets.build import target_identity
 from tests.support.specs import EVAL, ROWS, load, who, write_rows
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 leaves = st.none() | st.booleans() | numbers | st.text(max_size=8) | st.sampled_from([0, 1, "", "1", "a"])
 values = st.recursive(
@@ -29,7 +33,7 @@ values = st.recursive(
 rows = st.dictionaries(st.text(min_size=1, max_size=6), leaves, min_size=1, max_size=5)
 
 
-def reordered(value, choose):
+def reordered(value: Any, choose: Any) -> Any:
     """The same value with the keys of its mappings in another order."""
     if isinstance(value, dict):
         keys = choose(st.permutations(list(value)))
@@ -37,7 +41,7 @@ def reordered(value, choose):
     return [reordered(inner, choose) for inner in value] if isinstance(value, list) else value
 
 
-def with_floats(value):
+def with_floats(value: Any) -> Any:
     """The same value with its whole numbers as floats where a float can hold them."""
     if isinstance(value, dict):
         return {key: with_floats(inner) for key, inner in value.items()}
@@ -46,7 +50,7 @@ def with_floats(value):
     return float(value) if type(value) is int and int(float(value)) == value else value
 
 
-def same(one, other):
+def same(one: Any, other: Any) -> Any:
     """Whether two values mean the same in JSON: 1 is 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
@@ -59,51 +63,53 @@ def same(one, other):
 
 class TestCanonicalJson:
     @given(st.data())
-    def test_the_order_of_keys_does_not_matter(self, data):
+    def test_the_order_of_keys_does_not_matter(self, data: Any) -> None:
         value = data.draw(values)
         assert canonical(reordered(value, data.draw)) == canonical(value)
 
     @given(values)
-    def test_one_and_one_point_nought_are_the_same(self, value):
+    def test_one_and_one_point_nought_are_the_same(self, value: Any) -> None:
         assert canonical(with_floats(value)) == canonical(value)
 
     @given(values, values)
-    def test_values_have_the_same_digest_exactly_when_they_are_the_same(self, one, other):
+    def test_values_have_the_same_digest_exactly_when_they_are_the_same(self, one: Any, other: Any) -> None:
         assert (digest(one) == digest(other)) == same(one, other)
 
     @given(values)
-    def test_it_is_json_that_reads_back_as_the_same_value(self, value):
+    def test_it_is_json_that_reads_back_as_the_same_value(self, value: Any) -> None:
         assert same(json.loads(canonical(value)), value)
 
-    def test_the_digest_is_tagged_and_can_be_made_with_any_tool(self):
+    def test_the_digest_is_tagged_and_can_be_made_with_any_tool(self) -> None:
         assert (
             digest({"b": [1.0, None], "a": "ä"})
             == "sha256:" + sha256('{"a":"ä","b":[1,null]}'.encode()).hexdigest()[:32]
         )
 
-    def test_numbers_that_json_cannot_write_are_not_all_alike(self):
+    def test_numbers_that_json_cannot_write_are_not_all_alike(self) -> None:
         assert len({digest(value) for value in (float("nan"), float("inf"), float("-inf"), None)}) == 4
 
 
 class TestKeyFunctions:
     @given(st.tuples(rows, st.integers(1, 99), values), st.tuples(rows, st.integers(1, 99), values))
-    def test_a_generation_key_tells_rows_trials_and_work_apart(self, one, other):
+    def test_a_generation_key_tells_rows_trials_and_work_apart(self, one: Any, other: Any) -> None:
         assume(any(not same(a, b) for a, b in zip(one, other, strict=True)))
         keys = {generation_key(digest(row), trial, digest(work)) for row, trial, work in (one, other)}
         assert len(keys) == 2
 
     @given(*[st.tuples(*[st.sampled_from(["x", "y"])] * 3, st.none() | st.integers(1, 2))] * 2)
-    def test_a_grade_key_tells_generation_output_grader_and_turn_apart(self, one, other):
+    def test_a_grade_key_tells_generation_output_grader_and_turn_apart(self, one: Any, other: Any) -> None:
         assert (grade_key(*one) == grade_key(*other)) == (one == other)
 
     @given(st.text(), values, st.text(), values)
-    def test_a_run_id_is_eight_hex_digits_of_name_and_parts(self, name, parts, other_name, other_parts):
+    def test_a_run_id_is_eight_hex_digits_of_name_and_parts(
+        self, name: Any, parts: Any, other_name: Any, other_parts: Any
+    ) -> None:
         run = run_id(name, {"p": parts})
         assert len(run) == 8 and set(run) <= set("0123456789abcdef")
         assert (run_id(other_name, {"p": other_parts}) == run) == (name == other_name and same(parts, other_parts))
 
 
-def generation_keys(found):
+def generation_keys(found: Any) -> Any:
     return [
         found.work.key(sample.digest, trial, typed=sample.typed)
         for sample in found.dataset
@@ -111,7 +117,7 @@ def generation_keys(found):
     ]
 
 
-def graders_of(found):
+def graders_of(found: Any) -> Any:
     return [slot.fingerprint for slot in found.work.slots]
 
 
@@ -119,7 +125,7 @@ MODEL = EVAL["target"]
 
 
 @pytest.fixture
-def base(tmp_path):
+def base(tmp_path: Path) -> Any:
     return who(tmp_path / "base")
 
 
@@ -138,30 +144,34 @@ class TestWhatAGenerationKeyReactsTo:
         ],
         ids=["prompt", "system", "model", "params", "api", "version", "identity", "row"],
     )
-    def test_what_can_change_an_answer_changes_every_key_and_the_run(self, tmp_path, base, change):
+    def test_what_can_change_an_answer_changes_every_key_and_the_run(
+        self, tmp_path: Path, base: Any, change: Any
+    ) -> None:
         changed = who(tmp_path / "changed", **change)
         assert not set(generation_keys(changed)) & set(generation_keys(base))
         assert changed.id != base.id
 
-    def test_a_changed_row_changes_its_own_key_alone(self, tmp_path, base):
+    def test_a_changed_row_changes_its_own_key_alone(self, tmp_path: Path, base: Any) -> None:
         changed = who(tmp_path / "changed", samples=[ROWS[0], {**ROWS[1], "expected": "five"}])
         assert generation_keys(changed)[0] == generation_keys(base)[0]
         assert generation_keys(changed)[1] != generation_keys(base)[1]
 
-    def test_more_rows_and_more_trials_keep_the_keys_that_were_there(self, tmp_path, base):
+    def test_more_rows_and_more_trials_keep_the_keys_that_were_there(self, tmp_path: Path, base: Any) -> None:
         more = who(tmp_path / "more", samples=[{"id": "new", "question": "?", "expected": ""}, *ROWS], trials=3)
         assert set(generation_keys(base)) < set(generation_keys(more))
         assert len(set(generation_keys(more))) == 9
         assert more.id != base.id
 
-    def test_another_base_url_is_another_model_only_where_identity_says_so(self, tmp_path):
+    def test_another_base_url_is_another_model_only_where_identity_says_so(self, tmp_path: Path) -> None:
         by_url = [
             who(tmp_path / name, target={"model": "m", "base_url": f"http://{name}/v1", "identity": "url"})
             for name in ("one", "two")
         ]
         assert by_url[0].work.digest != by_url[1].work.digest
 
-    def test_an_address_from_the_environment_is_an_address_too(self, tmp_path, monkeypatch):
+    def test_an_address_from_the_environment_is_an_address_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         digests = []
         for url in ("http://one/v1", "http://one/v1/", "http://user:password@one/v1", "http://two/v1"):
             monkeypatch.setenv("OPENAI_BASE_URL", url)
@@ -170,7 +180,9 @@ class TestWhatAGenerationKeyReactsTo:
 
     @settings(max_examples=20)
     @given(rows, rows)
-    def test_rows_have_the_same_key_exactly_when_they_are_the_same(self, tmp_path_factory, one, other):
+    def test_rows_have_the_same_key_exactly_when_they_are_the_same(
+        self, tmp_path_factory: pytest.TempPathFactory, one: Any, other: Any
+    ) -> None:
         folder = tmp_path_factory.getbasetemp() / "rows"
         keys = [
             generation_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
@@ -189,14 +201,16 @@ unusual = st.fixed_dictionaries(
 class TestKeysOfOneRow:
     @settings(max_examples=30)
     @given(st.lists(unusual, min_size=1, max_size=3), st.lists(unusual, max_size=3))
-    def test_they_do_not_depend_on_the_other_rows(self, tmp_path_factory, some, more):
+    def test_they_do_not_depend_on_the_other_rows(
+        self, tmp_path_factory: pytest.TempPathFactory, some: Any, more: Any
+    ) -> None:
         folder = tmp_path_factory.getbasetemp() / "others"
         folder.mkdir(exist_ok=True)
         (folder / "checks.py").write_text("def check(output, expected=None, ground_truth=None): return True\n")
         graders = [{"type": "exact", "expected": "{{ n }}"}, {"type": "python", "function": "checks.py:check"}]
         target = {"http": "http://127.0.0.1:1", "request": {"n": "{{ n }}"}}
 
-        def keys(rows):
+        def keys(rows: Any) -> Any:
             named = [{"id": str(number), **row} for number, row in enumerate(rows)]
             found = who(folder, samples=named, prompt="hello", graders=graders, target=target)
             grades = [
@@ -232,20 +246,22 @@ class TestWhatNoKeyReactsTo:
         ],
         ids=lambda change: json.dumps(change)[:60],
     )
-    def test_neither_speed_nor_place_nor_judgement_of_scores_is_in_any_key(self, tmp_path, base, change):
+    def test_neither_speed_nor_place_nor_judgement_of_scores_is_in_any_key(
+        self, tmp_path: Path, base: Any, change: Any
+    ) -> None:
         changed = who(tmp_path / "changed", **change)
         assert generation_keys(changed) == generation_keys(base)
         assert graders_of(changed) == graders_of(base)
         assert changed.id == base.id
 
-    def test_the_api_key_is_in_no_key(self, tmp_path, base, monkeypatch):
+    def test_the_api_key_is_in_no_key(self, tmp_path: Path, base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-something-else")
         assert who(tmp_path / "changed").id == base.id
 
-    def test_the_judges_address_is_in_no_grade_key_but_its_model_and_rubric_are(self, tmp_path):
+    def test_the_judges_address_is_in_no_grade_key_but_its_model_and_rubric_are(self, tmp_path: Path) -> None:
         judge = {"type": "prompt", "rubric": "good?", "model": "judge", "base_url": "http://a/v1"}
 
-        def fingerprint(name, **change):
+        def fingerprint(name: Any, **change: Any) -> Any:
             return graders_of(who(tmp_path / name, graders=[{**judge, **change}]))[0]
 
         first = fingerprint("first")
@@ -277,17 +293,17 @@ class TestWhatAGradeKeyReactsTo:
         ],
         ids=lambda block: block["type"],
     )
-    def test_a_changed_parameter_grades_again_without_generating(self, tmp_path, one, other):
+    def test_a_changed_parameter_grades_again_without_generating(self, tmp_path: Path, one: Any, other: Any) -> None:
         before, after = who(tmp_path / "1", graders=[one]), who(tmp_path / "2", graders=[other])
         assert graders_of(before) != graders_of(after)
         assert generation_keys(before) == generation_keys(after)
 
-    def test_a_new_name_is_a_new_run_with_the_old_grades(self, tmp_path, base):
+    def test_a_new_name_is_a_new_run_with_the_old_grades(self, tmp_path: Path, base: Any) -> None:
         renamed = who(tmp_path / "renamed", graders=[{"type": "exact", "name": "right"}])
         assert graders_of(renamed) == graders_of(base)
         assert renamed.id != base.id
 
-    def test_a_schema_file_counts_by_its_content(self, tmp_path):
+    def test_a_schema_file_counts_by_its_content(self, tmp_path: Path) -> None:
         prints = []
         for schema in ({"type": "object"}, {"type": "object"}, {"type": "array"}):
             folder = tmp_path / str(len(prints))
@@ -308,7 +324,7 @@ def reply(prompt):
 
 
 @pytest.fixture
-def agent(tmp_path):
+def agent(tmp_path: Path) -> Any:
     folder = tmp_path / "agent"
     (folder / "tools").mkdir(parents=True)
     (folder / "agent.py").write_text(AGENT)
@@ -324,7 +340,7 @@ PYTHON = {"python": "agent.py:reply"}
 
 
 class TestPythonCodeInKeys:
-    def edited(self, agent, file, old, new):
+    def edited(self, agent: Any, file: Any, old: Any, new: Any) -> Any:
         before = who(agent, target=PYTHON)
         path = agent / file
         text = path.read_text()
@@ -344,7 +360,9 @@ class TestPythonCodeInKeys:
         ],
         ids=["the function", "its docstring", "an import", "a package's module", "an import of an import", "a package"],
     )
-    def test_a_change_of_the_function_or_of_a_local_module_it_imports_runs_anew(self, agent, file, old, new):
+    def test_a_change_of_the_function_or_of_a_local_module_it_imports_runs_anew(
+        self, agent: Any, file: str, old: str, new: str
+    ) -> None:
         before, after = self.edited(agent, file, old, new)
         assert not set(generation_keys(before)) & set(generation_keys(after))
 
@@ -358,21 +376,23 @@ class TestPythonCodeInKeys:
         ],
         ids=["comment", "indented comment", "comment in an import", "a file nobody imports"],
     )
-    def test_a_comment_or_a_file_that_is_not_imported_runs_nothing(self, agent, file, old, new):
+    def test_a_comment_or_a_file_that_is_not_imported_runs_nothing(
+        self, agent: Any, file: str, old: str, new: str
+    ) -> None:
         before, after = self.edited(agent, file, old, new)
         assert before.id == after.id
         assert generation_keys(before) == generation_keys(after)
 
-    def test_params_version_and_the_functions_name_are_in_the_key(self, agent):
+    def test_params_version_and_the_functions_name_are_in_the_key(self, agent: Any) -> None:
         (agent / "agent.py").write_text(AGENT + "\n\nanswer = reply\n")
         targets = [PYTHON, {**PYTHON, "params": {"n": 1}}, {**PYTHON, "version": "2"}, {"python": "agent.py:answer"}]
         assert len({who(agent, target=target).work.digest for target in targets}) == 4
 
-    def test_the_code_is_read_and_never_run_to_make_a_key(self, agent):
+    def test_the_code_is_read_and_never_run_to_make_a_key(self, agent: Any) -> None:
         (agent / "agent.py").write_text("raise SystemExit('imported')\n" + AGENT)
         assert who(agent, target=PYTHON).id
 
-    def test_a_python_graders_source_is_in_its_grade_key_alone(self, agent):
+    def test_a_python_graders_source_is_in_its_grade_key_alone(self, agent: Any) -> None:
         graders = [{"type": "python", "function": "helper.py:clean"}, {"type": "exact"}]
         before = who(agent, graders=graders)
         (agent / "helper.py").write_text("def clean(output):\n    return True\n")
@@ -396,15 +416,15 @@ class TestWorkflowsAndProgramsInKeys:
         ],
         ids=["url", "request", "response", "version"],
     )
-    def test_url_request_response_and_version_of_a_workflow_are_in_the_key(self, tmp_path, change):
+    def test_url_request_response_and_version_of_a_workflow_are_in_the_key(self, tmp_path: Path, change: Any) -> None:
         digests = [who(tmp_path, target=target).work.digest for target in (HTTP, {**HTTP, **change})]
         assert digests[0] != digests[1]
 
-    def test_headers_are_not(self, tmp_path):
+    def test_headers_are_not(self, tmp_path: Path) -> None:
         other = {**HTTP, "headers": {"Authorization": "Bearer ${TOKEN}"}}
         assert who(tmp_path, target=HTTP).id == who(tmp_path, target=other).id
 
-    def test_a_programs_arguments_input_and_version_are_in_the_key(self, tmp_path):
+    def test_a_programs_arguments_input_and_version_are_in_the_key(self, tmp_path: Path) -> None:
         blocks = [
             {"command": ["./agent", "{{ prompt }}"]},
             {"command": ["./agent", "-v", "{{ prompt }}"]},
@@ -414,7 +434,9 @@ class TestWorkflowsAndProgramsInKeys:
         assert len({who(tmp_path, target=block).work.digest for block in blocks}) == 4
 
     @pytest.mark.parametrize("edited", ["agent", "notes.txt"])
-    def test_files_of_the_folder_that_a_command_names_are_in_the_key_by_content(self, tmp_path, edited):
+    def test_files_of_the_folder_that_a_command_names_are_in_the_key_by_content(
+        self, tmp_path: Path, edited: str
+    ) -> None:
         for name in ("agent", "notes.txt", "unnamed.txt"):
             (tmp_path / name).write_text("one")
         target = {"command": ["./agent", "notes.txt", "{{ prompt }}"]}
@@ -426,7 +448,7 @@ class TestWorkflowsAndProgramsInKeys:
 
 
 class TestPathsAreInNoKey:
-    def test_how_a_path_is_spelt_does_not_matter(self, agent):
+    def test_how_a_path_is_spelt_does_not_matter(self, agent: Any) -> None:
         write_rows(agent / "data.jsonl", ROWS)
         found = [
             who(agent, samples=None, dataset={"path": data}, target={"python": function})
@@ -441,14 +463,14 @@ class TestPathsAreInNoKey:
         assert len({one.id for one in found}) == 1
         assert len({str(one.directory(agent).path) for one in found}) == 1
 
-    def test_a_folder_that_moves_keeps_its_keys(self, agent, tmp_path):
+    def test_a_folder_that_moves_keeps_its_keys(self, agent: Any, tmp_path: Path) -> None:
         write_rows(agent / "data.jsonl", ROWS)
         keys = {"samples": None, "dataset": {"path": "data.jsonl"}, "target": PYTHON}
         before = who(agent, **keys)
         shutil.copytree(agent, tmp_path / "moved" / "elsewhere")
         assert who(tmp_path / "moved" / "elsewhere", **keys).id == before.id
 
-    def test_the_same_rows_have_the_same_keys_in_whatever_file_they_come(self, tmp_path, base):
+    def test_the_same_rows_have_the_same_keys_in_whatever_file_they_come(self, tmp_path: Path, base: Any) -> None:
         plain = write_rows(tmp_path / "rows.jsonl", ROWS)
         (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
         (tmp_path / "list.json").write_text(json.dumps(ROWS))
@@ -458,19 +480,19 @@ class TestPathsAreInNoKey:
         for file in ("rows.jsonl", "packed.jsonl.gz", "list.json", "table.csv"):
             assert who(tmp_path, samples=None, dataset={"path": file}).id == base.id, file
 
-    def test_the_order_of_rows_is_of_the_run_and_not_of_a_trial(self, tmp_path, base):
+    def test_the_order_of_rows_is_of_the_run_and_not_of_a_trial(self, tmp_path: Path, base: Any) -> None:
         turned = who(tmp_path / "turned", samples=ROWS[::-1])
         assert set(generation_keys(turned)) == set(generation_keys(base))
         assert turned.id != base.id
 
 
-def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path):
+def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path: Path) -> None:
     spec = load(tmp_path)
     survey = Dataset(spec).survey()
     assert [survey.of(number).hex() for number in range(2)] == [s.digest.removeprefix("sha256:") for s in Dataset(spec)]
 
 
-def test_what_another_eval_named_before_is_not_in_a_targets_key(tmp_path):
+def test_what_another_eval_named_before_is_not_in_a_targets_key(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "import importlib\nimportlib.import_module('json')\ndef reply(prompt): return prompt\n"
     )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, metrics, run_dir, server, write_eval
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AGENT = """\
 def reply(prompt, context):
@@ -33,10 +37,10 @@ def undecided(output):
 
 
 @pytest.fixture
-def evaluate(tmp_path):
+def evaluate(tmp_path: Path) -> Any:
     (tmp_path / "agent.py").write_text(AGENT)
 
-    def run(*prompts, graders=(), **keys):
+    def run(*prompts: Any, graders: Any = (), **keys: Any) -> Any:
         return holdfast.evaluate(
             name=keys.pop("name", "e"),
             samples=[{"id": f"s{number}", "q": prompt} for number, prompt in enumerate(prompts)],
@@ -53,12 +57,12 @@ def evaluate(tmp_path):
     return run
 
 
-def text(name, contains, **more):
+def text(name: Any, contains: Any, **more: Any) -> Any:
     return {"type": "text", "name": name, "contains": contains, **more}
 
 
 class TestCoverage:
-    def test_an_error_of_the_target_is_pending_and_never_a_wrong_answer(self, evaluate):
+    def test_an_error_of_the_target_is_pending_and_never_a_wrong_answer(self, evaluate: Any) -> None:
         run = evaluate("a", "fail", graders=[text("t", "a")])
         assert not run.finished and run.metrics is None and run.exit_code == 3
         assert not (run.path / "metrics.json").exists()
@@ -72,7 +76,7 @@ class TestCoverage:
             ("error", None, None),
         ]
 
-    def test_an_error_of_a_grader_takes_its_trial_out_of_the_overall_score_alone(self, evaluate):
+    def test_an_error_of_a_grader_takes_its_trial_out_of_the_overall_score_alone(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["picky", text("t", "a")], accept_errors=True)
         found = run.metrics
         assert (found["coverage"], found["graded"], found["outputs"]) == (0.5, 1, 2)
@@ -84,7 +88,7 @@ class TestCoverage:
         assert (found["metrics"]["t"]["score"], found["metrics"]["t"]["n"]) == (0.5, 2)
         assert (found["score"], found["overall"]["n"]) == (1.0, 1)
 
-    def test_a_skipped_output_is_covered_but_not_scored(self, evaluate):
+    def test_a_skipped_output_is_covered_but_not_scored(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["undecided"])
         found = run.metrics
         assert run.finished and found["coverage"] == 1
@@ -95,12 +99,12 @@ class TestCoverage:
         )
         assert [entry["status"] for entry in run.results()] == ["passed", "skipped"]
 
-    def test_without_graders_outputs_are_what_is_covered_and_there_is_no_score(self, evaluate):
+    def test_without_graders_outputs_are_what_is_covered_and_there_is_no_score(self, evaluate: Any) -> None:
         run = evaluate("a", "b")
         assert run.finished and run.score is None
         assert (run.metrics["coverage"], run.metrics["metrics"], run.metrics["overall"]) == (1, {}, None)
 
-    def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate, tmp_path):
+    def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate: Any, tmp_path: Path) -> None:
         keys = {"graders": [text("t", "a")], "limits": {"retries": 0}}
         evaluate("a", "fail", accept_errors=True, **keys)
         untouched = evaluate("a", "fail", **keys)
@@ -115,27 +119,27 @@ class TestScores:
         ("weights", "wanted"),
         [((1, 1), 0.75), ((3, 1), 0.875), ((1, 3), 0.625), ((1, 0), 1.0), ((0, 1), 0.5), ((0, 0), None)],
     )
-    def test_the_overall_score_is_the_weighted_mean(self, evaluate, weights, wanted):
+    def test_the_overall_score_is_the_weighted_mean(self, evaluate: Any, weights: Any, wanted: float | None) -> None:
         run = evaluate(
             "a", graders=[text("t", "a", weight=weights[0]), {**text("u", ["a", "z"]), "weight": weights[1]}]
         )
         assert run.score == wanted
         assert run.metrics["metrics"]["t"]["weight"] == weights[0]
 
-    def test_a_trial_passes_when_every_grader_passes(self, evaluate):
+    def test_a_trial_passes_when_every_grader_passes(self, evaluate: Any) -> None:
         run = evaluate("a", "b", "ab", graders=[text("has a", "a"), text("has b", "b")])
         assert [entry["status"] for entry in run.results()] == ["failed", "failed", "passed"]
         assert run.metrics["passed"] == pytest.approx(1 / 3)
         assert run.score == pytest.approx(2 / 3)
 
-    def test_trials_are_counted_apart_and_together(self, evaluate):
+    def test_trials_are_counted_apart_and_together(self, evaluate: Any) -> None:
         run = evaluate("a", "b", trials=3, graders=[text("last", "3")])
         found = run.metrics["metrics"]["last"]
         assert (run.metrics["total"], found["n"], found["score"]) == (6, 6, pytest.approx(1 / 3))
         assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
         assert found["interval"] == "wilson-clustered"
 
-    def test_results_are_in_the_datasets_order_whatever_finished_first(self, evaluate):
+    def test_results_are_in_the_datasets_order_whatever_finished_first(self, evaluate: Any) -> None:
         prompts = [f"p{number}" for number in range(30)]
         run = evaluate(*prompts, trials=2, graders=["half"])
         assert [(entry["sample"], entry["trial"]) for entry in run.results()] == [
@@ -146,7 +150,7 @@ class TestScores:
 
 
 class TestTheFiles:
-    def test_the_same_run_twice_gives_the_same_bytes_but_for_times(self, evaluate, tmp_path):
+    def test_the_same_run_twice_gives_the_same_bytes_but_for_times(self, evaluate: Any, tmp_path: Path) -> None:
         keys = {"graders": ["half", text("t", "a")], "trials": 2}
         one = evaluate("a", "b", **keys)
         first = {name: (one.path / name).read_bytes() for name in ("results.json", "metrics.json")}
@@ -159,7 +163,7 @@ class TestTheFiles:
         assert list(before)[-1] == "timing"
         assert {**before, "timing": 0} == {**after, "timing": 0}
 
-    def test_both_files_can_be_rebuilt_from_the_journals(self, evaluate):
+    def test_both_files_can_be_rebuilt_from_the_journals(self, evaluate: Any) -> None:
         keys = {"graders": ["half"]}
         run = evaluate("a", "b", **keys)
         before = metrics(run.path), (run.path / "results.json").read_bytes()
@@ -171,13 +175,13 @@ class TestTheFiles:
         assert (run.path / "outputs.jsonl").read_bytes() == outputs
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"metrics": 5}'])
-    def test_damaged_metrics_are_made_anew(self, evaluate, content):
+    def test_damaged_metrics_are_made_anew(self, evaluate: Any, content: str) -> None:
         run = evaluate("a", graders=["half"])
         before = metrics(run.path)
         (run.path / "metrics.json").write_text(content)
         assert metrics(evaluate("a", graders=["half"]).path) == before
 
-    def test_they_are_json_for_anyone(self, evaluate):
+    def test_they_are_json_for_anyone(self, evaluate: Any) -> None:
         run = evaluate("a", graders=["half"])
         results = json.loads((run.path / "results.json").read_text())
         assert results["schemaVersion"] == "1.1" and results["eval"] == "e" and len(results["trials"]) == 1
@@ -187,7 +191,7 @@ class TestTheFiles:
         for name in ("outputs.jsonl", "grades.jsonl"):
             assert all(list(entry)[-1] == "sum" for entry in lines(run.path / name))
 
-    def test_every_output_and_grade_has_the_documented_fields(self, evaluate):
+    def test_every_output_and_grade_has_the_documented_fields(self, evaluate: Any) -> None:
         run = evaluate("a", graders=["half"])
         (output,), (grade,) = lines(run.path / "outputs.jsonl"), lines(run.path / "grades.jsonl")
         assert {"key", "sample", "trial", "attempt", "messages", "output", "turns", "stop", "usage", "timing"} <= set(
@@ -199,7 +203,7 @@ class TestTheFiles:
         assert set(wanted.split()) <= set(grade)
         assert (grade["key"], grade["turn"], grade["status"], grade["score"]) == (output["key"], None, "passed", 0.5)
 
-    def test_the_times_are_those_of_the_trials(self, evaluate):
+    def test_the_times_are_those_of_the_trials(self, evaluate: Any) -> None:
         run = evaluate("a", "b", "c", graders=["half"])
         seconds = sorted(entry["timing"]["seconds"] for entry in lines(run.path / "outputs.jsonl"))
         assert run.metrics["timing"]["trial_seconds_p50"] == pytest.approx(seconds[1])
@@ -207,7 +211,9 @@ class TestTheFiles:
 
 
 class TestUnfinished:
-    def test_an_unfinished_run_shows_what_it_has_and_what_is_missing_and_is_not_finished_by_it(self, tmp_path):
+    def test_an_unfinished_run_shows_what_it_has_and_what_is_missing_and_is_not_finished_by_it(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "agent.py").write_text(AGENT)
         picky = {"type": "python", "name": "picky", "function": "agent.py:picky"}
         some = text("some", "a", where="q != 'ab'")
@@ -239,7 +245,7 @@ class TestUnfinished:
         accepted = run_command("eval", "e.yaml", "--accept-errors", cwd=tmp_path)
         assert "incomplete" not in accepted.stdout and (run / "metrics.json").exists()
 
-    def test_where_nothing_was_graded_there_is_no_table(self, tmp_path, evaluate):
+    def test_where_nothing_was_graded_there_is_no_table(self, tmp_path: Path, evaluate: Any) -> None:
         spec = {"schemaVersion": "1.0", "name": "e", "samples": [{"q": "fail"}], "prompt": "{{ q }}"}
         spec |= {"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}, "graders": [text("t", "a")]}
         (tmp_path / "e.yaml").write_text(json.dumps(spec))
@@ -247,12 +253,12 @@ class TestUnfinished:
         assert "│" not in done.stdout and "0 of 1 trials have an output" in done.stdout
 
 
-def table(printed):
+def table(printed: Any) -> Any:
     return [line for line in printed.splitlines() if line.startswith(("│", "┃"))]
 
 
 class TestAfterTheFact:
-    def test_other_thresholds_and_weights_make_the_numbers_anew_without_a_request(self, tmp_path):
+    def test_other_thresholds_and_weights_make_the_numbers_anew_without_a_request(self, tmp_path: Path) -> None:
         with server() as mock:
             grader = {"type": "text", "contains": ["question", "nothing"]}
             path = write_eval(tmp_path, mock.base_url, rows=4, graders=[grader, {"type": "exact"}])
@@ -272,7 +278,7 @@ class TestAfterTheFact:
             assert "already finished" not in done.stdout
             assert "already finished" in run_command("eval", path, cwd=tmp_path).stdout
 
-    def test_a_gate_is_looked_at_anew_each_time(self, tmp_path):
+    def test_a_gate_is_looked_at_anew_each_time(self, tmp_path: Path) -> None:
         with server() as mock:
             path = write_eval(tmp_path, mock.base_url, rows=4)
             run_command("eval", path, cwd=tmp_path, check=0)

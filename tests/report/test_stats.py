@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import numpy
 import pytest
@@ -20,26 +21,26 @@ counts = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, tota
 clusters = st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=20).filter(any)
 
 
-def test_the_quantile_is_that_of_a_95_percent_interval():
+def test_the_quantile_is_that_of_a_95_percent_interval() -> None:
     assert pytest.approx(stats.norm.ppf(0.975), abs=1e-12) == Z95
 
 
 @given(counts)
-def test_wilson_is_scipys(found):
+def test_wilson_is_scipys(found: Any) -> None:
     passes, total = found
     wanted = stats.binomtest(passes, total).proportion_ci(0.95, method="wilson")
     assert wilson(passes / total, total) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
 
 
 @given(st.floats(0, 1), st.floats(1, 1e6))
-def test_wilson_holds_its_proportion_and_stays_inside(share, count):
+def test_wilson_holds_its_proportion_and_stays_inside(share: Any, count: Any) -> None:
     low, high = wilson(share, count)
     assert 0 <= low <= share <= high <= 1
     assert low < high
 
 
 @given(counts)
-def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(found):
+def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(found: Any) -> None:
     passes, total = found
     sums = [1.0] * passes + [0.0] * (total - passes)
     mean, low, high, _, method = estimate(sums, [1] * total, proportion=True)
@@ -49,19 +50,19 @@ def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(found):
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
-def test_without_clusters_the_standard_error_is_that_of_a_mean(scores):
+def test_without_clusters_the_standard_error_is_that_of_a_mean(scores: Any) -> None:
     found = estimate(scores, [1] * len(scores), proportion=False)
     assert found.mean == pytest.approx(numpy.mean(scores))
     assert found.stderr == pytest.approx(stats.sem(scores), abs=1e-9)
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 120), 1_000, 1_000_000])
-def test_students_quantile_is_scipys(freedom):
+def test_students_quantile_is_scipys(freedom: Any) -> None:
     assert t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-7)
 
 
 @given(st.lists(st.floats(0.2, 0.8), min_size=2, max_size=40))
-def test_scores_that_are_no_proportion_get_students_interval(scores):
+def test_scores_that_are_no_proportion_get_students_interval(scores: Any) -> None:
     assume(stats.sem(scores) > 1e-9)
     found = estimate(scores, [1] * len(scores), proportion=False)
     low, high = stats.t.interval(0.95, len(scores) - 1, numpy.mean(scores), stats.sem(scores))
@@ -73,7 +74,7 @@ def test_scores_that_are_no_proportion_get_students_interval(scores):
 
 
 @given(clusters)
-def test_the_standard_error_is_clustered_by_sample(scores):
+def test_the_standard_error_is_clustered_by_sample(scores: Any) -> None:
     """The sandwich estimator for a mean: residuals are summed inside each cluster before they are squared."""
     kept = [numpy.array(cluster) for cluster in scores if cluster]
     assume(len(kept) > 1)
@@ -86,7 +87,7 @@ def test_the_standard_error_is_clustered_by_sample(scores):
     assert found.stderr == pytest.approx(wanted, abs=1e-9)
 
 
-def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many():
+def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many() -> None:
     alike = estimate([5.0, 0.0] * 20, [5] * 40, proportion=True)
     once = estimate([1.0, 0.0] * 20, [1] * 40, proportion=True)
     assert alike.high - alike.low == pytest.approx(once.high - once.low, rel=0.05)
@@ -96,7 +97,7 @@ def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many():
 
 
 @given(clusters, st.booleans())
-def test_every_interval_holds_its_mean_and_stays_inside(scores, proportion):
+def test_every_interval_holds_its_mean_and_stays_inside(scores: Any, proportion: Any) -> None:
     if proportion:
         scores = [[float(score > 0.5) for score in cluster] for cluster in scores]
     found = estimate([math.fsum(c) for c in scores], [len(c) for c in scores], proportion=proportion)
@@ -107,13 +108,13 @@ def test_every_interval_holds_its_mean_and_stays_inside(scores, proportion):
 
 
 @pytest.mark.parametrize("passes", [0, 3])
-def test_no_spread_is_not_taken_for_certainty(passes):
+def test_no_spread_is_not_taken_for_certainty(passes: int) -> None:
     found = estimate([float(passes)] * 4, [3] * 4, proportion=True)
     assert found.high - found.low > 0.3
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(found):
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(found: Any) -> None:
     trials, passes, k = found
     outcomes = [True] * passes + [False] * (trials - passes)
     draws = list(itertools.combinations(outcomes, k))
@@ -121,12 +122,12 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(found):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 1))
-def test_quantiles_are_numpys(values, share):
+def test_quantiles_are_numpys(values: Any, share: Any) -> None:
     assert quantile(sorted(values), share) == pytest.approx(numpy.quantile(values, share), rel=1e-9, abs=1e-6)
 
 
 class TestTally:
-    def test_errors_are_counted_and_never_scored(self):
+    def test_errors_are_counted_and_never_scored(self) -> None:
         tally = Tally(2)
         tally.add([("passed", 1.0), ("error", None)])
         tally.add([("failed", 0.0), ("skipped", None)])
@@ -134,13 +135,13 @@ class TestTally:
         assert (found["score"], found["n"]) == (0.5, 2)
         assert (found["passed"], found["failed"], found["errors"], found["skipped"]) == (1, 1, 1, 1)
 
-    def test_with_nothing_graded_there_is_no_number(self):
+    def test_with_nothing_graded_there_is_no_number(self) -> None:
         tally = Tally(1)
         tally.add([("error", None)])
         found = tally.summary()
         assert (found["score"], found["low"], found["stderr"], found["n"], found["errors"]) == (None, None, None, 0, 1)
 
-    def test_pass_at_k_is_there_for_every_k_up_to_the_trials(self):
+    def test_pass_at_k_is_there_for_every_k_up_to_the_trials(self) -> None:
         tally = Tally(3)
         tally.add([("passed", 1.0), ("failed", 0.0), ("failed", 0.0)])
         tally.add([("failed", 0.0)] * 3)
@@ -148,7 +149,7 @@ class TestTally:
         assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
         assert "pass@4" not in found
 
-    def test_a_sample_with_fewer_graded_trials_counts_only_for_the_ks_it_has(self):
+    def test_a_sample_with_fewer_graded_trials_counts_only_for_the_ks_it_has(self) -> None:
         tally = Tally(2)
         tally.add([("passed", 1.0)])
         tally.add([("failed", 0.0), ("failed", 0.0)])
@@ -161,7 +162,7 @@ class TestTally:
             min_size=1,
         )
     )
-    def test_scores_of_nought_and_one_get_wilson_and_others_do_not(self, samples):
+    def test_scores_of_nought_and_one_get_wilson_and_others_do_not(self, samples: Any) -> None:
         tally = Tally(2)
         for verdicts in samples:
             tally.add(verdicts)
@@ -173,7 +174,7 @@ class TestTally:
 
 
 class TestUsageTally:
-    def test_one_unknown_makes_the_sum_unknown_and_nought_does_not(self):
+    def test_one_unknown_makes_the_sum_unknown_and_nought_does_not(self) -> None:
         tally = UsageTally()
         tally.add(Usage(10, 5, 1, 0.0))
         tally.add(Usage(1, 1, 1, 0.25))

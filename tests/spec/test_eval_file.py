@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,9 @@ from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.schema import parse_duration
 from tests.support.running import holdfast
 from tests.support.specs import ROWS, command, load, who, write_rows, write_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FULL = """\
 schemaVersion: "1.0"
@@ -77,7 +81,7 @@ prices: {judge: {input: 1, output: 2}}
 """
 
 
-def refused(folder, text, *overrides):
+def refused(folder: Path, text: Any, *overrides: Any) -> Any:
     """The message about an eval file that is wrong."""
     path = folder / "eval.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -96,7 +100,7 @@ graders: [{type: exact}]
 
 
 class TestWhatIsRead:
-    def test_every_documented_key(self, tmp_path):
+    def test_every_documented_key(self, tmp_path: Path) -> None:
         path = tmp_path / "full.yaml"
         path.write_text(FULL)
         spec = load_eval(path)
@@ -169,14 +173,14 @@ class TestWhatIsRead:
         ],
         ids=["python", "http", "command"],
     )
-    def test_the_other_kinds_of_target(self, tmp_path, target, name):
+    def test_the_other_kinds_of_target(self, tmp_path: Path, target: Any, name: str) -> None:
         from holdfast.spec.load import target_name
 
         spec = load(tmp_path, target=target)
         assert {key: value for key, value in spec.target.model_dump().items() if key in target} == target
         assert target_name(spec.target) == name
 
-    def test_what_is_left_out_has_the_documented_defaults(self, tmp_path):
+    def test_what_is_left_out_has_the_documented_defaults(self, tmp_path: Path) -> None:
         spec = load(tmp_path)
         assert (spec.trials, spec.system, spec.gate, spec.limits.retries) == (1, None, {}, 5)
         assert (spec.limits.turn_timeout, spec.limits.trial_timeout, spec.limits.concurrency) == (120, 600, None)
@@ -184,11 +188,11 @@ class TestWhatIsRead:
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
 
     @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1.1", "'1.7'"])
-    def test_a_version_it_can_read_however_it_is_written(self, tmp_path, written):
+    def test_a_version_it_can_read_however_it_is_written(self, tmp_path: Path, written: str) -> None:
         (tmp_path / "e.yaml").write_text(f"schemaVersion: {written}\n{BASE}")
         assert load_eval(tmp_path / "e.yaml").name == "e"
 
-    def test_it_is_yaml_one_point_two(self, tmp_path):
+    def test_it_is_yaml_one_point_two(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(
             BASE.replace("question: q", "question: no, on: yes, time: 2024-01-02, octal: 010")
         )
@@ -196,12 +200,12 @@ class TestWhatIsRead:
             {"id": "a", "question": "no", "on": "yes", "time": "2024-01-02", "octal": 10, "expected": "x"}
         ]
 
-    def test_json_is_yaml_with_its_escapes(self, tmp_path):
+    def test_json_is_yaml_with_its_escapes(self, tmp_path: Path) -> None:
         spec = load(tmp_path, samples=[{"id": "a", "question": "😀 \U0001f600", "expected": "ä"}])
         assert "\\ud83d\\ude00" in (tmp_path / "eval.yaml").read_text()
         assert spec.samples[0]["question"] == "😀 \U0001f600"
 
-    def test_anchors_and_merges_work(self, tmp_path):
+    def test_anchors_and_merges_work(self, tmp_path: Path) -> None:
         text = BASE.replace("graders: [{type: exact}]", "x: 1").replace("x: 1\n", "")
         (tmp_path / "e.yaml").write_text(
             text + "graders:\n- &first {type: exact, strip: false}\n- {<<: *first, name: second, ignore_case: true}\n"
@@ -209,7 +213,7 @@ class TestWhatIsRead:
         second = load_eval(tmp_path / "e.yaml").graders[1]
         assert (second.type, second.strip, second.ignore_case) == ("exact", False, True)
 
-    def test_a_judge_is_where_the_target_is_unless_it_says_otherwise(self, tmp_path):
+    def test_a_judge_is_where_the_target_is_unless_it_says_otherwise(self, tmp_path: Path) -> None:
         target = {"model": "m", "base_url": "http://t/v1", "api_key_env": "T"}
         own, same, other, elsewhere, embedded = load(
             tmp_path,
@@ -318,7 +322,9 @@ class TestWhatIsRefused:
         ],
         ids=lambda value: value if isinstance(value, str) else None,
     )
-    def test_it_says_what_is_wrong_and_on_which_line(self, tmp_path, old, new, line, words):
+    def test_it_says_what_is_wrong_and_on_which_line(
+        self, tmp_path: Path, old: Any, new: Any, line: Any, words: Any
+    ) -> None:
         assert old in BASE
         said = refused(tmp_path, BASE.replace(old, new, 1))
         assert f"eval.yaml:{line}" in said
@@ -326,20 +332,20 @@ class TestWhatIsRefused:
             assert word in said
 
     @pytest.mark.parametrize("key", ["name", "target", "prompt"])
-    def test_a_key_that_must_be_there_is_named(self, tmp_path, key):
+    def test_a_key_that_must_be_there_is_named(self, tmp_path: Path, key: str) -> None:
         assert f"{key}: is missing" in refused(tmp_path, re.sub(rf"(?m)^{key}:.*\n", "", BASE))
 
-    def test_without_any_samples_it_asks_for_them(self, tmp_path):
+    def test_without_any_samples_it_asks_for_them(self, tmp_path: Path) -> None:
         assert "give either `dataset` or `samples`" in refused(tmp_path, re.sub(r"(?m)^samples:.*\n", "", BASE))
 
     @pytest.mark.parametrize(
         "dataset", ["{}", "{path: []}", "{path: d.jsonl, limit: 0}", "{path: d.jsonl, formt: csv}"]
     )
-    def test_a_dataset_that_names_nothing_is_refused(self, tmp_path, dataset):
+    def test_a_dataset_that_names_nothing_is_refused(self, tmp_path: Path, dataset: str) -> None:
         said = refused(tmp_path, re.sub(r"(?m)^samples:.*$", f"dataset: {dataset}", BASE))
         assert "eval.yaml:2: dataset." in said
 
-    def test_all_problems_are_listed_at_once(self, tmp_path):
+    def test_all_problems_are_listed_at_once(self, tmp_path: Path) -> None:
         text = """\
 nam: e
 samples: [{id: a}]
@@ -362,7 +368,7 @@ graders:
         assert any("name: is missing" in problem for problem in said)
         assert len(said) == 6
 
-    def test_a_judge_needs_a_model_where_the_target_is_none(self, tmp_path):
+    def test_a_judge_needs_a_model_where_the_target_is_none(self, tmp_path: Path) -> None:
         said = refused(
             tmp_path, BASE.replace("{model: m}", "{command: [x]}").replace("{type: exact}", "{type: prompt, rubric: r}")
         )
@@ -377,7 +383,9 @@ graders:
         ],
         ids=["command", "stdin", "request"],
     )
-    def test_a_bad_template_inside_a_target_is_found_when_the_file_is_read(self, tmp_path, target, where):
+    def test_a_bad_template_inside_a_target_is_found_when_the_file_is_read(
+        self, tmp_path: Path, target: Any, where: str
+    ) -> None:
         with pytest.raises(ConfigError, match=f"{where}: not a valid template"):
             load(tmp_path, target=target)
 
@@ -397,7 +405,7 @@ class TestTemplatesAndRows:
         ],
         ids=["prompt", "system", "expected", "not_contains", "rubric", "command", "request", "where"],
     )
-    def test_a_variable_that_no_sample_has_is_named_with_the_fields_there_are(self, tmp_path, keys):
+    def test_a_variable_that_no_sample_has_is_named_with_the_fields_there_are(self, tmp_path: Path, keys: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, **keys)
         said = str(caught.value)
@@ -407,15 +415,15 @@ class TestTemplatesAndRows:
     @pytest.mark.parametrize(
         "where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1", "question > 2 and hard"]
     )
-    def test_a_condition_may_ask_for_a_field_that_some_rows_have(self, tmp_path, where):
+    def test_a_condition_may_ask_for_a_field_that_some_rows_have(self, tmp_path: Path, where: str) -> None:
         assert who(tmp_path, graders=[{"type": "exact", "where": where}])
 
     @pytest.mark.parametrize("name", ["output", "messages", "prompt"])
-    def test_only_a_rubric_sees_the_answer(self, tmp_path, name):
+    def test_only_a_rubric_sees_the_answer(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(ConfigError, match=f"no sample has a field '{name}'"):
             who(tmp_path, graders=[{"type": "exact", "expected": f"{{{{ {name} }}}}"}])
 
-    def test_a_row_that_lacks_a_field_is_named_with_its_line(self, tmp_path):
+    def test_a_row_that_lacks_a_field_is_named_with_its_line(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [*ROWS, {"id": "c", "expected": "x"}, {"id": "d", "expected": "y"}])
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, samples=None, dataset={"path": "d.jsonl"})
@@ -423,7 +431,7 @@ class TestTemplatesAndRows:
         assert "d.jsonl:3" in said and "'question' is undefined" in said
         assert "prompt" in said and "d.jsonl:4" not in said
 
-    def test_a_row_written_by_hand_is_named_with_its_line_in_the_file(self, tmp_path):
+    def test_a_row_written_by_hand_is_named_with_its_line_in_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "eval.yaml"
         path.write_text(
             "name: e\nsamples:\n  - {id: a, question: q}\n  - {id: b}\ntarget: {model: m}\nprompt: '{{ question }}'\n"
@@ -431,17 +439,17 @@ class TestTemplatesAndRows:
         with pytest.raises(ConfigError, match=r"eval\.yaml:4: samples\[1\]"):
             Dataset(load_eval(path)).survey()
 
-    def test_a_default_makes_a_field_optional(self, tmp_path):
+    def test_a_default_makes_a_field_optional(self, tmp_path: Path) -> None:
         found = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)
         assert found.survey.count == 1
 
     @pytest.mark.parametrize("where", ["level ==", "(", "{{ level }}"])
-    def test_a_bad_where_is_refused_with_its_line(self, tmp_path, where):
+    def test_a_bad_where_is_refused_with_its_line(self, tmp_path: Path, where: str) -> None:
         write_rows(tmp_path / "d.jsonl", ROWS)
         with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: dataset\.where: not a valid expression"):
             who(tmp_path, samples=None, dataset={"path": "d.jsonl", "where": where})
 
-    def test_a_where_that_a_row_cannot_answer_names_the_row(self, tmp_path):
+    def test_a_where_that_a_row_cannot_answer_names_the_row(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{**ROWS[0], "n": 1}, {**ROWS[1], "n": "two"}])
         with pytest.raises(DataError, match=r"d\.jsonl:2: dataset\.where cannot be evaluated"):
             who(tmp_path, samples=None, dataset={"path": "d.jsonl", "where": "n > 0"})
@@ -454,7 +462,7 @@ class TestTemplatesAndRows:
             "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         ],
     )
-    def test_templates_cannot_reach_out_of_their_sandbox(self, tmp_path, attack):
+    def test_templates_cannot_reach_out_of_their_sandbox(self, tmp_path: Path, attack: str) -> None:
         from holdfast.spec.template import Template, TemplateError
 
         with pytest.raises(TemplateError):
@@ -484,36 +492,36 @@ class TestOverrides:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_any_key_can_be_overridden(self, tmp_path, text, look, wanted):
+    def test_any_key_can_be_overridden(self, tmp_path: Path, text: str, look: Any, wanted: Any) -> None:
         graders = [{"type": "exact"}, {"type": "text", "name": "mine", "contains": "a"}]
         assert look(load(tmp_path, text, graders=graders, system="be brief")) == wanted
 
     @pytest.mark.parametrize("text", ["novalue", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
-    def test_what_is_no_override_is_refused(self, text):
+    def test_what_is_no_override_is_refused(self, text: str) -> None:
         with pytest.raises(UsageError, match=re.escape(repr(text))):
             parse_override(text)
 
     @pytest.mark.parametrize("text", ["graders.5.strip=true", "graders.nobody.strip=true", "samples.x.q=1"])
-    def test_an_entry_that_is_not_there_is_refused(self, tmp_path, text):
+    def test_an_entry_that_is_not_there_is_refused(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(UsageError, match="there is no such entry"):
             load(tmp_path, text)
 
-    def test_the_entries_that_are_there_are_named(self, tmp_path):
+    def test_the_entries_that_are_there_are_named(self, tmp_path: Path) -> None:
         graders = [{"type": "exact"}, {"type": "text", "name": "mine", "contains": "a"}]
         with pytest.raises(UsageError, match=r"graders\.min: .*did you mean 'mine'\?\); there are exact, mine"):
             load(tmp_path, "graders.min.contains=b", graders=graders)
 
-    def test_an_override_is_checked_like_the_file(self, tmp_path):
+    def test_an_override_is_checked_like_the_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"target\.temperatur: unknown key"):
             load(tmp_path, "target.temperatur=1")
 
-    def test_the_last_override_wins_and_the_file_is_not_touched(self, tmp_path):
+    def test_the_last_override_wins_and_the_file_is_not_touched(self, tmp_path: Path) -> None:
         path = write_spec(tmp_path)
         before = path.read_bytes()
         assert load_eval(path, [parse_override("trials=2"), parse_override("trials=4")]).trials == 4
         assert path.read_bytes() == before
 
-    def test_an_override_goes_before_what_stands_under_config(self, tmp_path):
+    def test_an_override_goes_before_what_stands_under_config(self, tmp_path: Path) -> None:
         grader = {"type": "number", "name": "n", "config": {"tolerance": 1, "threshold": 0.5}}
         spec = load(tmp_path, "graders.n.tolerance=10", "graders.n.weight=2", graders=[grader])
         assert (spec.graders[0].tolerance, spec.graders[0].threshold, spec.graders[0].weight) == (10, 0.5, 2)
@@ -523,7 +531,7 @@ class TestOverrides:
     @given(
         st.dictionaries(words, st.integers() | st.dictionaries(words, st.integers(), max_size=2), max_size=3), st.data()
     )
-    def test_an_override_sets_its_place_and_no_other(self, data, draw):
+    def test_an_override_sets_its_place_and_no_other(self, data: Any, draw: Any) -> None:
         path = tuple(draw.draw(st.lists(self.words, min_size=1, max_size=3)))
         before = json.loads(json.dumps(data))
         apply_override(data, path, "new")
@@ -551,7 +559,9 @@ class TestTheCommand:
     """What a user sees: exit code 2, the place, and nothing written."""
 
     @pytest.mark.parametrize("name", [*BROKEN, "missing.yaml", "folder.yaml"])
-    def test_a_file_that_cannot_be_read_as_an_eval_ends_with_two(self, tmp_path, monkeypatch, capsys, name):
+    def test_a_file_that_cannot_be_read_as_an_eval_ends_with_two(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: Any
+    ) -> None:
         if name == "folder.yaml":
             (tmp_path / name).mkdir()
         elif name in BROKEN:
@@ -563,7 +573,9 @@ class TestTheCommand:
         assert ended.out == ""
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_a_missing_file_comes_with_what_to_do(self, tmp_path, monkeypatch, capsys):
+    def test_a_missing_file_comes_with_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert "holdfast init" in command(monkeypatch, capsys, tmp_path, "eval", "missing.yaml").err
 
     @pytest.mark.parametrize(
@@ -589,7 +601,9 @@ class TestTheCommand:
         ],
         ids=lambda keys: json.dumps(keys)[:70],
     )
-    def test_whatever_is_wrong_is_said_before_anything_is_written(self, tmp_path, monkeypatch, capsys, keys):
+    def test_whatever_is_wrong_is_said_before_anything_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: Any
+    ) -> None:
         (tmp_path / "outside.json").write_text("{}")
         folder = tmp_path / "here"
         folder.mkdir()
@@ -603,7 +617,7 @@ class TestTheCommand:
         assert ended.err.startswith("error: ") and "Traceback" not in ended.err
         assert {path for path in folder.rglob("*") if "__pycache__" not in path.parts} == before
 
-    def test_the_real_command_says_the_same(self, tmp_path):
+    def test_the_real_command_says_the_same(self, tmp_path: Path) -> None:
         (tmp_path / "wrong.yaml").write_bytes(BROKEN["wrong.yaml"])
         done = holdfast("eval", "wrong.yaml", cwd=tmp_path, check=2)
         assert "wrong.yaml:2: promt: unknown key (did you mean 'prompt'?)" in done.stderr
@@ -624,17 +638,17 @@ class TestTheCommand:
         ("2min", 120),
     ],
 )
-def test_durations(written, seconds):
+def test_durations(written: int | str, seconds: int) -> None:
     assert parse_duration(written) == seconds
 
 
 @pytest.mark.parametrize("written", ["", "soon", "5 apples", "-5s", "h", "5d"])
-def test_what_is_no_duration_is_refused(written):
+def test_what_is_no_duration_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration(written)
 
 
-def test_lines_are_known_for_every_key(tmp_path):
+def test_lines_are_known_for_every_key(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("a:\n  b:\n    - c: 1\n    -\n      d: 2\n")
     document = read_document(path)

@@ -1,6 +1,8 @@
 """Several right answers: a list means any of its elements, and is never compared as its Python repr."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from tests.support.specs import grade, load, who
 CITIES = ["Paris", "City of Paris"]
 
 
-def score(folder, block, answer, **row):
+def score(folder: Path, block: Any, answer: Any, **row: Any) -> Any:
     verdict = grade(folder, block, answer, **row)
     assert not isinstance(verdict, AttemptError), verdict
     return verdict.score
@@ -23,12 +25,12 @@ def score(folder, block, answer, **row):
 class TestLists:
     @pytest.mark.parametrize("answer", CITIES)
     @pytest.mark.parametrize("written", ["{{ expected }}", "{{ row.names }}", "{{ names|list }}", CITIES, None])
-    def test_any_element_is_right(self, tmp_path, answer, written):
+    def test_any_element_is_right(self, tmp_path: Path, answer: Any, written: Any) -> None:
         row = {"expected": CITIES, "names": CITIES, "row": {"names": CITIES}}
         block = {"type": "exact"} | ({} if written is None else {"expected": written})
         assert score(tmp_path, block, answer, **row) == 1
 
-    def test_the_text_of_the_list_itself_is_wrong(self, tmp_path):
+    def test_the_text_of_the_list_itself_is_wrong(self, tmp_path: Path) -> None:
         for block in ({"type": "exact"}, {"type": "text", "contains_any": "{{ expected }}"}):
             assert score(tmp_path, block, "['Paris; 'City of Paris']".replace("Paris", "Rome"), expected=CITIES) == 0
         assert score(tmp_path, {"type": "exact"}, str(CITIES), expected=CITIES) == 0
@@ -53,13 +55,15 @@ class TestLists:
             ({"type": "exact"}, "a", ["a"], 1),
         ],
     )
-    def test_in_every_grader_that_compares(self, tmp_path, block, answer, expected, wanted):
+    def test_in_every_grader_that_compares(
+        self, tmp_path: Path, block: Any, answer: str, expected: Any, wanted: float | int
+    ) -> None:
         assert score(tmp_path, block, answer, expected=expected) == wanted
 
-    def test_the_most_similar_one_counts(self, tmp_path):
+    def test_the_most_similar_one_counts(self, tmp_path: Path) -> None:
         assert score(tmp_path, {"type": "similarity"}, "Paris", expected=CITIES) == 1
 
-    def test_a_list_may_be_written_in_the_file_with_templates_in_it(self, tmp_path):
+    def test_a_list_may_be_written_in_the_file_with_templates_in_it(self, tmp_path: Path) -> None:
         block = {"type": "exact", "expected": ["{{ a }}", "{{ more }}", 3]}
         for answer in ("one", "two", "three", "3"):
             assert score(tmp_path, block, answer, a="one", more=["two", "three"]) == 1
@@ -70,11 +74,13 @@ class TestLists:
         ("expected", "words"),
         [([], "an empty list"), ({"a": 1}, "an object"), (None, "null"), ([["a"]], "a list"), ([None], "null")],
     )
-    def test_what_cannot_be_compared_is_an_error_and_not_a_score(self, tmp_path, kind, expected, words):
+    def test_what_cannot_be_compared_is_an_error_and_not_a_score(
+        self, tmp_path: Path, kind: str, expected: Any, words: str
+    ) -> None:
         error = grade(tmp_path, {"type": kind}, "Paris", expected=expected)
         assert isinstance(error, AttemptError) and words in error.message and not error.retry
 
-    def test_a_list_inside_a_longer_text_is_an_error(self, tmp_path):
+    def test_a_list_inside_a_longer_text_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "exact", "expected": "It is {{ expected }}."}, "x", expected=CITIES)
         assert isinstance(error, AttemptError) and "a list cannot stand inside a text" in error.message
 
@@ -88,11 +94,13 @@ class TestLists:
             ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),
         ],
     )
-    def test_what_the_file_itself_says_wrong_is_rejected_when_it_is_read(self, tmp_path, block, words):
+    def test_what_the_file_itself_says_wrong_is_rejected_when_it_is_read(
+        self, tmp_path: Path, block: Any, words: str
+    ) -> None:
         with pytest.raises(ConfigError, match=words):
             load(tmp_path, graders=[block])
 
-    def test_several_numbers_in_a_text_are_an_error(self, tmp_path):
+    def test_several_numbers_in_a_text_are_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "number"}, "1", expected="1,2 or 3")
         assert isinstance(error, AttemptError) and "'1,2 or 3' contains several numbers" in error.message
 
@@ -101,7 +109,7 @@ class TestLists:
     "block", [{"type": "exact"}, {"type": "text", "contains_cs": "{{ expected }}"}, {"type": "cer"}]
 )
 @pytest.mark.parametrize(("answer", "expected"), [("Cafe\u0301", "Caf\u00e9"), ("Caf\u00e9", "Cafe\u0301")])
-def test_texts_are_compared_in_one_unicode_form(tmp_path, block, answer, expected):
+def test_texts_are_compared_in_one_unicode_form(tmp_path: Path, block: Any, answer: str, expected: str) -> None:
     assert score(tmp_path, block, answer, expected=expected) == 1
 
 
@@ -115,7 +123,7 @@ class TestFeedback:
             ({"type": "exact"}, "expected one of 'Paris', 'City of Paris'"),
         ],
     )
-    def test_it_shows_what_was_looked_for_and_not_the_template(self, tmp_path, block, words):
+    def test_it_shows_what_was_looked_for_and_not_the_template(self, tmp_path: Path, block: Any, words: str) -> None:
         assert words in grade(tmp_path, block, "Rome", expected=CITIES, bad="Rome").feedback
 
 
@@ -127,20 +135,22 @@ ROWS = [
 ]
 
 
-def evaluate(folder, rows=ROWS, **keys):
+def evaluate(folder: Path, rows: Any = ROWS, **keys: Any) -> Any:
     keys = {"graders": [{"type": "exact"}], "accept_errors": True} | keys
     target = {"command": ["echo", "said"]}
     return holdfast.evaluate(name="e", samples=rows, prompt="p", target=target, runs_dir=folder / "runs", **keys)
 
 
-def as_before(monkeypatch):
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare and name grades as before lists had a meaning."""
     monkeypatch.setattr("holdfast.spec.grader_schema.GraderBlock.reads_as_before", lambda *_: True)
     monkeypatch.setattr("holdfast.graders.text.alternatives", lambda _, fields: [str(fields["expected"])])
 
 
 class TestEarlierVerdicts:
-    def test_only_those_that_came_of_a_repr_are_given_again(self, tmp_path, monkeypatch):
+    def test_only_those_that_came_of_a_repr_are_given_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patch:
             as_before(patch)
             before = evaluate(tmp_path)
@@ -154,7 +164,7 @@ class TestEarlierVerdicts:
         shown = {trial.output.sample: trial.grades[0].score for trial in RunReader(RunDir(now.path)).trials()}
         assert shown == {"list": 1, "text": 1, "null": None, "number": 0}
 
-    def test_plain_rows_have_the_keys_they_always_had(self, tmp_path):
+    def test_plain_rows_have_the_keys_they_always_had(self, tmp_path: Path) -> None:
         found = who(tmp_path, samples=ROWS, prompt="p")
         assert [sorted(found.survey.panels.of(n).reread) for n in range(4)] == [[0], [], [0], []]
 
@@ -177,12 +187,16 @@ class TestEarlierVerdicts:
             ({"type": "number", "expected": "{{ a.split('####')[1] }}"}, {"a": "6 * 2 #### 12"}, False),
         ],
     )
-    def test_a_verdict_is_stale_exactly_where_the_row_is_read_differently(self, tmp_path, block, row, stale):
+    def test_a_verdict_is_stale_exactly_where_the_row_is_read_differently(
+        self, tmp_path: Path, block: Any, row: Any, stale: bool
+    ) -> None:
         found = who(tmp_path, samples=[row], prompt="p", graders=[block])
         assert bool(found.survey.panels.of(0).reread) == stale
 
 
-def test_a_list_in_a_dataset_file_is_graded_by_the_command(tmp_path, monkeypatch, capsys):
+def test_a_list_in_a_dataset_file_is_graded_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests.support.specs import command, write_rows, write_spec
 
     write_rows(tmp_path / "rows.jsonl", [{"q": "Paris", "references": CITIES}, {"q": "Rome", "references": CITIES}])
@@ -199,7 +213,7 @@ def test_a_list_in_a_dataset_file_is_graded_by_the_command(tmp_path, monkeypatch
     assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 0.5
 
 
-def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path):
+def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path: Path) -> None:
     from holdfast.export.flexeval import write_flexeval
 
     rows = [
@@ -214,7 +228,9 @@ def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path):
     assert references == [["a", "b"], ["5", "true"], ["true"], ['{"a":1}']]
 
 
-def test_the_recipe_for_a_half_finished_outputs_file_asks_only_for_the_rest(tmp_path, monkeypatch, capsys):
+def test_the_recipe_for_a_half_finished_outputs_file_asks_only_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests.support.running import ROOT
     from tests.support.specs import command
     from tests.test_docs import MARKED

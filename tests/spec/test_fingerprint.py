@@ -6,6 +6,7 @@ import importlib.util
 import io
 import sys
 import tokenize
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.spec.fingerprint import source_fingerprint
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CODE = '''\
 """A module."""
@@ -43,12 +47,12 @@ async def later(x, *, y=1):
 '''
 
 
-def fingerprint(folder, text, name="agent.py"):
+def fingerprint(folder: Path, text: Any, name: str = "agent.py") -> Any:
     (folder / name).write_text(text)
     return source_fingerprint(folder / name, folder)
 
 
-def with_comments(lines, places):
+def with_comments(lines: Any, places: Any) -> str:
     """The lines with comments and blank lines put where Python allows any."""
     out = []
     inside = False
@@ -62,7 +66,9 @@ def with_comments(lines, places):
 
 
 @given(st.sets(st.integers(0, CODE.count("\n"))))
-def test_comments_and_blank_lines_anywhere_change_nothing(tmp_path_factory, places):
+def test_comments_and_blank_lines_anywhere_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory, places: Any
+) -> None:
     folder = tmp_path_factory.getbasetemp()
     text = with_comments(CODE.splitlines(), places)
     compile(text, "agent.py", "exec")
@@ -82,12 +88,12 @@ def test_comments_and_blank_lines_anywhere_change_nothing(tmp_path_factory, plac
     ],
     ids=["no last newline", "comment at the end", "blank end", "tabs", "comment in a list", "spaces", "other newlines"],
 )
-def test_layout_changes_nothing(tmp_path, change):
+def test_layout_changes_nothing(tmp_path: Path, change: Any) -> None:
     (tmp_path / "agent.py").write_bytes(change(CODE).encode())
     assert source_fingerprint(tmp_path / "agent.py", tmp_path) == fingerprint(tmp_path, CODE)
 
 
-def tokens_that_matter():
+def tokens_that_matter() -> Any:
     """Where each token of the code stands that is more than layout."""
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     found = tokenize.generate_tokens(io.StringIO(CODE).readline)
@@ -95,7 +101,7 @@ def tokens_that_matter():
 
 
 @given(st.data())
-def test_any_name_number_or_text_that_changes_shows(tmp_path_factory, data):
+def test_any_name_number_or_text_that_changes_shows(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     chosen = [
         t for t in tokens_that_matter() if t.type in (tokenize.NAME, tokenize.NUMBER) and t.string not in ("async",)
@@ -125,20 +131,20 @@ def test_any_name_number_or_text_that_changes_shows(tmp_path_factory, data):
     ],
     ids=["f-string", "space in an f-string", "hash in a text", "docstring", "space in a text", "branch", "indentation"],
 )
-def test_what_only_looks_like_layout_shows(tmp_path, old, new):
+def test_what_only_looks_like_layout_shows(tmp_path: Path, old: str, new: str) -> None:
     assert old in CODE
     changed = CODE.replace(old, new)
     assert fingerprint(tmp_path, changed) != fingerprint(tmp_path, CODE)
 
 
-def test_every_python_takes_the_same_fingerprint(tmp_path):
+def test_every_python_takes_the_same_fingerprint(tmp_path: Path) -> None:
     """A run goes on under another version of Python, though 3.12 reads f-strings otherwise than 3.11."""
     assert fingerprint(tmp_path, CODE) == {"agent.py": "sha256:e91bac4b0aee77a9be61107740e420dd"}
 
 
 class TestImports:
     @pytest.fixture
-    def project(self, tmp_path):
+    def project(self, tmp_path: Path) -> Any:
         files = {
             "agent.py": "",
             "helper.py": "X = 1\n",
@@ -175,14 +181,16 @@ class TestImports:
             ("x = 'import helper'", set()),
         ],
     )
-    def test_the_local_modules_that_are_imported_and_no_others(self, project, code, files):
+    def test_the_local_modules_that_are_imported_and_no_others(self, project: Any, code: str, files: Any) -> None:
         assert set(fingerprint(project, code + "\n")) == {"agent.py", *files}
 
-    def test_modules_that_import_each_other_are_read_once(self, project):
+    def test_modules_that_import_each_other_are_read_once(self, project: Any) -> None:
         (project / "helper.py").write_text("import agent\n")
         assert set(fingerprint(project, "import helper\n")) == {"agent.py", "helper.py"}
 
-    def test_names_are_relative_so_that_another_machine_has_the_same(self, project, tmp_path_factory):
+    def test_names_are_relative_so_that_another_machine_has_the_same(
+        self, project: Any, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
         import shutil
 
         first = fingerprint(project, "import pkg.a\nimport helper\n")
@@ -190,12 +198,12 @@ class TestImports:
         shutil.copytree(project, other)
         assert source_fingerprint(other / "agent.py", other) == first
 
-    def test_a_module_inside_a_package_finds_its_siblings(self, project):
+    def test_a_module_inside_a_package_finds_its_siblings(self, project: Any) -> None:
         (project / "pkg" / "agent.py").write_text("from pkg import b\nfrom .sub import c\n")
         found = source_fingerprint(project / "pkg" / "agent.py", project)
         assert {"agent.py", "b.py", "sub/c.py"} <= set(found)
 
-    def test_modules_of_the_evals_folder_are_found_for_code_elsewhere(self, project):
+    def test_modules_of_the_evals_folder_are_found_for_code_elsewhere(self, project: Any) -> None:
         (project / "agents").mkdir()
         (project / "agents" / "one.py").write_text("import helper\n")
         assert "helper.py" in source_fingerprint(project / "agents" / "one.py", project)
@@ -205,7 +213,7 @@ class TestOnPythonsPath:
     """Code found through PYTHONPATH or an editable install is the user's own as much as what lies beside the eval."""
 
     @pytest.fixture
-    def elsewhere(self, tmp_path, monkeypatch):
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         folder = tmp_path / "elsewhere"
         (folder / "shelf" / "deep").mkdir(parents=True)
         (folder / "shelf" / "__init__.py").write_text("")
@@ -216,11 +224,11 @@ class TestOnPythonsPath:
         return folder
 
     @pytest.fixture
-    def project(self, tmp_path):
+    def project(self, tmp_path: Path) -> Any:
         (tmp_path / "project").mkdir()
         return tmp_path / "project"
 
-    def test_modules_are_followed_and_never_imported(self, project, elsewhere):
+    def test_modules_are_followed_and_never_imported(self, project: Any, elsewhere: Any) -> None:
         found = fingerprint(project, "import shelf.deep\n")
         assert set(found) == {
             "agent.py",
@@ -230,25 +238,27 @@ class TestOnPythonsPath:
             "single_file.py",
         }
 
-    def test_a_change_there_changes_the_fingerprint(self, project, elsewhere):
+    def test_a_change_there_changes_the_fingerprint(self, project: Any, elsewhere: Any) -> None:
         before = fingerprint(project, "from shelf import deep\n")
         (elsewhere / "shelf" / "deep" / "book.py").write_text("import single_file\nPAGES = 2\n")
         after = fingerprint(project, "from shelf import deep\n")
         assert {name for name in before if before[name] != after[name]} == {"shelf/deep/book.py"}
 
-    def test_what_lies_beside_the_file_goes_first(self, project, elsewhere):
+    def test_what_lies_beside_the_file_goes_first(self, project: Any, elsewhere: Any) -> None:
         (project / "single_file.py").write_text("NEAR = True\n")
         before = fingerprint(project, "import single_file\n")
         (elsewhere / "single_file.py").write_text("FAR = True\n")
         assert fingerprint(project, "import single_file\n") == before
 
-    def test_an_editable_install_that_brings_its_own_finder_is_followed(self, project, elsewhere, monkeypatch):
+    def test_an_editable_install_that_brings_its_own_finder_is_followed(
+        self, project: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(elsewhere)])
         (elsewhere / "single_file.py").write_text("X = 1\n")
 
         class Finder:
             @staticmethod
-            def find_spec(name, _path=None, _target=None):
+            def find_spec(name: Any, _path: Any = None, _target: Any = None) -> Any:
                 if name == "single_file":
                     return importlib.util.spec_from_file_location(name, elsewhere / "single_file.py")
                 return None
@@ -257,7 +267,7 @@ class TestOnPythonsPath:
         monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
         assert set(fingerprint(project, "import single_file\n")) == {"agent.py", "single_file.py"}
 
-    def test_python_itself_installed_packages_and_holdfast_are_not_followed(self, project):
+    def test_python_itself_installed_packages_and_holdfast_are_not_followed(self, project: Any) -> None:
         code = "import json, os.path, sys, msgspec, jinja2.sandbox, pytest, holdfast, holdfast.api, no_such_module\n"
         assert set(fingerprint(project, code)) == {"agent.py"}
 
@@ -274,26 +284,26 @@ class TestWhatCannotBeRead:
         ],
         ids=["syntax", "unfinished", "not UTF-8", "NUL", "unknown coding"],
     )
-    def test_a_broken_file_is_named_with_its_line(self, tmp_path, content, words):
+    def test_a_broken_file_is_named_with_its_line(self, tmp_path: Path, content: bytes, words: str) -> None:
         (tmp_path / "agent.py").write_bytes(content)
         with pytest.raises(ConfigError, match=words):
             source_fingerprint(tmp_path / "agent.py", tmp_path)
 
-    def test_a_missing_file_is_named(self, tmp_path):
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"agent\.py: no such file"):
             source_fingerprint(tmp_path / "agent.py", tmp_path)
 
-    def test_a_folder_is_no_file(self, tmp_path):
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").mkdir()
         with pytest.raises(ConfigError, match="cannot be read"):
             source_fingerprint(tmp_path / "agent.py", tmp_path)
 
-    def test_a_broken_module_that_is_imported_is_named_itself(self, tmp_path):
+    def test_a_broken_module_that_is_imported_is_named_itself(self, tmp_path: Path) -> None:
         (tmp_path / "helper.py").write_text("def f(:\n")
         with pytest.raises(ConfigError, match=r"helper\.py:1"):
             fingerprint(tmp_path, "import helper\n")
 
-    def test_a_declared_coding_is_respected(self, tmp_path):
+    def test_a_declared_coding_is_respected(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
         declared = source_fingerprint(tmp_path / "agent.py", tmp_path)
         assert declared == fingerprint(tmp_path, "x = 'é'\n")

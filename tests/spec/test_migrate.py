@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,9 @@ from tests.support.breaking import holdfast_with_faults, needs_strace
 from tests.support.lab import tree
 from tests.support.patterns import answered, finished_run
 from tests.support.running import holdfast
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OLD = """\
 # My eval, from long ago
@@ -85,7 +89,7 @@ graders: [{type: exact}]
 """
 
 
-def become(tmp_path, text):
+def become(tmp_path: Path, text: Any) -> Any:
     """What a text becomes."""
     path = tmp_path / "e.yaml"
     path.write_bytes(text.encode())
@@ -93,7 +97,7 @@ def become(tmp_path, text):
 
 
 class TestAFile:
-    def test_old_spellings_become_todays_and_all_else_stays(self, tmp_path):
+    def test_old_spellings_become_todays_and_all_else_stays(self, tmp_path: Path) -> None:
         assert become(tmp_path, OLD) == NEW
         (tmp_path / "e.yaml").write_text(NEW)
         spec = load_eval(tmp_path / "e.yaml")
@@ -101,7 +105,7 @@ class TestAFile:
         assert [grader.name for grader in spec.graders] == ["regex", "keyword", "judge"]
 
     @pytest.mark.parametrize("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
-    def test_line_ends_and_a_byte_order_mark_stay(self, tmp_path, change):
+    def test_line_ends_and_a_byte_order_mark_stay(self, tmp_path: Path, change: Any) -> None:
         assert become(tmp_path, change(OLD)) == change(NEW)
 
     @pytest.mark.parametrize(
@@ -114,14 +118,14 @@ class TestAFile:
             ('"model": "m"', '"target": {"model": "m"}'),
         ],
     )
-    def test_each_key_of_the_table(self, tmp_path, old, new):
+    def test_each_key_of_the_table(self, tmp_path: Path, old: Any, new: Any) -> None:
         rest = "".join(f"{line}\n" for line in TODAY.splitlines() if not line.startswith(new.split(":")[0].strip('"')))
         assert become(tmp_path, rest + old + "\n") == f'schemaVersion: "{SCHEMA_VERSION}"\n{rest}{new}\n'
 
     @pytest.mark.parametrize(
         ("kind", "old"), [(kind, old) for kind, (_, parameters) in GRADERS.items() for old in parameters]
     )
-    def test_each_grader_of_the_table(self, tmp_path, kind, old):
+    def test_each_grader_of_the_table(self, tmp_path: Path, kind: Any, old: Any) -> None:
         today, parameters = GRADERS[kind]
         text = TODAY.replace("{type: exact}", f"{{type: {kind}, {old}: word}}, {{name: n, type: {kind}, {old}: word}}")
         document = parse_document(become(tmp_path, text), tmp_path / "e.yaml")
@@ -130,7 +134,7 @@ class TestAFile:
         (tmp_path / "e.yaml").write_text(become(tmp_path, text))
         assert [grader.name for grader in load_eval(tmp_path / "e.yaml").graders] == [kind, "n"]
 
-    def test_run_as_it_is_it_is_refused_with_every_place_and_the_command(self, tmp_path):
+    def test_run_as_it_is_it_is_refused_with_every_place_and_the_command(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(OLD)
         with pytest.raises(ConfigError) as caught:
             load_eval(tmp_path / "e.yaml")
@@ -141,13 +145,13 @@ class TestAFile:
             assert place in said
         assert f"holdfast migrate {tmp_path}/e.yaml" in said
 
-    def test_a_versioned_file_is_only_given_the_version(self, tmp_path):
+    def test_a_versioned_file_is_only_given_the_version(self, tmp_path: Path) -> None:
         for written, after in [("'1.0'", "'1.2'"), ('"1.1"', '"1.2"'), ("1.0", '"1.2"')]:
             text = f"{TODAY}schemaVersion:  {written} # that\nfollow_up_prompts: [a]\n"
             assert become(tmp_path, text) == text.replace(written, after)
 
     @pytest.mark.parametrize("version", ['"1.0"', '"1.1"', None])
-    def test_the_budget_gets_its_present_name(self, tmp_path, version):
+    def test_the_budget_gets_its_present_name(self, tmp_path: Path, version: str | None) -> None:
         rest = f"{TODAY}limits:\n  max_tokens: 5000  # in all\n"
         text = rest if version is None else f"schemaVersion: {version}\n{rest}"
         after = become(tmp_path, text)
@@ -155,19 +159,19 @@ class TestAFile:
         (tmp_path / "e.yaml").write_text(after)
         assert load_eval(tmp_path / "e.yaml").limits.token_budget == 5000
 
-    def test_a_version_before_the_first_is_as_none(self, tmp_path):
+    def test_a_version_before_the_first_is_as_none(self, tmp_path: Path) -> None:
         assert become(tmp_path, f'schemaVersion: "0.3"\n{OLD}') == NEW.replace(
             '# My eval, from long ago\nschemaVersion: "1.2"\n', 'schemaVersion: "1.2"\n# My eval, from long ago\n'
         )
 
     @pytest.mark.parametrize("head", ["{", '{"', "---\n# a\n\n{ # b\n  "])
-    def test_a_file_in_braces_stays_one(self, tmp_path, head):
+    def test_a_file_in_braces_stays_one(self, tmp_path: Path, head: str) -> None:
         quote = '"' if head.endswith('"') else ""
         text = f"{head}name{quote}: e, samples: [], target: {{model: m}}, prompt: p}}"
         version = f'{quote}schemaVersion{quote}: "{SCHEMA_VERSION}", {quote}'
         assert become(tmp_path, text) == head.removesuffix('"') + version + text.removeprefix(head)
 
-    def test_what_is_merged_in_is_changed_where_it_stands(self, tmp_path):
+    def test_what_is_merged_in_is_changed_where_it_stands(self, tmp_path: Path) -> None:
         text = TODAY.replace("[{type: exact}]", "[&a {name: n, type: regex, must_match: x}, {<<: *a, name: m}]")
         after = become(tmp_path, text)
         assert "[&a {name: n, type: text, regex_match: x}, {<<: *a, name: m}]" in after
@@ -181,7 +185,7 @@ class TestAFile:
             ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
         ],
     )
-    def test_what_cannot_be_changed_safely_is_left_to_a_person(self, tmp_path, more, said):
+    def test_what_cannot_be_changed_safely_is_left_to_a_person(self, tmp_path: Path, more: str, said: str) -> None:
         with pytest.raises(ConfigError) as caught:
             become(tmp_path, TODAY + more)
         assert said in str(caught.value)
@@ -192,7 +196,9 @@ class TestAFile:
         st.sampled_from(["", 'schemaVersion: "1.0"\n', "schemaVersion: 0.5\n", 'schemaVersion: "1.2"\n']),
         st.booleans(),
     )
-    def test_twice_is_once_and_other_lines_stay(self, tmp_path_factory, kinds, more, head, flow):
+    def test_twice_is_once_and_other_lines_stay(
+        self, tmp_path_factory: pytest.TempPathFactory, kinds: Any, more: Any, head: Any, flow: Any
+    ) -> None:
         folder = tmp_path_factory.mktemp("once")
         text = head + TODAY.partition("graders")[0] + "".join(f"{line}\n" for line in sorted(more))
         text += "graders: [" + ", ".join(f"{{type: {kind}}}" for kind in kinds) + "]\n" if flow else "graders:\n"
@@ -209,7 +215,7 @@ class TestAFile:
 
 
 class TestTheCommand:
-    def test_it_rewrites_keeps_a_backup_and_says_what_it_did(self, tmp_path):
+    def test_it_rewrites_keeps_a_backup_and_says_what_it_did(self, tmp_path: Path) -> None:
         path = tmp_path / "old.yaml"
         path.write_text(OLD)
         path.chmod(0o640)
@@ -220,7 +226,7 @@ class TestTheCommand:
         assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
         assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; as it was: old.yaml.bak"
 
-    def test_a_second_time_it_does_nothing(self, tmp_path):
+    def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast("migrate", "old.yaml", cwd=tmp_path)
         before = tree(tmp_path)
@@ -228,7 +234,7 @@ class TestTheCommand:
         assert done.stdout == "old.yaml: already version 1.2: nothing to do\n"
         assert tree(tmp_path) == before
 
-    def test_a_backup_is_never_overwritten_and_never_made_twice(self, tmp_path):
+    def test_a_backup_is_never_overwritten_and_never_made_twice(self, tmp_path: Path) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         (tmp_path / "old.yaml.bak").write_text("mine")
         holdfast("migrate", "old.yaml", cwd=tmp_path)
@@ -238,7 +244,7 @@ class TestTheCommand:
         holdfast("migrate", "old.yaml", cwd=tmp_path)
         assert len(list(tmp_path.iterdir())) == 3
 
-    def test_a_dry_run_shows_the_difference_and_writes_nothing(self, tmp_path):
+    def test_a_dry_run_shows_the_difference_and_writes_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         before = tree(tmp_path)
         shown = holdfast("migrate", "old.yaml", "--dry-run", cwd=tmp_path).stdout
@@ -246,7 +252,7 @@ class TestTheCommand:
         (entry,) = json.loads(holdfast("migrate", "old.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)
         assert (entry["status"], entry["from"], entry["to"], entry["diff"]) == ("would migrate", None, "1.2", shown)
 
-    def test_a_folder_stands_for_its_evals_and_a_link_stays_one(self, tmp_path):
+    def test_a_folder_stands_for_its_evals_and_a_link_stays_one(self, tmp_path: Path) -> None:
         folder = tmp_path / "evals"
         folder.mkdir()
         (folder / "a.yaml").write_text(OLD)
@@ -268,13 +274,13 @@ class TestTheCommand:
             **parse_document(TODAY, folder / "b.yml").data,
         }
 
-    def test_a_file_of_wazas_is_left_as_it_is(self, tmp_path):
+    def test_a_file_of_wazas_is_left_as_it_is(self, tmp_path: Path) -> None:
         (tmp_path / "eval.yaml").write_text('schemaVersion: "1.5"\nname: w\nskill: s\ntasks: [t/*.yaml]\n')
         before = tree(tmp_path)
         assert "waza" in holdfast("migrate", "eval.yaml", cwd=tmp_path).stdout and tree(tmp_path) == before
 
     @pytest.mark.parametrize("version", ["2.0", "3.0", "1.1.0"])
-    def test_a_file_of_wazas_that_eval_rejects_is_rejected_here_too(self, tmp_path, version):
+    def test_a_file_of_wazas_that_eval_rejects_is_rejected_here_too(self, tmp_path: Path, version: str) -> None:
         (tmp_path / "eval.yaml").write_text(
             f'schemaVersion: "{version}"\nname: w\nskill: s\nconfig: {{executor: mock}}\ntasks: [t.yaml]\n'
         )
@@ -293,7 +299,9 @@ class TestTheCommand:
             (None, "no such file"),
         ],
     )
-    def test_what_it_cannot_migrate_is_refused_and_the_others_are_done(self, tmp_path, text, said):
+    def test_what_it_cannot_migrate_is_refused_and_the_others_are_done(
+        self, tmp_path: Path, text: str | None, said: str
+    ) -> None:
         if text is not None:
             (tmp_path / "e.yaml").write_text(text)
         (tmp_path / "old.yaml").write_text(OLD)
@@ -302,14 +310,14 @@ class TestTheCommand:
         assert text is None or (tmp_path / "e.yaml").read_text() == text
         assert not (tmp_path / "e.yaml.bak").exists()
 
-    def test_a_folder_without_evals_is_refused(self, tmp_path):
+    def test_a_folder_without_evals_is_refused(self, tmp_path: Path) -> None:
         assert "no eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
 
-    def test_a_newer_minor_is_up_to_date(self, tmp_path):
+    def test_a_newer_minor_is_up_to_date(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text('schemaVersion: "1.9"\n' + TODAY)
         assert "already version 1.9" in holdfast("migrate", "e.yaml", cwd=tmp_path).stdout
 
-    def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path):
+    def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "e.yaml"
         path.write_text(OLD)
         found = migrated(path)
@@ -320,7 +328,7 @@ class TestTheCommand:
 
     @needs_strace
     @pytest.mark.parametrize("fault", ["rename:signal=SIGKILL:when=1", "rename:signal=SIGKILL:when=2"])
-    def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path, fault):
+    def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path: Path, fault: str) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=-signal.SIGKILL)
         assert (tmp_path / "old.yaml").read_text() == OLD
@@ -331,7 +339,7 @@ class TestTheCommand:
 
     @needs_strace
     @pytest.mark.parametrize("nth", [1, 3], ids=["at the backup", "at the file"])
-    def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path, nth):
+    def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path: Path, nth: int) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         fault = f"fsync:error=ENOSPC:when={nth}"
         done = holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=3)
@@ -340,17 +348,17 @@ class TestTheCommand:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
 
 
 @pytest.fixture
-def run(made, tmp_path):
+def run(made: Any, tmp_path: Path) -> Any:
     """A finished run of the test's own."""
     return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
 
 
-def as_written_before(run, version):
+def as_written_before(run: Any, version: Any) -> None:
     """Make a run one of an earlier version; all else stays byte for byte."""
     now = f'"schemaVersion": "{RUN_VERSION}"'
     for name in ("manifest.json", "results.json", "metrics.json"):
@@ -363,7 +371,9 @@ def as_written_before(run, version):
 
 class TestARun:
     @pytest.mark.parametrize("version", ["1.0", "0.4", None])
-    def test_its_files_say_todays_version_and_nothing_else_changes(self, run, tmp_path, version):
+    def test_its_files_say_todays_version_and_nothing_else_changes(
+        self, run: Any, tmp_path: Path, version: str | None
+    ) -> None:
         data = {path.name: json.loads(path.read_text()) for path in run.glob("*.json")}
         as_written_before(run, version)
         journals = {path: content for path, content in tree(run).items() if not path.endswith(".json")}
@@ -377,13 +387,13 @@ class TestARun:
         assert tree(run) == before
         holdfast("gate", run, "--min", "correct=0", cwd=tmp_path)
 
-    def test_a_dry_run_changes_nothing(self, run, tmp_path):
+    def test_a_dry_run_changes_nothing(self, run: Any, tmp_path: Path) -> None:
         as_written_before(run, "1.0")
         before = tree(tmp_path)
         assert "is now 1.1" in holdfast("migrate", run, "--dry-run", cwd=tmp_path).stdout
         assert tree(tmp_path) == before
 
-    def test_one_that_is_being_written_is_left_alone(self, run, tmp_path):
+    def test_one_that_is_being_written_is_left_alone(self, run: Any, tmp_path: Path) -> None:
         as_written_before(run, None)
         before = tree(run)
         lease = RunLease(run.with_name(f"{run.name}.lock"), lost=lambda: None)
@@ -403,7 +413,7 @@ class TestARun:
             ("metrics.json", '{"schemaVersion": "2.0"}', "Upgrade Holdfast"),
         ],
     )
-    def test_one_that_cannot_be_is_refused(self, run, tmp_path, name, content, said):
+    def test_one_that_cannot_be_is_refused(self, run: Any, tmp_path: Path, name: str, content: str, said: str) -> None:
         as_written_before(run, "1.0")
         (run / name).write_text(content)
         before = tree(run)

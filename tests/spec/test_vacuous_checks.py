@@ -1,5 +1,8 @@
 """Checks that can hardly fail are named, and an empty list of allowed tools allows none."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from holdfast.errors import ConfigError
@@ -17,7 +20,7 @@ from tests.support.specs import command, grade, load, write_spec
         ([{"type": "exact", "weight": 0}], "every grader has weight 0"),
     ],
 )
-def test_a_check_that_can_hardly_fail_is_named_with_its_line(tmp_path, graders, words):
+def test_a_check_that_can_hardly_fail_is_named_with_its_line(tmp_path: Path, graders: Any, words: str) -> None:
     (notice,) = [notice for notice in load(tmp_path, graders=graders).notices if "schemaVersion" not in notice]
     assert words in notice and "eval.yaml:" in notice
 
@@ -31,11 +34,13 @@ def test_a_check_that_can_hardly_fail_is_named_with_its_line(tmp_path, graders, 
         [{"type": "text", "contains": ["{{ question }}", "a b"]}],
     ],
 )
-def test_others_are_not(tmp_path, graders):
+def test_others_are_not(tmp_path: Path, graders: Any) -> None:
     assert not [notice for notice in load(tmp_path, graders=graders).notices if "schemaVersion" not in notice]
 
 
-def test_the_command_says_so(tmp_path, monkeypatch, capsys):
+def test_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_spec(tmp_path, target={"command": ["echo", "2"]}, graders=[{"type": "exact", "threshold": 0}])
     ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml")
     assert ended.code == 0 and "threshold: 0 is met by every score" in ended.out + ended.err
@@ -44,7 +49,7 @@ def test_the_command_says_so(tmp_path, monkeypatch, capsys):
 CALLED = {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "shell"}}]}]}
 
 
-def test_an_empty_list_of_allowed_tools_allows_none(tmp_path):
+def test_an_empty_list_of_allowed_tools_allows_none(tmp_path: Path) -> None:
     block = {"type": "tool_constraint", "allow_only": []}
     assert grade(tmp_path, block, "x").score == 1
     verdict = grade(tmp_path, block, "x", said=CALLED)
@@ -57,12 +62,12 @@ def test_an_empty_list_of_allowed_tools_allows_none(tmp_path):
     assert keys[0] != keys[1] and keys[0]["allow_only"] == (), "what was there before keeps its key"
 
 
-def test_a_tool_constraint_without_anything_still_checks_nothing(tmp_path):
+def test_a_tool_constraint_without_anything_still_checks_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="checks nothing"):
         load(tmp_path, graders=[{"type": "tool_constraint"}])
 
 
-def test_a_missing_judge_says_what_to_type(tmp_path):
+def test_a_missing_judge_says_what_to_type(tmp_path: Path) -> None:
     graders = [{"type": "prompt", "name": "tone", "rubric": "r"}]
     with pytest.raises(ConfigError, match=r"graders\.tone\.model=NAME"):
         load(tmp_path, target={"command": ["echo"]}, graders=graders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,9 @@ from holdfast.versions import Version, check_version, parse_version
 from tests.support.patterns import answered, finished_run
 from tests.support.running import holdfast, lines
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 EVAL = """\
 name: e
 samples: [{id: a, question: q, expected: x}]
@@ -30,17 +34,17 @@ graders: [{type: exact}]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
 
 
 @pytest.fixture
-def run(made, tmp_path):
+def run(made: Any, tmp_path: Path) -> Any:
     """A finished run of the test's own."""
     return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
 
 
-def say(run, version, *names):
+def say(run: Any, version: Any, *names: Any) -> None:
     """Make files of a run say another version, or none."""
     for name in names:
         data = json.loads((run / name).read_text())
@@ -50,32 +54,34 @@ def say(run, version, *names):
 
 class TestTheRule:
     @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
-    def test_versions_are_in_the_order_of_their_numbers(self, major, minor, other_major, other_minor):
+    def test_versions_are_in_the_order_of_their_numbers(
+        self, major: Any, minor: Any, other_major: Any, other_minor: Any
+    ) -> None:
         one, other = Version(major, minor), Version(other_major, other_minor)
         assert parse_version(str(one)) == one
         assert (one < other) == ((major, minor) < (other_major, other_minor))
 
     @pytest.mark.parametrize("written", ["abc", "", "1", "1.", ".1", "1.0.0", "v1.0", "1.0 ", "01.0", "1.x", "-1.0"])
-    def test_what_is_no_version_is_named_with_how_one_looks(self, written):
+    def test_what_is_no_version_is_named_with_how_one_looks(self, written: str) -> None:
         with pytest.raises(VersionError, match=r"x\.yaml: .* is no version: it is MAJOR\.MINOR in quotes"):
             check_version("x.yaml", written, "1.1")
 
     @pytest.mark.parametrize("written", [1, True, [], {}, 1e30, float("nan")])
-    def test_nor_is_a_value_of_another_kind(self, written):
+    def test_nor_is_a_value_of_another_kind(self, written: Any) -> None:
         with pytest.raises(VersionError, match="is no version"):
             check_version("x.yaml", written, "1.1")
 
     @pytest.mark.parametrize("written", ["1.0", "1.1", 1.0, 1.1])
-    def test_the_same_and_earlier_minors_are_accepted_without_a_word(self, written):
+    def test_the_same_and_earlier_minors_are_accepted_without_a_word(self, written: float | str) -> None:
         assert check_version("x.yaml", written, "1.1") is None
 
     @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])
-    def test_a_newer_minor_is_accepted_with_a_word(self, written):
+    def test_a_newer_minor_is_accepted_with_a_word(self, written: str) -> None:
         said = check_version("x.yaml", written, "1.1")
         assert said is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in said
 
     @pytest.mark.parametrize("written", ["0.9", "2.0", "10.1", None])
-    def test_another_major_is_refused_with_the_command_to_type(self, written):
+    def test_another_major_is_refused_with_the_command_to_type(self, written: str | None) -> None:
         with pytest.raises(VersionError) as caught:
             check_version("x.yaml: schemaVersion", written, "1.1", "my evals/x.yaml")
         assert "holdfast migrate 'my evals/x.yaml'" in str(caught.value)
@@ -83,27 +89,27 @@ class TestTheRule:
 
 
 class TestEvalFiles:
-    def read(self, tmp_path, head):
+    def read(self, tmp_path: Path, head: Any) -> Any:
         (tmp_path / "e.yaml").write_text(head + EVAL)
         return load_eval(tmp_path / "e.yaml")
 
     @pytest.mark.parametrize("written", ['"1.0"', "'1.1'", '"1.2"', "1.0", "1.1", "1.2"])
-    def test_versions_of_this_major_with_and_without_quotes(self, tmp_path, written):
+    def test_versions_of_this_major_with_and_without_quotes(self, tmp_path: Path, written: str) -> None:
         spec = self.read(tmp_path, f"schemaVersion: {written}\n")
         assert spec.notices == ()
         assert spec.document.data["schemaVersion"] == written.strip("\"'")
 
-    def test_a_bare_one_point_ten_would_be_one_point_one_and_is_refused(self, tmp_path):
+    def test_a_bare_one_point_ten_would_be_one_point_one_and_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"e\.yaml:1: schemaVersion: without quotes this is the number 1\.1"):
             self.read(tmp_path, "schemaVersion: 1.10\n")
         assert "1.10 is newer" in self.read(tmp_path, 'schemaVersion: "1.10"\n').notices[0]
 
     @pytest.mark.parametrize("written", ["abc", "1", "[1, 0]", "null", "''"])
-    def test_what_is_no_version_is_an_error_with_its_line(self, tmp_path, written):
+    def test_what_is_no_version_is_an_error_with_its_line(self, tmp_path: Path, written: str) -> None:
         with pytest.raises(ConfigError, match=r"e\.yaml:1: schemaVersion"):
             self.read(tmp_path, f"schemaVersion: {written}\n")
 
-    def test_unknown_keys_of_a_newer_file_stay_errors_and_say_why(self, tmp_path):
+    def test_unknown_keys_of_a_newer_file_stay_errors_and_say_why(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             self.read(tmp_path, 'schemaVersion: "1.7"\nshiny: 1\n')
         assert "e.yaml:2: shiny: unknown key" in str(caught.value)
@@ -112,13 +118,13 @@ class TestEvalFiles:
             self.read(tmp_path, 'schemaVersion: "1.0"\nshiny: 1\n')
         assert "than this Holdfast" not in str(caught.value)
 
-    def test_a_file_without_one_is_read_and_told_how_to_get_one(self, tmp_path):
+    def test_a_file_without_one_is_read_and_told_how_to_get_one(self, tmp_path: Path) -> None:
         assert self.read(tmp_path, "").notices == (
             f"{tmp_path}/e.yaml has no schemaVersion; to add it: holdfast migrate {tmp_path}/e.yaml",
         )
 
     @pytest.mark.parametrize(("head", "word"), [('schemaVersion: "1.7"\n', "1.7 is newer"), ("", "holdfast migrate")])
-    def test_the_command_says_it_once_and_goes_on(self, tmp_path, head, word):
+    def test_the_command_says_it_once_and_goes_on(self, tmp_path: Path, head: str, word: str) -> None:
         text = EVAL.replace("{model: m}", "{command: [echo, x]}") + "baseline: {command: [echo, y]}\n"
         (tmp_path / "e.yaml").write_text(head + text)
         for arguments in ([], ["--dry-run"], ["--display", "none"]):
@@ -127,7 +133,7 @@ class TestEvalFiles:
         shown = holdfast("eval", "e.yaml", "--fresh", "--display", "json", cwd=tmp_path).stderr
         assert word in "".join(event.get("message") or "" for event in map(json.loads, shown.splitlines()))
 
-    def test_the_command_refuses_another_major(self, tmp_path):
+    def test_the_command_refuses_another_major(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text('schemaVersion: "2.0"\n' + EVAL)
         done = holdfast("eval", "e.yaml", cwd=tmp_path, check=2)
         assert "e.yaml:1: schemaVersion: this Holdfast reads version 1.2, not 2.0" in done.stderr
@@ -135,11 +141,11 @@ class TestEvalFiles:
         assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("written", ["1.0", "1.1"])
-    def test_an_earlier_minor_may_use_what_later_ones_added(self, tmp_path, written):
+    def test_an_earlier_minor_may_use_what_later_ones_added(self, tmp_path: Path, written: str) -> None:
         spec = self.read(tmp_path, f'schemaVersion: "{written}"\nhooks: {{after_run: [{{command: sync}}]}}\n')
         assert spec.notices == () and spec.hooks.after_run[0].command == "sync"
 
-    def test_the_version_is_in_no_key_and_no_run_id(self, tmp_path):
+    def test_the_version_is_in_no_key_and_no_run_id(self, tmp_path: Path) -> None:
         text = EVAL.replace("{model: m}", "{command: [echo, x]}")
         keys = set()
         for number, written in enumerate(["", '"1.0"', "1.1", '"1.2"', '"1.9"']):
@@ -153,12 +159,14 @@ class TestEvalFiles:
 
 
 class TestWhatIsWritten:
-    def test_every_file_of_a_run_says_its_version(self, run):
+    def test_every_file_of_a_run_says_its_version(self, run: Any) -> None:
         for name in ("manifest.json", "results.json", "metrics.json"):
             assert json.loads((run / name).read_text())["schemaVersion"] == RUN_VERSION
         assert json.loads((run / "manifest.json").read_text())["eval"]["schemaVersion"] == SCHEMA_VERSION
 
-    def test_so_do_the_first_event_the_copy_of_the_results_and_a_new_eval(self, run, tmp_path, capsys):
+    def test_so_do_the_first_event_the_copy_of_the_results_and_a_new_eval(
+        self, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         Events().begin("e", "t", "runs/e/t", Plan(1, 1, 0, 0, 1))
         assert json.loads(capsys.readouterr().err)["schemaVersion"] == RUN_VERSION
         holdfast("init", "new", cwd=tmp_path)
@@ -184,19 +192,21 @@ class TestRuns:
         ids=lambda value: value if isinstance(value, str) else value[0],
     )
     @pytest.mark.parametrize("version", ["2.0", None])
-    def test_whoever_reads_a_run_refuses_another_major(self, run, tmp_path, words, name, version):
+    def test_whoever_reads_a_run_refuses_another_major(
+        self, run: Any, tmp_path: Path, words: Any, name: Any, version: str | None
+    ) -> None:
         say(run, version, name)
         done = holdfast(*(word.format(run=run) for word in words), cwd=tmp_path, check=2)
         assert f"{run / name}: " in done.stderr and f"holdfast migrate {run}" in done.stderr
 
     @pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
-    def test_whoever_reads_a_run_of_a_newer_minor_says_so_of_each(self, run, tmp_path, words):
+    def test_whoever_reads_a_run_of_a_newer_minor_says_so_of_each(self, run: Any, tmp_path: Path, words: Any) -> None:
         say(run, "1.9", "manifest.json", "metrics.json", "results.json")
         done = holdfast(*(word.format(run=run) for word in words), cwd=tmp_path)
         named = words.count("{run}")
         assert done.stderr.count("version 1.9 is newer than this Holdfast") == named
 
-    def test_grading_and_evaluating_refuse_it_too(self, run, made, tmp_path):
+    def test_grading_and_evaluating_refuse_it_too(self, run: Any, made: Any, tmp_path: Path) -> None:
         say(run, "2.0", "manifest.json")
         assert "not 2.0" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
         for file in ("e.yaml", "agent.py"):
@@ -206,7 +216,9 @@ class TestRuns:
         assert "not 2.0" in holdfast("eval", "e.yaml", cwd=tmp_path, check=2).stderr
         assert (run / "manifest.json").read_bytes() == before
 
-    def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(self, run, made, tmp_path):
+    def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(
+        self, run: Any, made: Any, tmp_path: Path
+    ) -> None:
         for file in ("e.yaml", "agent.py"):
             shutil.copy(made.parents[2] / file, tmp_path)
         say(run, "2.0", "metrics.json")
@@ -214,16 +226,16 @@ class TestRuns:
         assert json.loads((run / "metrics.json").read_text())["schemaVersion"] == RUN_VERSION
 
     @pytest.mark.parametrize("version", ["2.0", None])
-    def test_a_list_calls_them_foreign_and_not_damaged(self, run, tmp_path, version):
+    def test_a_list_calls_them_foreign_and_not_damaged(self, run: Any, tmp_path: Path, version: str | None) -> None:
         say(run, version, "manifest.json")
         (listed,) = json.loads(holdfast("cache", "ls", "--status", "foreign", "--json", cwd=tmp_path).stdout)
         assert listed["path"] == str(run.relative_to(tmp_path))
 
     @pytest.mark.parametrize("version", [5, "new", ["1.0"]])
-    def test_a_manifest_whose_version_is_none_is_damaged(self, run, tmp_path, version):
+    def test_a_manifest_whose_version_is_none_is_damaged(self, run: Any, tmp_path: Path, version: Any) -> None:
         say(run, version, "manifest.json")
         assert "holdfast repair" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
 
-    def test_an_earlier_minor_is_read_as_ever(self, run, tmp_path):
+    def test_an_earlier_minor_is_read_as_ever(self, run: Any, tmp_path: Path) -> None:
         say(run, "1.0", "manifest.json", "metrics.json", "results.json")
         assert holdfast("gate", run, "--min", "correct=0", cwd=tmp_path).stderr == ""

@@ -7,6 +7,7 @@ import json
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -78,16 +79,16 @@ entries = st.one_of(
 )
 
 
-def numbered(count):
+def numbered(count: Any) -> Any:
     """Outputs that differ in their keys."""
     return [output_of(f"answer {number}", key=f"key {number}") for number in range(count)]
 
 
-def append(folder, written):
+def append(folder: Path, written: Any) -> Any:
     """Hand (name, record) pairs to a journal, some awaited and some posted; returns the places and what was said."""
     notices = []
 
-    async def main():
+    async def main() -> Any:
         journal = Journal(folder, notice=notices.append)
         places = []
         for number, (name, record) in enumerate(written):
@@ -103,7 +104,7 @@ def append(folder, written):
 
 class TestLines:
     @given(bodies)
-    def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body):
+    def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body: Any) -> None:
         line = seal(body)
         assert line.endswith(b'"}\n') and is_sound(line[:-1])
         found = json.loads(line)
@@ -112,27 +113,27 @@ class TestLines:
         assert found == {key: value for key, value in json.loads(body).items() if key != "sum"}
 
     @given(bodies, st.data())
-    def test_any_changed_byte_is_noticed(self, body, data):
+    def test_any_changed_byte_is_noticed(self, body: Any, data: Any) -> None:
         line = bytearray(seal(body)[:-1])
         line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
         assert not is_sound(bytes(line))
 
     @given(bodies, st.data())
-    def test_any_truncation_or_addition_is_noticed(self, body, data):
+    def test_any_truncation_or_addition_is_noticed(self, body: Any, data: Any) -> None:
         line = seal(body)[:-1]
         assert not is_sound(line[: data.draw(st.integers(0, len(line) - 1))])
         assert not is_sound(line[data.draw(st.integers(1, len(line))) :])
         assert not is_sound(line + data.draw(st.binary(min_size=1, max_size=5)))
 
-    def test_the_documented_sum_is_xxh3_of_the_bytes_before_it(self):
+    def test_the_documented_sum_is_xxh3_of_the_bytes_before_it(self) -> None:
         from xxhash import xxh3_64_hexdigest
 
         assert seal(b'{"a":1}') == b'{"a":1,"sum":"%b"}\n' % xxh3_64_hexdigest(b'{"a":1').encode()
 
-    def test_a_missing_file_has_no_lines(self, tmp_path):
+    def test_a_missing_file_has_no_lines(self, tmp_path: Path) -> None:
         assert list(scan(tmp_path / "none.jsonl")) == []
 
-    def test_a_last_line_without_a_newline_is_neither_whole_nor_sound(self, tmp_path):
+    def test_a_last_line_without_a_newline_is_neither_whole_nor_sound(self, tmp_path: Path) -> None:
         path = tmp_path / "x.jsonl"
         path.write_bytes(seal(b'{"a":1}') + seal(b'{"b":2}')[:-1])
         first, last = scan(path)
@@ -143,7 +144,7 @@ class TestLines:
 class TestJournal:
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_any_sequence_of_records_comes_back_in_its_order(self, written):
+    def test_any_sequence_of_records_comes_back_in_its_order(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             places, size, notices = append(folder, written)
@@ -158,7 +159,7 @@ class TestJournal:
 
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_the_index_knows_the_last_word_on_every_key(self, written):
+    def test_the_index_knows_the_last_word_on_every_key(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             append(Path(name), written)
             index = RunDir(Path(name)).load(mend=False)
@@ -176,13 +177,13 @@ class TestJournal:
             assert index.spent.requests == sum(u.requests for u in used)
             assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
 
-    def test_appending_goes_on_behind_what_is_there(self, tmp_path):
+    def test_appending_goes_on_behind_what_is_there(self, tmp_path: Path) -> None:
         first, second = numbered(4)[:2], numbered(4)[2:]
         append(tmp_path, [("outputs", record) for record in first])
         append(tmp_path, [("outputs", record) for record in second])
         assert (tmp_path / "outputs.jsonl").read_bytes() == b"".join(map(to_line, first + second))
 
-    def test_texts_are_read_by_their_place_in_the_file(self, tmp_path):
+    def test_texts_are_read_by_their_place_in_the_file(self, tmp_path: Path) -> None:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
         index, reader = RunDir(tmp_path).load(mend=False), TextReader()
         assert [reader.read(index.outputs[f"key {number}"]) for number in (2, 0, 1)] == [
@@ -194,7 +195,7 @@ class TestJournal:
 
 
 class TestDamage:
-    def lost(self, content, lines, change):
+    def lost(self, content: Any, lines: Any, change: Any) -> Any:
         """The numbers of the lines that a change of one byte, or of the length, touches."""
         at, new = change
         if new is None:
@@ -205,7 +206,7 @@ class TestDamage:
         return touched
 
     @given(st.data())
-    def test_damage_anywhere_loses_the_lines_it_touches_and_no_other(self, data):
+    def test_damage_anywhere_loses_the_lines_it_touches_and_no_other(self, data: Any) -> None:
         records = numbered(data.draw(st.integers(1, 6)))
         content = b"".join(map(to_line, records))
         starts = [0]
@@ -240,7 +241,7 @@ class TestDamage:
             assert rundir.load(mend=True).damage == []
 
     @given(st.binary(max_size=300))
-    def test_a_file_of_anything_at_all_is_no_crash(self, noise):
+    def test_a_file_of_anything_at_all_is_no_crash(self, noise: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             for kind in JOURNALS:
                 (Path(name) / f"{kind}.jsonl").write_bytes(noise)
@@ -252,7 +253,7 @@ class TestDamage:
         st.lists(st.sampled_from(["good", "bad", "other", "noise", "empty"]), min_size=1, max_size=8),
         st.binary(max_size=9),
     )
-    def test_good_lines_between_bad_ones_all_count(self, kinds, tail):
+    def test_good_lines_between_bad_ones_all_count(self, kinds: Any, tail: Any) -> None:
         records = numbered(len(kinds))
         bad = to_line(records[0])[:-3] + b"!}\n"
         other = seal(b'{"sound":"but not an output"}')
@@ -264,7 +265,7 @@ class TestDamage:
             for mend in (False, True, True):
                 assert RunDir(Path(name)).load(mend=mend).outputs.keys() == wanted
 
-    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path):
+    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
         torn = to_line(second)[:40]
         (tmp_path / "outputs.jsonl").write_bytes(to_line(first) + torn)
@@ -275,7 +276,7 @@ class TestDamage:
         append(tmp_path, [("outputs", third)])
         assert (tmp_path / "outputs.jsonl").read_bytes() == to_line(first) + to_line(third)
 
-    def test_what_is_set_aside_is_added_to_and_never_replaced(self, tmp_path):
+    def test_what_is_set_aside_is_added_to_and_never_replaced(self, tmp_path: Path) -> None:
         for noise in (b"one\n", b"two\n"):
             with (tmp_path / "grades.jsonl").open("ab") as file:
                 file.write(noise)
@@ -284,7 +285,7 @@ class TestDamage:
 
 
 class TestSeveralWriters:
-    def test_the_files_of_all_writers_are_read_as_one(self, tmp_path):
+    def test_the_files_of_all_writers_are_read_as_one(self, tmp_path: Path) -> None:
         records = numbered(6)
         for number, folder in enumerate((tmp_path, tmp_path / "workers" / "a", tmp_path / "workers" / "b")):
             folder.mkdir(parents=True, exist_ok=True)
@@ -294,13 +295,13 @@ class TestSeveralWriters:
             record.key: record.output for record in records
         }
 
-    def test_a_key_written_by_two_counts_once(self, tmp_path):
+    def test_a_key_written_by_two_counts_once(self, tmp_path: Path) -> None:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         for folder in (tmp_path, tmp_path / "workers" / "a"):
             append(folder, [("outputs", numbered(1)[0])])
         assert len(RunDir(tmp_path).load(mend=False).outputs) == 1
 
-    def test_damage_in_one_writers_file_leaves_the_others_alone(self, tmp_path):
+    def test_damage_in_one_writers_file_leaves_the_others_alone(self, tmp_path: Path) -> None:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         append(tmp_path, [("outputs", numbered(2)[0])])
         (tmp_path / "workers" / "a" / "outputs.jsonl").write_bytes(b"rot\n" + to_line(numbered(2)[1]))
@@ -313,12 +314,12 @@ class TestSeveralWriters:
 class TestASecondWriter:
     """A process that was frozen for longer than its lease wakes up in a run that is another's by now."""
 
-    def meets(self, folder, held=lambda: True):
+    def meets(self, folder: Path, held: Any = lambda: True) -> Any:
         """Write, let somebody else write, and write again; returns what was raised and what is in the file."""
         path = folder / "outputs.jsonl"
         first, others, late = map(to_line, numbered(3))
 
-        async def main():
+        async def main() -> Any:
             journal = Journal(folder, notice=lambda _: None, held=held)
             await journal.write("outputs", first)
             with path.open("ab") as theirs:
@@ -332,20 +333,20 @@ class TestASecondWriter:
 
         return asyncio.run(main()), path.read_bytes(), (first, others, late)
 
-    def test_its_lines_are_never_cut_off(self, tmp_path):
+    def test_its_lines_are_never_cut_off(self, tmp_path: Path) -> None:
         fault, content, (first, others, _) = self.meets(tmp_path)
         assert fault.kind == "lease_lost" and "Nothing of its work was touched" in str(fault)
         assert content.startswith(first + others)
 
-    def test_nothing_is_written_once_the_lease_is_known_to_be_lost(self, tmp_path):
+    def test_nothing_is_written_once_the_lease_is_known_to_be_lost(self, tmp_path: Path) -> None:
         answers = iter([True, False])
         fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
         assert fault.kind == "lease_lost" and content == first + others
 
-    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path):
+    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path: Path) -> None:
         faults = []
 
-        async def main():
+        async def main() -> None:
             journal = Journal(tmp_path, notice=lambda _: None, failed=faults.append, held=lambda: False)
             journal.post("steps", to_line(numbered(1)[0]))
             await journal.close()
@@ -353,12 +354,12 @@ class TestASecondWriter:
         asyncio.run(main())
         assert [fault.kind for fault in faults] == ["lease_lost"] and not list(tmp_path.iterdir())
 
-    def test_after_a_failed_sync_too(self, tmp_path, monkeypatch):
+    def test_after_a_failed_sync_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The lines to cut back are our own last ones only as long as nobody has written behind them."""
         path = tmp_path / "outputs.jsonl"
         ours, others = map(to_line, numbered(2))
 
-        def fail(fd):
+        def fail(fd: Any) -> None:
             with path.open("ab") as theirs:
                 theirs.write(others)
             monkeypatch.undo()
@@ -368,7 +369,7 @@ class TestASecondWriter:
         append(tmp_path, [("outputs", numbered(1)[0])])
         assert path.read_bytes() == ours + others
 
-    def test_a_lease_is_held_until_its_file_is_another(self, tmp_path):
+    def test_a_lease_is_held_until_its_file_is_another(self, tmp_path: Path) -> None:
         path = tmp_path / "run.lock"
         lease = RunLease(path, lost=lambda: None)
         lease.acquire(0)
@@ -386,15 +387,15 @@ class TestASecondWriter:
             lease.release()
 
 
-def test_a_later_verdict_takes_the_place_of_an_error(tmp_path):
-    def verdict(status, score):
+def test_a_later_verdict_takes_the_place_of_an_error(tmp_path: Path) -> None:
+    def verdict(status: Any, score: Any) -> Any:
         return Grade("k", "g", "s", 1, "exact", "exact", None, status, score, 1.0, "", None, 0.0)
 
     append(tmp_path, [("grades", verdict("error", None)), ("grades", verdict("passed", 1.0))])
     assert RunDir(tmp_path).load(mend=False).verdicts["g"][:2] == ("passed", 1.0)
 
 
-def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path):
+def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) -> None:
     stretches = [(100.0, 10.0), (105.0, 10.0), (198.0, 3.0), (200.0, 5.0)]
     append(
         tmp_path,
@@ -406,6 +407,6 @@ def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path):
     assert RunDir(tmp_path).load(mend=False).spent.seconds == pytest.approx(22.0)
 
 
-def test_an_index_of_nothing_is_empty(tmp_path):
+def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
     index = load_index(RunDir(tmp_path / "nowhere").journals, mend=None)
     assert (index.outputs, index.verdicts, index.damage) == ({}, {}, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import sys
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -16,12 +17,15 @@ from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
 from tests.support.workflow import Answer, workflow
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SAMPLES = [{"id": "a", "q": "one two", "expected": "one two"}, {"id": "b", "q": "three", "expected": "four"}]
 
 
 @pytest.fixture
-def evaluate(tmp_path):
-    def run(target, **keys):
+def evaluate(tmp_path: Path) -> Any:
+    def run(target: Any, **keys: Any) -> Any:
         given = {
             "name": "e",
             "samples": SAMPLES,
@@ -35,21 +39,21 @@ def evaluate(tmp_path):
     return run
 
 
-def outputs(run):
+def outputs(run: Any) -> Any:
     return {entry["sample"]: entry for entry in lines(run.path / "outputs.jsonl")}
 
 
-def errors(run):
+def errors(run: Any) -> Any:
     return [(entry["kind"], entry["message"]) for entry in lines(run.path / "errors.jsonl")]
 
 
-def said(text, **more):
+def said(text: Any, **more: Any) -> Any:
     """A chat completion."""
     return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}], **more}
 
 
 class TestModel:
-    def test_it_is_sent_model_params_and_messages_and_its_text_is_the_answer(self, evaluate):
+    def test_it_is_sent_model_params_and_messages_and_its_text_is_the_answer(self, evaluate: Any) -> None:
         with workflow(lambda asked: said(asked.body["messages"][-1]["content"])) as service:
             run = evaluate(
                 {"model": "m", "base_url": f"{service.url}/v1", "params": {"temperature": 0.5, "stop": ["x"]}},
@@ -68,7 +72,7 @@ class TestModel:
         assert kept["messages"] == [*first.body["messages"], {"role": "assistant", "content": "one two"}]
         assert (kept["output"], kept["stop"], kept["turns"], kept["attempt"]) == ("one two", "stop", 1, 1)
 
-    def test_completions_send_one_prompt(self, evaluate):
+    def test_completions_send_one_prompt(self, evaluate: Any) -> None:
         with workflow(
             lambda asked: {"choices": [{"text": asked.body["prompt"], "finish_reason": "length"}]}
         ) as service:
@@ -76,7 +80,7 @@ class TestModel:
         assert {asked.path for asked in service.asked} == {"/completions"}
         assert outputs(run)["a"]["output"] == "S\n\none two" and outputs(run)["a"]["stop"] == "length"
 
-    def test_a_stream_is_put_together_and_its_first_token_noted(self, evaluate):
+    def test_a_stream_is_put_together_and_its_first_token_noted(self, evaluate: Any) -> None:
         with server() as mock:
             run = evaluate({"model": "m", "base_url": mock.base_url, "stream": True})
         kept = outputs(run)["a"]
@@ -96,13 +100,13 @@ class TestModel:
         ],
         ids=["cut", "no finish", "garbage", "not an event", "finished by an error", "error"],
     )
-    def test_a_stream_that_does_not_end_well_is_no_answer(self, evaluate, events):
+    def test_a_stream_that_does_not_end_well_is_no_answer(self, evaluate: Any, events: Any) -> None:
         with workflow(lambda _: Answer(events=events)) as service:
             run = evaluate({"model": "m", "base_url": service.url, "stream": True})
         assert not run.finished and outputs(run) == {}
         assert {kind for kind, _ in errors(run)} <= {"bad_reply", "server"}
 
-    def test_tokens_cost_and_requests_are_counted(self, evaluate):
+    def test_tokens_cost_and_requests_are_counted(self, evaluate: Any) -> None:
         with workflow(lambda _: said("x", usage={"prompt_tokens": 1000, "completion_tokens": 100})) as service:
             run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
         wanted = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
@@ -111,7 +115,7 @@ class TestModel:
             key: 2 * value if key != "cost" else pytest.approx(0.00042) for key, value in wanted.items()
         }
 
-    def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate):
+    def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate: Any) -> None:
         with workflow(lambda _: said("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
             target = {"model": "gpt-4o", "base_url": service.url}
             own = evaluate(target, name="own", prices={"gpt-4o": {"input": 1e5, "output": 0}})
@@ -122,7 +126,7 @@ class TestModel:
     @pytest.mark.parametrize(
         "usage", [None, {}, [], "many", {"prompt_tokens": "5", "completion_tokens": 1.5}, {"prompt_tokens": None}]
     )
-    def test_a_strange_usage_is_unknown_and_harms_nothing(self, evaluate, usage):
+    def test_a_strange_usage_is_unknown_and_harms_nothing(self, evaluate: Any, usage: Any) -> None:
         with workflow(lambda _: said("x", usage=usage)) as service:
             run = evaluate({"model": "gpt-4o", "base_url": service.url})
         assert run.finished
@@ -143,23 +147,23 @@ class TestModel:
         ],
         ids=json.dumps,
     )
-    def test_a_reply_without_an_answer_is_an_error_and_not_an_empty_answer(self, evaluate, reply):
+    def test_a_reply_without_an_answer_is_an_error_and_not_an_empty_answer(self, evaluate: Any, reply: Any) -> None:
         with workflow(lambda _: reply) as service:
             run = evaluate({"model": "m", "base_url": service.url})
         assert not run.finished and outputs(run) == {}
         assert {kind for kind, _ in errors(run)} == {"bad_reply"}
 
-    def test_a_reply_nested_without_end_is_an_error_of_its_trial(self, evaluate):
+    def test_a_reply_nested_without_end_is_an_error_of_its_trial(self, evaluate: Any) -> None:
         with workflow(lambda _: Answer(raw=b"[" * 100_000)) as service:
             run = evaluate({"model": "m", "base_url": service.url})
         assert {kind for kind, _ in errors(run)} == {"bad_reply"} and run.exit_code == 3
 
-    def test_an_answer_of_nothing_but_thoughts_is_an_empty_answer(self, evaluate):
+    def test_an_answer_of_nothing_but_thoughts_is_an_empty_answer(self, evaluate: Any) -> None:
         with workflow(lambda _: {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}) as service:
             run = evaluate({"model": "m", "base_url": service.url})
         assert run.finished and (outputs(run)["a"]["output"], outputs(run)["a"]["stop"]) == ("", "length")
 
-    def test_tool_calls_and_reasoning_are_kept(self, evaluate):
+    def test_tool_calls_and_reasoning_are_kept(self, evaluate: Any) -> None:
         message = {"content": None, "tool_calls": [{"id": "1"}], "reasoning_content": "hm", "extra": 1}
         with workflow(lambda _: {"choices": [{"message": message, "finish_reason": "tool_calls"}]}) as service:
             run = evaluate({"model": "m", "base_url": service.url})
@@ -171,20 +175,24 @@ class TestModel:
             "reasoning_content": "hm",
         }
 
-    def test_the_address_may_come_from_the_environment(self, evaluate, monkeypatch):
+    def test_the_address_may_come_from_the_environment(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         with workflow(lambda _: said("x")) as service:
             monkeypatch.setenv("OPENAI_BASE_URL", f"{service.url}/base/")
             assert evaluate({"model": "m"}).finished
         assert {asked.path for asked in service.asked} == {"/base/chat/completions"}
 
-    def test_without_a_key_the_public_api_is_not_even_asked(self, evaluate, monkeypatch, tmp_path):
+    def test_without_a_key_the_public_api_is_not_even_asked(
+        self, evaluate: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
             evaluate({"model": "m"})
         assert not (tmp_path / "runs").exists()
 
-    def test_the_key_named_is_sent_and_none_where_there_is_none(self, evaluate, monkeypatch):
+    def test_the_key_named_is_sent_and_none_where_there_is_none(
+        self, evaluate: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("MY_KEY", "sk-mine")
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         with workflow(lambda _: said("x")) as service:
@@ -250,10 +258,10 @@ def reply(prompt):
 
 
 @pytest.fixture
-def agent(tmp_path, evaluate):
+def agent(tmp_path: Path, evaluate: Any) -> Any:
     (tmp_path / "agent.py").write_text(AGENT)
 
-    def run(name, /, **keys):
+    def run(name: Any, /, **keys: Any) -> Any:
         params = keys.pop("params", {})
         return evaluate({"python": f"{tmp_path}/agent.py:{name}", "params": params}, **keys)
 
@@ -271,17 +279,17 @@ class TestPython:
             ("mutates", "done"),
         ],
     )
-    def test_what_it_returns_is_the_answer(self, agent, name, wanted):
+    def test_what_it_returns_is_the_answer(self, agent: Any, name: str, wanted: str) -> None:
         run = agent(name)
         assert run.finished and outputs(run)["a"]["output"] == wanted
         assert outputs(run)["a"]["messages"][0] == {"role": "user", "content": "one two"}
 
-    def test_it_is_given_what_its_parameters_name(self, agent):
+    def test_it_is_given_what_its_parameters_name(self, agent: Any) -> None:
         kept = outputs(agent("later", params={"k": "v"}, trials=2))
         assert kept["a"]["output"].startswith("one two ") and " a v " in kept["a"]["output"]
 
-    def test_the_seed_depends_on_sample_and_trial_alone(self, agent):
-        def seeds(**keys):
+    def test_the_seed_depends_on_sample_and_trial_alone(self, agent: Any) -> None:
+        def seeds(**keys: Any) -> Any:
             run = agent("later", params={"k": "v"}, trials=2, **keys)
             return {(e["sample"], e["trial"]): e["output"].split()[-1] for e in lines(run.path / "outputs.jsonl")}
 
@@ -289,12 +297,12 @@ class TestPython:
         assert len(set(first.values())) == 4
         assert seeds(name="second", samples=SAMPLES[::-1], limits={"concurrency": 1}) == first
 
-    def test_a_reply_may_say_more_than_a_text(self, agent):
+    def test_a_reply_may_say_more_than_a_text(self, agent: Any) -> None:
         kept = outputs(agent("reply"))["a"]
         assert (kept["output"], kept["stop"], kept["state"]) == ("done", "finished", {"files": ["a"]})
         assert [message["role"] for message in kept["messages"]] == ["user", "assistant", "tool", "assistant"]
 
-    def test_so_may_a_dict(self, agent):
+    def test_so_may_a_dict(self, agent: Any) -> None:
         kept = outputs(agent("mapping"))["a"]
         assert (kept["output"], kept["stop"], kept["state"]) == ("done", "max", {"k": [1, 2]})
         assert kept["usage"] == {"input_tokens": 3, "output_tokens": 4, "requests": 2, "cost": 0.5}
@@ -318,13 +326,15 @@ class TestPython:
             ("wrong_usage", "cannot be kept as JSON"),
         ],
     )
-    def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(self, agent, name, words):
+    def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(
+        self, agent: Any, name: str, words: str
+    ) -> None:
         run = agent(name)
         assert run.exit_code == 3 and outputs(run) == {}
         assert {kind for kind, _ in errors(run)} == {"agent"}
         assert all(words in message for _, message in errors(run))
 
-    def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent, tmp_path):
+    def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent: Any, tmp_path: Path) -> None:
         (tmp_path / "flaky.py").write_text(FLAKY)
         keys = {
             "name": "flaky",
@@ -341,7 +351,7 @@ class TestPython:
         assert second.finished and second.path == first.path
         assert (outputs(second)["a"]["attempt"], outputs(second)["b"]["attempt"]) == (1, 2)
 
-    def test_a_parameter_nobody_can_give_is_refused(self, tmp_path, evaluate):
+    def test_a_parameter_nobody_can_give_is_refused(self, tmp_path: Path, evaluate: Any) -> None:
         (tmp_path / "a.py").write_text("def reply(question): return ''\n")
         with pytest.raises(
             ConfigError, match=r"(?s)asks for question; no sample has .*ask for prompt, messages, sample, context"
@@ -350,7 +360,7 @@ class TestPython:
 
 
 class TestHttp:
-    def test_the_request_is_rendered_and_the_answer_picked(self, evaluate):
+    def test_the_request_is_rendered_and_the_answer_picked(self, evaluate: Any) -> None:
         with workflow(lambda asked: {"result": {"texts": ["no", asked.body["input"]["message"]]}}) as service:
             run = evaluate(
                 {
@@ -364,12 +374,12 @@ class TestHttp:
         assert first.path == "/run"
         assert first.body == {"input": {"message": "one two"}, "id": "a-1", "k": [5, True]}
 
-    def test_an_answer_that_is_no_text_is_kept_as_json(self, evaluate):
+    def test_an_answer_that_is_no_text_is_kept_as_json(self, evaluate: Any) -> None:
         with workflow(lambda _: {"value": {"b": [1, 2]}}) as service:
             run = evaluate({"http": service.url, "request": {}, "response": "value"})
         assert outputs(run)["a"]["output"] == '{"b":[1,2]}'
 
-    def test_events_of_a_stream_are_picked_and_joined(self, evaluate):
+    def test_events_of_a_stream_are_picked_and_joined(self, evaluate: Any) -> None:
         events = [
             ": comment",
             "event: x",
@@ -395,13 +405,13 @@ class TestHttp:
         ],
         ids=["missing", "null", "wrong type", "not JSON"],
     )
-    def test_a_reply_without_the_answer_is_an_error(self, evaluate, response, reply, words):
+    def test_a_reply_without_the_answer_is_an_error(self, evaluate: Any, response: str, reply: Any, words: str) -> None:
         with workflow(lambda _: reply) as service:
             run = evaluate({"http": service.url, "request": {}, "response": response})
         assert run.exit_code == 3 and outputs(run) == {}
         assert all(kind == "bad_reply" and words in message for kind, message in errors(run))
 
-    def test_headers_may_name_environment_variables(self, evaluate, monkeypatch):
+    def test_headers_may_name_environment_variables(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORKFLOW_TOKEN", "t0ken")
         with workflow(lambda _: {"value": "x"}) as service:
             evaluate(
@@ -414,7 +424,7 @@ class TestHttp:
             )
         assert {(a.headers["authorization"], a.headers["x-plain"]) for a in service.asked} == {("Bearer t0ken", "p")}
 
-    def test_a_template_that_a_row_cannot_fill_fails_its_trial_alone(self, evaluate):
+    def test_a_template_that_a_row_cannot_fill_fails_its_trial_alone(self, evaluate: Any) -> None:
         samples = [{"id": "a", "q": "x", "n": 0}, {"id": "b", "q": "y", "n": 1}]
         with workflow(lambda asked: {"value": asked.body["share"]}) as service:
             run = evaluate(
@@ -429,8 +439,8 @@ class TestHttp:
 
 class TestCommand:
     @pytest.fixture
-    def program(self, tmp_path):
-        def write(body, name="agent"):
+    def program(self, tmp_path: Path) -> Any:
+        def write(body: Any, name: str = "agent") -> Any:
             path = tmp_path / name
             path.write_text(f"#!{sys.executable}\nimport os, sys\n{body}\n")
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -438,17 +448,17 @@ class TestCommand:
 
         return write
 
-    def run(self, folder, target, **keys):
+    def run(self, folder: Path, target: Any, **keys: Any) -> Any:
         """From a file, since a command is run from the file's folder."""
         path = write_spec(folder, samples=SAMPLES, prompt="{{ q }}", target=target, limits={"retries": 0}, **keys)
         return holdfast.evaluate(path, runs_dir=folder / "runs")
 
-    def test_arguments_are_templates_and_what_it_prints_is_the_answer(self, tmp_path, program):
+    def test_arguments_are_templates_and_what_it_prints_is_the_answer(self, tmp_path: Path, program: Any) -> None:
         program("print(sys.argv[1:], os.path.samefile(os.getcwd(), os.path.dirname(os.path.abspath(__file__))))")
         run = self.run(tmp_path, {"command": ["./agent", "--task", "{{ prompt }}", "{{ id }}/{{ trial }}"]})
         assert outputs(run)["a"]["output"] == "['--task', 'one two', 'a/1'] True"
 
-    def test_nothing_of_a_prompt_is_read_by_a_shell(self, tmp_path, program):
+    def test_nothing_of_a_prompt_is_read_by_a_shell(self, tmp_path: Path, program: Any) -> None:
         program("print(sys.argv[1])")
         nasty = "$(touch hacked); `touch hacked` | x > y && 'q\""
         path = write_spec(
@@ -460,41 +470,43 @@ class TestCommand:
         assert holdfast.evaluate(path, runs_dir=tmp_path / "runs").score == 1
         assert not (tmp_path / "hacked").exists()
 
-    def test_standard_input_is_a_template(self, tmp_path, program):
+    def test_standard_input_is_a_template(self, tmp_path: Path, program: Any) -> None:
         program("print(sys.stdin.read()[::-1])")
         run = self.run(tmp_path, {"command": ["./agent"], "stdin": "<{{ prompt }}>"})
         assert outputs(run)["a"]["output"] == ">owt eno<"
 
-    def test_a_program_that_does_not_read_its_input_is_fine(self, tmp_path, program):
+    def test_a_program_that_does_not_read_its_input_is_fine(self, tmp_path: Path, program: Any) -> None:
         program("print('ok')")
         run = self.run(tmp_path, {"command": ["./agent"], "stdin": "x" * 1_000_000})
         assert outputs(run)["a"]["output"] == "ok"
 
-    def test_a_program_fails_with_what_it_wrote_to_standard_error(self, tmp_path, program):
+    def test_a_program_fails_with_what_it_wrote_to_standard_error(self, tmp_path: Path, program: Any) -> None:
         program("print('half an answer'); sys.stderr.write('no memory\\n'); sys.exit(7)")
         run = self.run(tmp_path, {"command": ["./agent"]})
         assert run.exit_code == 3 and outputs(run) == {}
         assert set(errors(run)) == {("agent", "./agent ended with 7: no memory")}
 
-    def test_a_program_that_writes_nothing_there_fails_with_the_end_of_its_output(self, tmp_path, program):
+    def test_a_program_that_writes_nothing_there_fails_with_the_end_of_its_output(
+        self, tmp_path: Path, program: Any
+    ) -> None:
         program("print('x' * 1000, 'not logged in'); sys.exit(1)")
         (failed,) = set(errors(self.run(tmp_path, {"command": ["./agent"]})))
         assert failed[1].startswith("./agent ended with 1: xx") and failed[1].endswith("x not logged in")
 
     @pytest.mark.parametrize("name", ["./missing", "no-such-program-anywhere", "./data.txt"])
-    def test_a_program_that_cannot_be_run_is_refused_before_anything_runs(self, tmp_path, name):
+    def test_a_program_that_cannot_be_run_is_refused_before_anything_runs(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "data.txt").write_text("not a program")
         with pytest.raises(ConfigError, match=r"target\.command: .*(is no file|is not on the PATH|is not executable)"):
             self.run(tmp_path, {"command": [name]})
 
-    def test_a_program_that_turns_out_not_to_run_stops_the_run_and_says_so(self, tmp_path):
+    def test_a_program_that_turns_out_not_to_run_stops_the_run_and_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
         (tmp_path / "no-shell.sh").chmod(0o755)
         run = self.run(tmp_path, {"command": ["./no-shell.sh"]})
         assert run.exit_code == 3 and not run.finished
         assert "./no-shell.sh cannot be run" in run.reason and str(tmp_path) in run.reason
 
-    def test_a_prompt_that_no_program_can_be_given_fails_its_trial_alone(self, tmp_path, program):
+    def test_a_prompt_that_no_program_can_be_given_fails_its_trial_alone(self, tmp_path: Path, program: Any) -> None:
         program("print('ok')")
         path = write_spec(
             tmp_path,
@@ -509,7 +521,7 @@ class TestCommand:
         ((kind, _),) = errors(run)
         assert kind == "agent"
 
-    def test_what_a_program_leaves_running_goes_with_it(self, tmp_path, program):
+    def test_what_a_program_leaves_running_goes_with_it(self, tmp_path: Path, program: Any) -> None:
         program(
             "import subprocess\n"
             "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
@@ -525,20 +537,20 @@ class TestCommand:
 SECRET = "sk-very-secret-0123456789abcdef"
 
 
-def places_of(secret, folder):
+def places_of(secret: Any, folder: Path) -> Any:
     """The files under a folder that hold a text, in their names or in their bytes."""
     return [p for p in folder.rglob("*") if secret in str(p) or (p.is_file() and secret.encode() in p.read_bytes())]
 
 
 class TestSecrets:
-    def command_lines(self):
+    def command_lines(self) -> Any:
         return [word for process in psutil.process_iter(["cmdline"]) for word in process.info["cmdline"] or []]
 
     @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
-    def test_an_api_key_is_in_no_file_no_message_and_no_process_list(self, tmp_path, status):
+    def test_an_api_key_is_in_no_file_no_message_and_no_process_list(self, tmp_path: Path, status: int) -> None:
         seen = []
 
-        def answer(asked):
+        def answer(asked: Any) -> Any:
             assert asked.headers["authorization"] == f"Bearer {SECRET}"
             seen.extend(word for word in self.command_lines() if SECRET in word)
             key = asked.headers["authorization"]
@@ -561,8 +573,8 @@ class TestSecrets:
 
     @pytest.mark.parametrize("header", [SECRET, f"Bearer {SECRET}", "Bearer ${HEADER_TOKEN}"])
     @pytest.mark.parametrize("status", [200, 403])
-    def test_so_is_the_value_of_a_header(self, tmp_path, header, status):
-        def answer(asked):
+    def test_so_is_the_value_of_a_header(self, tmp_path: Path, header: Any, status: int) -> None:
+        def answer(asked: Any) -> Any:
             return {"value": "x"} if status == 200 else Answer({"error": asked.headers["x-token"]}, status)
 
         with workflow(answer) as service:
@@ -578,10 +590,10 @@ class TestSecrets:
 
     @pytest.mark.parametrize("status", [200, 400])
     @pytest.mark.parametrize("kind", ["model", "http", "judge"])
-    def test_so_is_a_password_inside_an_address(self, tmp_path, kind, status):
+    def test_so_is_a_password_inside_an_address(self, tmp_path: Path, kind: str, status: int) -> None:
         judge = '{"score": 1, "reason": ""}'
 
-        def answer(asked):
+        def answer(asked: Any) -> Any:
             refused = status != 200 and "authorization" in asked.headers
             return Answer({}, status) if refused else {**said(judge), "value": "x"}
 
@@ -602,8 +614,8 @@ class TestSecrets:
 
     @pytest.mark.parametrize("query", [f"?api_key={SECRET}", f"?{SECRET}", "?api_key=${QUERY_KEY}"])
     @pytest.mark.parametrize("status", [200, 403, 500])
-    def test_so_is_what_the_query_of_an_address_says(self, tmp_path, query, status):
-        def answer(asked):
+    def test_so_is_what_the_query_of_an_address_says(self, tmp_path: Path, query: str, status: int) -> None:
+        def answer(asked: Any) -> Any:
             return {"value": "x"} if status == 200 else Answer({"error": f"no {asked.path}"}, status)
 
         with workflow(answer) as service:
@@ -618,7 +630,7 @@ class TestSecrets:
             assert SECRET not in each.stdout + each.stderr
         assert places_of(SECRET, tmp_path / "runs") == []
 
-    def test_a_dry_run_shows_no_more_than_the_manifest(self, tmp_path):
+    def test_a_dry_run_shows_no_more_than_the_manifest(self, tmp_path: Path) -> None:
         keys = {"target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}}
         keys["baseline"] = {**keys["target"], "headers": {"X-Token": SECRET, "X-Other": "${NAME}"}}
         path = write_spec(tmp_path, **keys)
@@ -626,8 +638,8 @@ class TestSecrets:
             said = run_command("eval", path, "-d", *options, cwd=tmp_path).stdout
             assert SECRET not in said and "(hidden)" in said and "${NAME}" in said
 
-    def test_another_query_is_another_target_and_a_manifest_knows_it_again(self, tmp_path):
-        def run(query, *words):
+    def test_another_query_is_another_target_and_a_manifest_knows_it_again(self, tmp_path: Path) -> None:
+        def run(query: Any, *words: Any) -> Any:
             target = {"http": service.url + query, "request": {}, "response": "value"}
             write_spec(tmp_path, target=target)
             return run_command(*(words or ("eval", "eval.yaml")), cwd=tmp_path)
@@ -641,7 +653,7 @@ class TestSecrets:
             run("?flow=c", "grade", made[0], "--again")
             assert len(service.asked) == 4
 
-    def test_an_address_may_name_environment_variables(self, tmp_path):
+    def test_an_address_may_name_environment_variables(self, tmp_path: Path) -> None:
         with workflow(lambda _: {"value": "x"}) as service:
             path = write_spec(tmp_path, target={"http": "${WHERE}/v1?k=${KEY}", "request": {}, "response": "value"})
             run_command("eval", path, cwd=tmp_path, env={"WHERE": service.url.rstrip("/"), "KEY": "secret"})
@@ -652,5 +664,5 @@ class TestSecrets:
         assert "not the address of a web service" in wrong.stderr
 
 
-def test_environment_of_tests_has_no_keys_of_the_user():
+def test_environment_of_tests_has_no_keys_of_the_user() -> None:
     assert {key for key in environment() if key.startswith(("OPENAI_", "HOLDFAST_"))} == {"HOLDFAST_HOME"}

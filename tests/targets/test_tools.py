@@ -108,7 +108,7 @@ def test_a_sphinx_docstring_says_it_too() -> None:
 
 
 def test_a_tool_without_types_or_docstring_takes_anything() -> None:
-    def tool(anything, more=1):  # type: ignore[no-untyped-def]
+    def tool(anything: Any, more: int = 1) -> Any:  # type: ignore[no-untyped-def]
         return [anything, more]
 
     offer = function_tool(tool, "record", "here").offer()["function"]
