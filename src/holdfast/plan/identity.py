@@ -65,9 +65,7 @@ def identify(spec: Eval) -> Identified:
         conversation["responder"] = player
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
-    places = [
-        (place, grader_identity(place.block, spec, spec.document.where(place.where))) for place in grader_places(spec)
-    ]
+    places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
     stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec))
     slots, identities = _slots(places, survey)
     texts, values = work_digests(conversation, target)
