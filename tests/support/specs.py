@@ -57,7 +57,7 @@ def who(folder: Path, *overrides: str, **keys: Any) -> Identified:
     return identify(load(folder, *overrides, **keys))
 
 
-def identities(spec: Eval) -> list[dict[str, Any]]:
+def identities(spec: Any) -> list[dict[str, Any]]:
     """The identities of an eval's graders, in their order."""
     return [grader_identity(place, spec) for place in grader_places(spec)]
 
