@@ -25,7 +25,7 @@ _GROUP = re.compile(r"^## (.+)$", re.MULTILINE)
 _PAGE = re.compile(r"^- \[[^\]]+\]\(([\w-]+)\.md\)", re.MULTILINE)
 
 
-def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
+def _add_contents(_app: Sphinx, name: str, source: list[str]) -> None:
     if name == "index":
         groups = _GROUP.split(source[0])[1:]
         for title, body in zip(groups[::2], groups[1::2], strict=True):
