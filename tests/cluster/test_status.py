@@ -177,7 +177,7 @@ def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tm
     env = env_of(own_slurm, tmp_path / "home")
     assert status(one.id, tmp_path, env)["tasks"][0]["status"] == "running"
     own_slurm.kill_controller()
-    env["SLURM_CONF"] = str(own_slurm.impatient._env["SLURM_CONF"])  # type: ignore[index]
+    env["SLURM_CONF"] = str(own_slurm.impatient._env["SLURM_CONF"])
     silent = status(one.id, tmp_path, env, check=3)
     assert silent["tasks"][0]["status"] == "unknown" and silent["tasks"][0]["done"] == 5 and silent["unreachable"]
     shown = holdfast("status", one.id, cwd=tmp_path, env=env, check=3).stdout
