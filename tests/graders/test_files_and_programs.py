@@ -514,7 +514,7 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path: Path) -> None:
     told = []
     grader = type("G", (), {"caveat": Isolation().caveat, "check": None, "block": None})()
     work = type("W", (), {"slots": ()})()
-    Grading([grader, grader], work, Index(), None, None, 1, told.append)
+    Grading([grader, grader], work, Index(), None, None, 1, told.append)  # type: ignore[arg-type]
     assert told == [Isolation().caveat]
 
 

@@ -154,7 +154,9 @@ class TestMath:
         """A batch system signals the whole process group; a comparison that dies of it would be scored 0."""
         ask, reached = pool._answer, []
 
-        class SignalsAtEachStage(list):
+        class SignalsAtEachStage(list[Any]):
+            process: Any
+
             def append(self, stage: Any) -> None:
                 reached.append(stage)
                 self.process.send_signal(signal.SIGSTOP)  # all the signals are there before the comparison continues

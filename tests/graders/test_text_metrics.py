@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from rapidfuzz.distance import Levenshtein
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF  # type: ignore[attr-defined]
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError

@@ -17,7 +17,7 @@ from holdfast.graders.build import build_graders
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.plan.identity import Identified, identify
-from holdfast.spec.load import Eval, load_eval
+from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.store.blobs import Blobs
 from holdfast.store.records import Output, Timing, Usage
@@ -47,7 +47,7 @@ def write_spec(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def load(folder: Path, *overrides: str, **keys: Any) -> Eval:
+def load(folder: Path, *overrides: str, **keys: Any) -> Any:
     """The eval of such a file."""
     return load_eval(write_spec(folder, **keys), [parse_override(text) for text in overrides])
 
@@ -138,7 +138,7 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
         main()
     except SystemExit as leaving:
         said = capsys.readouterr()
-        return Ended(leaving.code or 0, said.out, said.err)
+        return Ended(int(leaving.code or 0), said.out, said.err)
     finally:  # what a command may leave behind, since it ends its process
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -7,7 +7,7 @@ import json
 import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiohttp
 import pytest
@@ -239,7 +239,7 @@ class Notes:
         self.written.set()
 
 
-Handler = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 
 def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, Any, Notes], Awaitable[None]]) -> None:
@@ -257,8 +257,8 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         calls = Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
-                proxy.admit(calls)
-                await test(client, proxy.base_url(calls), calls, notes)
+                proxy.admit(calls)  # type: ignore[arg-type]
+                await test(client, proxy.base_url(calls), calls, notes)  # type: ignore[arg-type]
         finally:
             await runner.cleanup()
 

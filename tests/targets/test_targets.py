@@ -336,7 +336,7 @@ class TestPython:
 
     def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent: Any, tmp_path: Path) -> None:
         (tmp_path / "flaky.py").write_text(FLAKY)
-        keys = {
+        keys: dict[str, Any] = {
             "name": "flaky",
             "samples": SAMPLES,
             "prompt": "{{ q }}",
@@ -599,7 +599,7 @@ class TestSecrets:
 
         with workflow(answer) as service:
             url = service.url.replace("//", f"//user:{SECRET}@")
-            keys = {"target": {"model": "m", "base_url": service.url}}
+            keys: dict[str, Any] = {"target": {"model": "m", "base_url": service.url}}
             if kind == "model":
                 keys["target"]["base_url"] = url
             elif kind == "http":
@@ -631,7 +631,9 @@ class TestSecrets:
         assert places_of(SECRET, tmp_path / "runs") == []
 
     def test_a_dry_run_shows_no_more_than_the_manifest(self, tmp_path: Path) -> None:
-        keys = {"target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}}
+        keys: dict[str, Any] = {
+            "target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}
+        }
         keys["baseline"] = {**keys["target"], "headers": {"X-Token": SECRET, "X-Other": "${NAME}"}}
         path = write_spec(tmp_path, **keys)
         for options in ([], ["--json"]):
