@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest, digest_bytes
+from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import responder_identity
-from holdfast.conversation.turns import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revised, stale_rows, threshold
