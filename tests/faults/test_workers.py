@@ -364,7 +364,6 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was ended by SIGKILL") == 2
-    assert err.count("is gone without a report, which is made here now") == 1, "the second worker took over"
     assert provider.requests == 8
 
 

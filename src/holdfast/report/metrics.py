@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index, OutputRef
     from holdfast.store.records import GradeStatus
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VerdictNow = tuple["GradeStatus", "float | None"]
 
 
-def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, Any]:
+def write_report(found: RunIdentity, rundir: RunDir, index: Index) -> dict[str, Any]:
     """Write results.json, then metrics.json, and return the latter."""
     report = _Report(found, index)
     with replacing(rundir.results) as file:
@@ -54,7 +54,7 @@ def write_report(found: Identified, rundir: RunDir, index: Index) -> dict[str, A
     return metrics
 
 
-def report_so_far(found: Identified, index: Index) -> dict[str, Any]:
+def report_so_far(found: RunIdentity, index: Index) -> dict[str, Any]:
     """The same numbers of a run that is not finished, each grader's with how many outputs are still `ungraded`."""
     report = _Report(found, index)
     report.count()
@@ -111,7 +111,7 @@ class _Judged(NamedTuple):
 class _Report:
     """One pass over a run in the dataset's order."""
 
-    def __init__(self, found: Identified, index: Index) -> None:
+    def __init__(self, found: RunIdentity, index: Index) -> None:
         self._found = found
         self._index = index
         self._places = grader_places(found.spec)
