@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, Seconds, Strings, refuse_secret_paths
+from holdfast.spec.schema import BaseUrl, Block, EvalPath, FunctionName, Seconds, Strings, refuse_secret_paths
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -239,7 +239,7 @@ class PythonGrader(TextBlock):
     """A Python function, `file.py:function`, given what its parameters name."""
 
     type: Literal["python"]
-    function: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    function: FunctionName
     expected: str | int | float | bool | None = None
     """default: the row's field of the parameter's name, else `expected`, `answer`, `ground_truth`, `target`, `ideal`"""
     params: dict[str, Any] = {}

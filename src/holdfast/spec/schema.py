@@ -3,10 +3,12 @@
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from holdfast.spec.redact import bare_url
 from holdfast.spec.regex import compile_regex
 
 SCHEMA_VERSION = "1.2"
@@ -77,12 +79,20 @@ def _compiles_loosely(pattern: str) -> str:
     return pattern
 
 
+def _names_function(reference: str) -> str:
+    if not re.fullmatch(r"([^:]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*", reference):
+        raise ValueError(f"{reference!r} does not name a function: write FILE.py:NAME or PACKAGE.MODULE:NAME")
+    return reference
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts of which none is empty; one may stand alone"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
 """where a model is asked: one URL, or several, of which each request goes to the least busy one"""
+FunctionName = Annotated[str, AfterValidator(_names_function)]
+"""a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
 """a file in the eval's folder"""
 WorkspacePath = EvalPath
@@ -187,7 +197,7 @@ class ScriptedTool(Block):
 class ToolBlock(Block):
     """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
 
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    python: FunctionName | None = None
     """`file.py:function`; its signature and docstring say what it takes"""
     mcp: McpBlock | None = None
     scripted: ScriptedTool | None = None
@@ -213,13 +223,37 @@ class ToolBlock(Block):
 class StateBlock(Block):
     """How an agent's own state is kept after each turn, and given back after a crash."""
 
-    save: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    save: FunctionName
     """a function given `context`, returns JSON"""
-    restore: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    restore: FunctionName
     """a function given `state` and `context`"""
 
 
-class ModelTarget(Block):
+class TargetBlock(Block):
+    """What every target has."""
+
+    multi_call: ClassVar[bool] = False
+    """a reply may take several model or tool calls, which are recorded one by one"""
+
+    _kind: str = PrivateAttr(default="")
+
+    @property
+    def kind(self) -> str:
+        """The kind of target: the key that built-in kinds are written with, or a plug-in's name."""
+        return self._kind
+
+    def with_kind(self, kind: str) -> Self:
+        """Set the kind, once the block is read."""
+        self._kind = kind
+        return self
+
+    @property
+    def label(self) -> str:
+        """The target's name in tables and directory names."""
+        return self.kind
+
+
+class ModelTarget(TargetBlock):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
     model: str = Field(min_length=1)
@@ -247,6 +281,11 @@ class ModelTarget(Block):
             raise ValueError("tools need `api: chat`")
         return self
 
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.model
+
 
 def is_embedded(model: str) -> bool:
     """Whether a model's name means one that runs on this machine, inside Holdfast."""
@@ -257,10 +296,10 @@ SESSION = "<session>.py:"
 """stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
 
 
-class PythonTarget(Block):
+class PythonTarget(TargetBlock):
     """A Python function, `file.py:function`, relative to the eval file."""
 
-    python: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    python: FunctionName
     params: dict[str, Any] = {}
     """handed to the function as `context.params`"""
     version: str | None = None
@@ -272,8 +311,15 @@ class PythonTarget(Block):
     state: StateBlock | None = None
     """for an agent that keeps its own"""
 
+    multi_call: ClassVar[bool] = True
 
-class HttpTarget(Block):
+    @property
+    def label(self) -> str:
+        """The file's name and the function, however the path is spelled."""
+        return Path(self.python).name.removeprefix(SESSION)
+
+
+class HttpTarget(TargetBlock):
     """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
 
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
@@ -292,8 +338,13 @@ class HttpTarget(Block):
 
     templates: ClassVar[tuple[str, ...]] = ("request",)
 
+    @property
+    def label(self) -> str:
+        """The URL without credentials and query."""
+        return bare_url(self.http)
 
-class CommandTarget(Block):
+
+class CommandTarget(TargetBlock):
     """A program; its standard output is the answer."""
 
     command: list[str] = Field(min_length=1)
@@ -314,9 +365,15 @@ class CommandTarget(Block):
     api_key_env: str = "OPENAI_API_KEY"
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The program's name."""
+        return Path(self.command[0]).name
 
 
-class NatTarget(Block):
+class NatTarget(TargetBlock):
     """A workflow of NeMo Agent Toolkit, run in this process."""
 
     nat: str = Field(pattern=r"\.(ya?ml|json)$")
@@ -331,24 +388,10 @@ class NatTarget(Block):
         refuse_secret_paths(self.override)
         return self
 
-
-class MockTarget(Block):
-    """A target that says again what it was asked: for trying out an eval without a model."""
-
-    mock: Literal["waza"]
-    """in whose words: those of waza's mock executor"""
-
-
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | NatTarget | MockTarget
-
-TARGETS: dict[str, type[Block]] = {
-    "model": ModelTarget,
-    "python": PythonTarget,
-    "http": HttpTarget,
-    "command": CommandTarget,
-    "nat": NatTarget,
-    "mock": MockTarget,
-}
+    @property
+    def label(self) -> str:
+        """The configuration file's name."""
+        return Path(self.nat).name
 
 
 class Limits(Block):
@@ -399,7 +442,7 @@ class ResponderBlock(Block):
 
     model: str | None = None
     """who plays the user; default: the target's own model and endpoint"""
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    python: FunctionName | None = None
     """a function given what its parameters name: messages, sample, turn; returns a text, or None to stop"""
     instructions: str | None = None
     """who the user is and what it wants; a template over the row"""
