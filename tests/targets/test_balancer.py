@@ -206,7 +206,7 @@ def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None
     [
         ("127.0.0.1:8000", "'127.0.0.1:8000' is not a URL: it must start with http:// or https://"),
         (["http://a/v1", "b"], "'b' is not a URL"),
-        ([], "is a URL, or a list of at least one"),
+        ([], "needs at least one URL"),
         (7, "should be text or a list, not 7"),
     ],
 )
