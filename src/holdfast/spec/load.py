@@ -13,7 +13,7 @@ from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_graders import read_graders, with_player
-from holdfast.spec.load_targets import TARGETS, read_target
+from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
     EXPORTS,
@@ -191,8 +191,8 @@ def baseline_of(spec: Eval) -> Eval | None:
     data = spec.document.data
     if not isinstance(data.get("baseline"), dict):
         return None
-    kinds = [next((kind for kind in TARGETS if kind in side), None) for side in (data["target"], data["baseline"])]
-    target = {**data["target"], **data["baseline"]} if kinds[0] == kinds[1] else data["baseline"]
+    same = target_kind(data["target"]) == target_kind(data["baseline"])
+    target = {**data["target"], **data["baseline"]} if same else data["baseline"]
     problems: list[Problem] = []
     read_target(target, spec.document, problems, "baseline")
     if problems:

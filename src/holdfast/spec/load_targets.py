@@ -31,8 +31,11 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
     """Read a target's block; adds to `problems` what is wrong with it."""
     if not isinstance(data, dict):
         return None  # the schema of the whole file reports it
-    kind, message = _kind(data)
-    if message:
+    kind = target_kind(data)
+    if kind is None:
+        named = [name for name in (*TARGETS, "type") if name in data]
+        begin = f"has {' and '.join(named)}" if named else "names none"
+        message = f"{begin}; a target is exactly one of {', '.join(TARGETS)}, or `type: NAME` of a plug-in"
         problems.append(Problem(document.where((key,)), message))
         return None
     try:
@@ -45,17 +48,12 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
     return None if block is None else block.with_kind(kind)
 
 
-def _kind(data: dict[str, Any]) -> tuple[str, str]:
-    """Return the kind that a block names, or an error message."""
+def target_kind(data: dict[str, Any]) -> str | None:
+    """Return the kind that a target's block names; None where it names none, or several."""
     kinds = [kind for kind in TARGETS if kind in data]
-    if "type" in data and not kinds:
-        name = str(data["type"])
-        return name, f"a target of this kind is written `{name}: …`, without `type`" if name in [*TARGETS] else ""
-    if len(kinds) == 1 and "type" not in data:
-        return kinds[0], ""
-    named = [*kinds, *(["type"] if "type" in data else [])]
-    begin = f"has {' and '.join(named)}" if named else "names none"
-    return "", f"{begin}; a target is exactly one of {', '.join(TARGETS)}, or `type: NAME` of a plug-in"
+    if "type" in data:
+        return None if kinds else str(data["type"])
+    return kinds[0] if len(kinds) == 1 else None
 
 
 def _schema(kind: str) -> type[TargetBlock]:

@@ -20,10 +20,10 @@ _PREVIEW: Final = 1024
 
 
 class MockTarget(TargetBlock):
-    """A target that repeats what it was asked: for trying out an eval without a model."""
+    """A target that repeats its prompt, for trying out an eval without a model."""
 
     mock: Literal["waza"]
-    """whose mock executor answers"""
+    """Which mock to use: `waza` answers as waza's mock executor does."""
 
 
 class Mock(Target):
