@@ -196,6 +196,7 @@ def imported(path: Any, code: Any) -> Any:
     path.parent.mkdir(exist_ok=True)
     path.write_text(code)
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -547,7 +548,9 @@ class TestFiles:
 class TestRuns:
     def test_the_same_call_again_calls_nobody(self, evaluate: Any) -> None:
         with workflow(lambda asked: {"value": asked.body["p"]}) as service:
-            keys = {"target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}}
+            keys: dict[str, Any] = {
+                "target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}
+            }
             first, second = evaluate(**keys), evaluate(**keys)
             assert first == second and len(service.asked) == 12
             third = evaluate(fresh=True, **keys)
@@ -565,13 +568,13 @@ class TestRuns:
         assert "refuses connections" in run.reason and "run the same command again" in run.reason
 
     def test_graders_can_be_left_for_later(self, evaluate: Any) -> None:
-        keys = {"target": shout, "graders": [is_right]}
+        keys: dict[str, Any] = {"target": shout, "graders": [is_right]}
         first = evaluate(skip_graders=True, **keys)
         assert not first.finished and first.exit_code == 0 and len(list(first.outputs())) == 12
         assert evaluate(**keys).score == 1
 
     def test_runs_are_kept_where_the_environment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        keys = {"name": "e", "samples": SAMPLES[:1], "prompt": "{{ q }}", "target": shout}
+        keys: dict[str, Any] = {"name": "e", "samples": SAMPLES[:1], "prompt": "{{ q }}", "target": shout}
         monkeypatch.chdir(tmp_path)
         assert holdfast.evaluate(**keys).path.resolve().is_relative_to(tmp_path / "runs")
         monkeypatch.setenv("HOLDFAST_RUNS_DIR", str(tmp_path / "elsewhere"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_an_invocation_takes_no_changes(slurm: Lab, made: Launched, tmp_path: Pa
 # Runs on this machine
 
 
-def interrupted(folder: Path, base_url: str, **keys: object) -> Path:
+def interrupted(folder: Path, base_url: str, **keys: Any) -> Path:
     """A run killed in its middle."""
     eval_file = write_eval(folder, base_url, rows=300, limits={"concurrency": 2}, **keys)
     process = start("eval", eval_file, cwd=folder)

@@ -37,7 +37,7 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         site.write(model.base_url, rows=ROWS, limits={"concurrency": 4})
         executor = ["execution.type=local"] if profile == "here" else []
         said = run("eval", "-c", "nano", "--batch", profile, *executor)
-        invocation = re.search(r"submitted: ([0-9a-f]{16})", said)[1]  # type: ignore[index]
+        invocation = re.search(r"submitted: ([0-9a-f]{16})", said)[1]
         wait_for(lambda: task()["done"] > 0, "some trials")
         seen = task()
         assert seen["status"] == "running" and seen["total"] == ROWS

@@ -288,7 +288,7 @@ def test_workers_that_cannot_stay_are_not_queued_for_ever(
             queued.append("workers")
 
     monkeypatch.setattr(neighbours, "Chain", Gone)
-    monkeypatch.setattr(neighbours.Submitter, "reconcile", lambda _: None)
+    monkeypatch.setattr(neighbours.Submitter, "reconcile", lambda _: None)  # type: ignore[attr-defined]
     place = SimpleNamespace(invocation="/nowhere")
     task = SimpleNamespace(invocation="0" * 16, workers=3)
     around = neighbours.Neighbours(SimpleNamespace(place=place, task=task, id="7", stopped=False))  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tm
     env = env_of(own_slurm, tmp_path / "home")
     assert status(one.id, tmp_path, env)["tasks"][0]["status"] == "running"
     own_slurm.kill_controller()
-    env["SLURM_CONF"] = str(own_slurm.impatient._env["SLURM_CONF"])  # type: ignore[index]
+    env["SLURM_CONF"] = str(own_slurm.impatient._env["SLURM_CONF"])
     silent = status(one.id, tmp_path, env, check=3)
     assert silent["tasks"][0]["status"] == "unknown" and silent["tasks"][0]["done"] == 5 and silent["unreachable"]
     shown = holdfast("status", one.id, cwd=tmp_path, env=env, check=3).stdout
@@ -258,7 +258,7 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, m
     missing = holdfast("logs", what, "--worker", "7", cwd=tmp_path, env=env, check=2).stderr
     assert "no worker-7 log" in missing
     both = holdfast("logs", made.directory, cwd=tmp_path, env=env).stdout
-    assert both == "[.0 gsm8k] second attempt, whose id is smaller\n"
+    assert both == "[gsm8k] second attempt, whose id is smaller\n"
 
 
 @pytest.mark.parametrize("host", [None, "cluster"])

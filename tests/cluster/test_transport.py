@@ -97,7 +97,7 @@ def test_files_arrive_with_names_contents_and_modes(transport: Transport, tmp_pa
     assert transport.read(f"{place}/{'x' * 200}") == b"a long name"
 
 
-def test_what_is_there_is_not_sent_again(transport: Transport, tmp_path: Path, seen: list) -> None:
+def test_what_is_there_is_not_sent_again(transport: Transport, tmp_path: Path, seen: list[Any]) -> None:
     files = {"wheel": File(b"w" * 300_000), "secret": File(b"geheim", 0o600)}
     first = transport.put(files, str(tmp_path))
     sent = sum(size for _, size in seen)
@@ -202,7 +202,7 @@ def test_a_short_outage_is_waited_out_but_not_for_what_must_not_happen_twice(own
 
 def test_whoever_is_not_let_in_is_told_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", pauses.append)  # subprocess sleeps, too, for moments
+    monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:
         Ssh("cluster", user="nobody", config=sshd.ssh_config, pauses=(60,)).run(["true"])
     assert "without a question" in str(caught.value) and 60 not in pauses

@@ -19,7 +19,7 @@ from holdfast.data import readers
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import DataError, Fault
-from holdfast.plan.plan import jobs
+from holdfast.plan.plan import pending_trials
 from tests.support.running import ROOT, environment, holdfast
 from tests.support.specs import load, who, write_rows, write_spec
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 ROWS = [{"id": f"r{number}", "q": f"question {number}", "n": str(number)} for number in range(10)]
 
 
-def dataset(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
+def dataset(folder: Path, path: str | list[str] = "d.jsonl", **keys: Any) -> Any:
     spec = load(folder, samples=None, dataset={"path": path, **keys}, prompt="hello", graders=None)
     return Dataset(spec)
 
 
-def ids(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
+def ids(folder: Path, path: str | list[str] = "d.jsonl", **keys: Any) -> Any:
     return [sample.id for sample in dataset(folder, path, **keys)]
 
 
-def refusal(folder: Path, path: str = "d.jsonl", **keys: Any) -> Any:
+def refusal(folder: Path, path: str | list[str] = "d.jsonl", **keys: Any) -> Any:
     """The message about a dataset that is wrong."""
     with pytest.raises(DataError) as caught:
         dataset(folder, path, **keys).survey()
@@ -333,7 +333,12 @@ class TestWhatIsWrongWithFiles:
         self, tmp_path: Path, packing: str, rows: int, ending: str
     ) -> None:
         many = [{"id": str(number), "q": f"question {number * 7919 % 1000}"} for number in range(rows)]
-        content = {".jsonl": as_jsonl, ".csv": as_csv, ".json": lambda found: json.dumps(found).encode()}[ending](many)
+        writers: dict[str, Any] = {
+            ".jsonl": as_jsonl,
+            ".csv": as_csv,
+            ".json": lambda found: json.dumps(found).encode(),
+        }
+        content = writers[ending](many)
         packed = PACKERS[packing](content)
         name = f"d{ending}{packing}"
         (tmp_path / name).write_bytes(packed[: len(packed) * 2 // 3])
@@ -443,7 +448,7 @@ class TestADatasetThatChangesUnderARun:
         from holdfast.store.index import Index
 
         with pytest.raises(Fault, match="the dataset changed") as caught:
-            list(jobs(found.dataset, found.survey, found.work, Index()))
+            list(pending_trials(found.dataset, found.survey, found.work, Index()))
         assert caught.value.kind == "dataset_changed" and where in str(caught.value)
 
     @pytest.mark.parametrize(

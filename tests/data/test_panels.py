@@ -146,7 +146,7 @@ class TestWhatDoesNotApply:
         looked = Counter()
         call = Expression.__call__
 
-        def counting(self, fields: Any) -> Any:
+        def counting(self: Any, fields: Any) -> Any:
             looked[self, fields["id"]] += 1
             return call(self, fields)
 
@@ -162,7 +162,7 @@ class TestWhatDoesNotApply:
             evaluate({**steps, "where": "true"})
 
     def test_among_workers_it_is_the_same(self, tmp_path: Path, evaluate: Any) -> None:
-        keys = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}
+        keys: dict[str, Any] = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}
         (tmp_path / "e.yaml").write_text(
             json.dumps({"schemaVersion": "1.0", "name": "w", "target": {"python": "agent.py:reply"}, **keys})
         )
@@ -261,7 +261,11 @@ class TestNothingChecked:
     def test_it_is_told_before_the_run_and_below_its_table(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(AGENT)
         several = [{**HARD, "name": f"typo{number}", "where": "steps is defined and steps > 10"} for number in range(7)]
-        keys = {"rows": 3, "target": {"python": "agent.py:reply"}, "graders": [{"type": "exact"}, *several]}
+        keys: dict[str, Any] = {
+            "rows": 3,
+            "target": {"python": "agent.py:reply"},
+            "graders": [{"type": "exact"}, *several],
+        }
         eval_file = write_eval(tmp_path, "", **keys)
         told = "graders `typo0`, `typo1`, `typo2`, `typo3`, `typo4` and 2 more apply to no row: check their `where`"
         planned = run_command("eval", eval_file, "--dry-run", cwd=tmp_path)

@@ -384,9 +384,9 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
 
 
 def drawn(state: Any, width: int = 100) -> Any:
-    console = Console(width=width, file=io.StringIO())
-    console.print(_drawing(state, width))
-    return console.file.getvalue()
+    screen = io.StringIO()
+    Console(width=width, file=screen).print(_drawing(state, width))
+    return screen.getvalue()
 
 
 class TestLive:
@@ -544,9 +544,9 @@ class TestTables:
     )
 
     def cells(self, width: Any, *, plain: Any) -> Any:
-        console = Console(width=width, file=io.StringIO())
-        console.print(fitted(self.COLUMNS, self.ROWS, width, plain=plain))
-        text = console.file.getvalue()
+        screen = io.StringIO()
+        Console(width=width, file=screen).print(fitted(self.COLUMNS, self.ROWS, width, plain=plain))
+        text = screen.getvalue()
         assert "…" not in text and all(len(line) <= width for line in text.splitlines())
         return text
 

@@ -43,7 +43,11 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
         {"type": "python", "name": "length", "function": "score.py:length"},
         {"type": "exact", "name": "correct"},
     ]
-    keys = {"target": {"python": "agent.py:first"}, "baseline": {"python": "agent.py:second"}, "graders": graders}
+    keys: dict[str, Any] = {
+        "target": {"python": "agent.py:first"},
+        "baseline": {"python": "agent.py:second"},
+        "graders": graders,
+    }
     return Lab(tmp_path, provider, rows=rows(ROWS), spec=keys)
 
 

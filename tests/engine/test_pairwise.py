@@ -53,7 +53,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (tmp_path / "judge.yaml").write_text(json.dumps(block))
         return command(monkeypatch, capsys, tmp_path, "compare", *arguments, "--judge", "judge.yaml")
 
-    compare.folder = tmp_path
+    compare.folder = tmp_path  # type: ignore[attr-defined]
     return compare
 
 

@@ -40,13 +40,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Lab:
     lab.rows[2]["question"] = lab.rows[2]["expected"] = 'a "quoted", line\nbroken,\tünd 日本 🦀'
     lab.spec["trials"] = TRIALS
     lab.spec["graders"].append({"type": "text", "name": "mentions", "contains": "question", "weight": 3})
-    lab.run = lab.eval("--log-samples").run  # type: ignore[attr-defined]
+    lab.run = lab.eval("--log-samples").run
     return lab
 
 
 def export(lab: Lab, wanted: str, run: Path | None = None) -> Path:
     """The folder with what was exported."""
-    where = run or lab.run  # type: ignore[attr-defined]
+    where = run or lab.run
     holdfast("export", where, "--to", wanted, cwd=lab.folder)
     return where / "export" / wanted
 

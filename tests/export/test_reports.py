@@ -274,7 +274,7 @@ anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.s
 
 
 @st.composite
-def trial(draw: st.DrawFn) -> Trial | Pending:
+def trial(draw: Any) -> Trial | Pending:
     name, said, feedback = draw(anything), draw(anything), draw(anything)
     if draw(st.booleans()):
         return Pending(name, 1, feedback, {})
@@ -294,7 +294,7 @@ def test_whatever_is_said_both_reports_are_well_formed_and_count_it(
     reader = Told(run, trials)
     (xml,), (page,) = write_junit(reader, folder), write_html(reader, folder)
     suite = ElementTree.parse(xml).getroot()[0]
-    statuses = [found.status if isinstance(found, Trial) else "error" for found in trials]
+    statuses: list[str] = [found.status if isinstance(found, Trial) else "error" for found in trials]
     assert len(suite.findall("testcase")) == len(trials)
     for status, name in (("failed", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(name) == str(statuses.count(status))

@@ -33,7 +33,7 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
     return lab
 
 
-def export(lab: Lab, *options: str, check: int = 0, **env: str) -> Any:
+def export(lab: Lab, *options: str, check: int = 0, **env: Any) -> Any:
     home = {"HOME": str(lab.folder.parent / "home")}
     return holdfast("export", lab.run, "--to", "wandb", *options, cwd=lab.folder, env={**home, **env}, check=check)
 
@@ -106,7 +106,7 @@ class TestOffline:
             "headers": {"X-Key": "topsecret-3", "X-Other": "${OTHER_SECRET}"},
         }
         lab.run = lab.eval(env=secrets).run
-        done = export(lab, "mode=offline", **secrets)
+        done = export(lab, "mode=offline", **secrets)  # type: ignore[arg-type]
         assert "Detected W&B login (WANDB_API_KEY)" in done.stdout
         texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "e.yaml"]
         assert len(texts) > 10

@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CONCURRENCY = 8
 
 
-def uninterrupted(folder: Path, provider: Server, **keys: object) -> Path:
+def uninterrupted(folder: Path, provider: Server, **keys: Any) -> Path:
     """The same eval in a folder of its own, run in one go. The server's counts start anew after it."""
     holdfast("eval", write_eval(folder, provider.base_url, **keys), cwd=folder)
     provider.reset()
@@ -38,7 +38,7 @@ def uninterrupted(folder: Path, provider: Server, **keys: object) -> Path:
 
 
 def test_a_run_killed_thirty_times_repeats_at_most_the_requests_in_flight(tmp_path: Path, provider: Server) -> None:
-    keys = {"rows": 400, "limits": {"concurrency": CONCURRENCY}}
+    keys: dict[str, Any] = {"rows": 400, "limits": {"concurrency": CONCURRENCY}}
     calm = uninterrupted(tmp_path / "calm", provider, **keys)
     provider.control(latency=0.02)
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
@@ -96,7 +96,7 @@ MOMENTS = {
 def test_a_kill_right_at_a_journal_write_loses_only_what_was_in_flight(
     moment: str, tmp_path: Path, provider: Server
 ) -> None:
-    keys = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
+    keys: dict[str, Any] = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
     calm = uninterrupted(tmp_path / "calm", provider, **keys)
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
     run = place_of(eval_file, tmp_path)
@@ -120,7 +120,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_half_a_line_that_counts_as_not_d
     name: str, tmp_path: Path, provider: Server
 ) -> None:
     """The file may not grow past a limit, so a write is really short; the kill comes before it can be cut back."""
-    keys = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
+    keys: dict[str, Any] = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
     calm = uninterrupted(tmp_path / "calm", provider, **keys)
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
     run = place_of(eval_file, tmp_path)

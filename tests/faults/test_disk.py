@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROWS = 60
 CONCURRENCY = 8
-KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 
 
 HARMLESS = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROWS = 60
 CONCURRENCY = 8
-KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 
 
 def ends(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str, str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROWS = 40
 CONCURRENCY = 8
-KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_errors_are_pending_never_scored_and_only_they_are_asked_again(
     assert_same_numbers(run, calm)
 
 
-REFUSALS = {
+REFUSALS: dict[str, Any] = {
     "401": ({"status": 401}, "answered 401", "OPENAI_API_KEY"),
     "403": ({"status": 403}, "answered 403", "OPENAI_API_KEY"),
     "402": ({"status": 402}, "answered 402", "Top up the account"),

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.running import HOLDFAST, Server, environment, holdfast, run_d
 
 ROWS = 30
 CONCURRENCY = 4
-KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 HERE = os.uname().nodename
 ELSEWHERE = "another-machine"
 

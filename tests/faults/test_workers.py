@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ROWS = 120
 CONCURRENCY = 4
-KEYS = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
+KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 SHORT_LEASE = {"HOLDFAST_LEASE_SECONDS": "4"}
 
 
@@ -227,7 +227,13 @@ def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
     run = share(eval_file)
     first = busy(provider, run, "a")
     second = busy(provider, run, "b")
-    for command in (["eval", eval_file], ["eval", eval_file, "--workers", "2"], ["repair", run], ["grade", run]):
+    commands: list[list[str | Path]] = [
+        ["eval", eval_file],
+        ["eval", eval_file, "--workers", "2"],
+        ["repair", run],
+        ["grade", run],
+    ]
+    for command in commands:
         refused = holdfast(*command, cwd=tmp_path, check=4)
         assert f"a (process {first.pid} on" in refused.stderr and f"b (process {second.pid} on" in refused.stderr
     twice = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
@@ -488,7 +494,7 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
         ("grades", Grade("k", "g", "s", 1, "x", "x", None, "passed", 1.0, 1.0, "", None, 0.0, used, 5.0)),
     ]
     for name, record in records:
-        line = to_line(record)
+        line = to_line(record)  # type: ignore[arg-type]
         before = (index.spent.tokens, len(index.outputs), len(index.verdicts))
         for part in (line[:-9], line[-9:]):
             follower.refresh()

@@ -28,7 +28,7 @@ def exported(run: Any, folder: Path, *steps: str) -> dict[str, Any]:
     write_nat(RunView(RunDir(run.path)), folder, steps or ENDS, lines=True)
     (row,) = json.loads((folder / "workflow_output.json").read_text())
     assert lines(folder / "workflow_output.jsonl") == [row]
-    return row  # type: ignore[no-any-return]
+    return row
 
 
 def call(id_: str, name: str, **arguments: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def line(**payload: Any) -> bytes:
 
 
 def test_steps_that_a_workflow_reports_are_on_disk_and_in_the_files_as_they_came(tmp_path: Path) -> None:
-    payloads = [
+    payloads: list[dict[str, Any]] = [
         {"event_type": "LLM_START", "name": "m", "event_timestamp": 1.0, "UUID": "1", "data": {"input": "q"}},
         {
             "event_type": "LLM_END",

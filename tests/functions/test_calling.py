@@ -159,7 +159,7 @@ class TestMissingValues:
         (folder / "checks.py").write_text("def check(output, expected): return True\n")
         write_rows(folder / "d.jsonl", [{"id": "a", "expected": 1}, {"id": "b", "other": 1}])
         grader = {"type": "python", "function": f"{folder}/checks.py:check"}
-        keys = {
+        keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
             "target": {"python": f"{folder}/echo.py:reply"},
@@ -172,7 +172,7 @@ class TestMissingValues:
 
     def test_a_target_gets_fields_by_name_and_is_rejected_without_them(self, folder: Path) -> None:
         (folder / "agent.py").write_text("def reply(prompt, topic): return f'{prompt} {topic}'\n")
-        keys = {
+        keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
             "target": {"python": f"{folder}/agent.py:reply"},
@@ -186,7 +186,7 @@ class TestMissingValues:
     def test_a_simulated_user_gets_fields_by_name_too(self, folder: Path) -> None:
         (folder / "user.py").write_text("def say(turn, wish): return wish\n")
         responder = {"python": f"{folder}/user.py:say", "max_followups": 1}
-        keys = {
+        keys: dict[str, Any] = {
             "name": "e",
             "prompt": "x",
             "target": {"python": f"{folder}/echo.py:reply"},

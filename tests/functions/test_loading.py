@@ -159,7 +159,7 @@ class TestFingerprints:
         (folder / "tools.py").write_text(text)
         parsed = []
         parse = ast.parse
-        monkeypatch.setattr(source.ast, "parse", lambda *given, **more: parsed.append(given) or parse(*given, **more))
+        monkeypatch.setattr(source.ast, "parse", lambda *given, **more: parsed.append(given) or parse(*given, **more))  # type: ignore[attr-defined]
         assert len({str(function_source(f"tools.py:{name}", folder, "here")[1]) for name in "abc"}) == 1
         assert len(parsed) == 7
 

@@ -200,7 +200,7 @@ class TestAsking:
             assert run.finished and len(judge.bodies) == 4
 
     def test_a_bad_request_that_is_not_about_the_form_stays_an_error(self, tmp_path: Path) -> None:
-        def answer(_: Any) -> None:
+        def answer(_: Any) -> str:
             raise Refuse(400, "content filter")
 
         with judges(answer) as judge:

@@ -197,7 +197,7 @@ def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab, 
     assert digest["tool_call_count"] == 6 and digest["tool_calls"][1] == {"name": "calc", "arguments": {"sum": "tea 0"}}
 
 
-NOT_SEEN = {
+NOT_SEEN: dict[str, Any] = {
     "a function that only returns a text": {"python": "agent.py:plain"},
     "a program without the proxy": {"command": [sys.executable, "-c", "print('done')"], "proxy": False},
     "a program that never comes to the proxy": {"command": [sys.executable, "-c", "print('done')"]},
@@ -246,8 +246,8 @@ def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab:
 def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) -> None:
     calls = [ToolCall(1, "calc", {"sum": 1}), ToolCall(1, "calc", "no JSON")]
     block = {"type": "tool_calls", "min_calls": 2, "forbidden_tools": ["other"]}
-    assert grade(tmp_path, block, "done", said={"calls": calls}).score == 1  # type: ignore[union-attr]
-    assert grade(tmp_path, block, "done").score == 0.5  # type: ignore[union-attr]
+    assert grade(tmp_path, block, "done", said={"calls": calls}).score == 1
+    assert grade(tmp_path, block, "done").score == 0.5
 
 
 # What passes by
@@ -266,7 +266,7 @@ def seen(trace: Trace) -> list[tuple[str | None, Any, Any]]:
     return [
         (call.name, call.arguments, call.result)
         for call in as_listed(trace.calls({step: step for step in range(9)}), 1)
-    ]  # type: ignore[arg-type]
+    ]
 
 
 USER = {"role": "user", "content": "go"}

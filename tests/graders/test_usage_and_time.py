@@ -130,7 +130,7 @@ class TestCheckpoints:
 
     def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
         """The time that a turn took is the time that it took, also for the process that only reads of it."""
-        keys = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
+        keys: dict[str, Any] = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
         first = evaluate({}, {"fails": "more"}, **keys)
         assert first.exit_code == 3 and {count(first, name) for name in READS} == {1}
         second = evaluate({}, {"tokens": 1000}, **keys)
@@ -142,7 +142,7 @@ class TestCheckpoints:
 
 def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluate: Any) -> None:
     grader = {"time": {"type": "behavior", "max_duration_ms": 250}}
-    keys = {"follow_ups": ["more"]}
+    keys: dict[str, Any] = {"follow_ups": ["more"]}
     assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3
     run = evaluate(grader, {}, **keys)
     (output,) = run.outputs()

@@ -465,7 +465,7 @@ class TestPathsAreInNoKey:
 
     def test_a_folder_that_moves_keeps_its_keys(self, agent: Any, tmp_path: Path) -> None:
         write_rows(agent / "data.jsonl", ROWS)
-        keys = {"samples": None, "dataset": {"path": "data.jsonl"}, "target": PYTHON}
+        keys: dict[str, Any] = {"samples": None, "dataset": {"path": "data.jsonl"}, "target": PYTHON}
         before = who(agent, **keys)
         shutil.copytree(agent, tmp_path / "moved" / "elsewhere")
         assert who(tmp_path / "moved" / "elsewhere", **keys).id == before.id

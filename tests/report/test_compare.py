@@ -311,13 +311,13 @@ def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path
     ],
 )
 def test_damaged_results_are_named_with_the_command_that_repairs_them(
-    compare: Any, strong: Path, tmp_path: Path, name: str, content: str
+    compare: Any, strong: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, content: str
 ) -> None:
     run = finished_run(tmp_path / "torn", answered(3, 1), graders=CORRECT)
     (run / name).write_text(content)
     ended = compare(strong, run)
     assert ended.code == 2 and f"{run / name}: cannot be read" in ended.err
     assert f"holdfast repair {run}" in ended.err
-    repaired = command("repair", str(run))
+    repaired = command(monkeypatch, capsys, tmp_path, "repair", str(run))
     assert repaired.code == 0 and f"{run / name}: cannot be read" in repaired.out
     assert not (run / "metrics.json").exists(), "the next `holdfast eval` writes it again"

@@ -105,7 +105,7 @@ class TestCoverage:
         assert (run.metrics.coverage, run.metrics.graders, run.metrics.overall) == (1, {}, None)
 
     def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate: Any, tmp_path: Path) -> None:
-        keys = {"graders": [text("t", "a")], "limits": {"retries": 0}}
+        keys: dict[str, Any] = {"graders": [text("t", "a")], "limits": {"retries": 0}}
         evaluate("a", "fail", accept_errors=True, **keys)
         untouched = evaluate("a", "fail", **keys)
         assert untouched.finished and len(lines(untouched.path / "errors.jsonl")) == 1
@@ -151,7 +151,7 @@ class TestScores:
 
 class TestTheFiles:
     def test_the_same_run_twice_gives_the_same_bytes_but_for_times(self, evaluate: Any, tmp_path: Path) -> None:
-        keys = {"graders": ["half", text("t", "a")], "trials": 2}
+        keys: dict[str, Any] = {"graders": ["half", text("t", "a")], "trials": 2}
         one = evaluate("a", "b", **keys)
         first = {name: (one.path / name).read_bytes() for name in ("results.json", "metrics.json")}
         other = evaluate("a", "b", fresh=True, limits={"concurrency": 1}, **keys)
@@ -164,7 +164,7 @@ class TestTheFiles:
         assert {**before, "timing": 0} == {**after, "timing": 0}
 
     def test_both_files_can_be_rebuilt_from_the_journals(self, evaluate: Any) -> None:
-        keys = {"graders": ["half"]}
+        keys: dict[str, Any] = {"graders": ["half"]}
         run = evaluate("a", "b", **keys)
         before = metrics(run.path), (run.path / "results.json").read_bytes()
         outputs = (run.path / "outputs.jsonl").read_bytes()

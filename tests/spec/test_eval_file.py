@@ -144,7 +144,8 @@ class TestWhatIsRead:
             "python",
             "prompt",
         ]
-        number, exact, choice, text, schema, from_file, python, prompt = spec.graders
+        graders: Any = spec.graders
+        number, exact, choice, text, schema, from_file, python, prompt = graders
         assert (number.after, number.tolerance, number.relative, number.weight, number.threshold) == (
             "####",
             0.5,
@@ -211,7 +212,7 @@ class TestWhatIsRead:
             text + "graders:\n- &first {type: exact, strip: false}\n- {<<: *first, name: second, ignore_case: true}\n"
         )
         second = load_eval(tmp_path / "e.yaml").graders[1]
-        assert (second.type, second.strip, second.ignore_case) == ("exact", False, True)
+        assert (second.type, second.strip, second.ignore_case) == ("exact", False, True)  # type: ignore[attr-defined]
 
     def test_a_judge_is_where_the_target_is_unless_it_says_otherwise(self, tmp_path: Path) -> None:
         target = {"model": "m", "base_url": "http://t/v1", "api_key_env": "T"}

@@ -136,7 +136,7 @@ ROWS = [
 
 
 def evaluate(folder: Path, rows: Any = ROWS, **keys: Any) -> Any:
-    keys = {"graders": [{"type": "exact"}], "accept_errors": True} | keys
+    keys = {"graders": [{"type": "exact"}], "accept_errors": True, **keys}
     target = {"command": ["echo", "said"]}
     return holdfast.evaluate(name="e", samples=rows, prompt="p", target=target, runs_dir=folder / "runs", **keys)
 

@@ -45,6 +45,7 @@ class Lab:
     judge: Server | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     spec: dict[str, Any] = field(default_factory=dict)
+    run: Path = field(init=False)  # set by tests that share one run
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

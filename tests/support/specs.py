@@ -13,11 +13,11 @@ from holdfast.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
-from holdfast.graders.build import build_graders
+from holdfast.graders.build import build_graders, grader_identity, grader_places
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.plan.identity import Identified, identify
-from holdfast.spec.load import Eval, load_eval
+from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.store.blobs import Blobs
 from holdfast.store.records import Output, Timing, Usage
@@ -47,7 +47,7 @@ def write_spec(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def load(folder: Path, *overrides: str, **keys: Any) -> Eval:
+def load(folder: Path, *overrides: str, **keys: Any) -> Any:
     """The eval of such a file."""
     return load_eval(write_spec(folder, **keys), [parse_override(text) for text in overrides])
 
@@ -55,6 +55,11 @@ def load(folder: Path, *overrides: str, **keys: Any) -> Eval:
 def who(folder: Path, *overrides: str, **keys: Any) -> Identified:
     """The same with its data read and its keys made."""
     return identify(load(folder, *overrides, **keys))
+
+
+def identities(spec: Any) -> list[dict[str, Any]]:
+    """The identities of an eval's graders, in their order."""
+    return [grader_identity(place, spec) for place in grader_places(spec)]
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:
@@ -138,7 +143,7 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
         main()
     except SystemExit as leaving:
         said = capsys.readouterr()
-        return Ended(leaving.code or 0, said.out, said.err)
+        return Ended(int(leaving.code or 0), said.out, said.err)
     finally:  # what a command may leave behind, since it ends its process
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -31,7 +31,7 @@ class OfflineRun:
         self.artifacts: dict[str, list[str]] = {}
         """names of artefacts to the files in them"""
         for data in _frames(path.read_bytes()):
-            record = proto.Record()
+            record = proto.Record()  # type: ignore[attr-defined]
             record.ParseFromString(data)
             match record.WhichOneof("record_type"):
                 case "run":

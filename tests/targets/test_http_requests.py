@@ -128,7 +128,7 @@ TEXTS = [{"id": f"t{number}", "q": "two", "n": str(number), "expected": "two"} f
 NUMBERS = [{"id": f"n{number}", "q": "two", "n": number, "expected": "two"} for number in range(4)]
 
 
-MIXED = [*TEXTS, *NUMBERS]
+MIXED: list[Any] = [*TEXTS, *NUMBERS]
 
 
 class Service:
@@ -230,7 +230,7 @@ class TestRunsOfEarlierVersions:
                 samples=MIXED,
                 prompt="first",
                 follow_ups=["second"],
-                target={"http": service.url, "request": {"q": "{{ prompt }}", "n": "{{ n }}"}, "response": "answer"},
+                target={"http": service.url, "request": {"q": "{{ prompt }}", "n": "{{ n }}"}, "response": "answer"},  # type: ignore[attr-defined]
                 graders=[{"type": "exact"}],
                 limits={"retries": 0},
                 runs_dir=tmp_path / "runs",

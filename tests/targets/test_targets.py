@@ -112,7 +112,9 @@ class TestModel:
             run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
         wanted = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
         assert outputs(run)["a"]["usage"] == wanted
-        assert run.metrics.usage == Usage(2000, 200, 2, pytest.approx(0.00042))
+        usage = run.metrics.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.requests) == (2000, 200, 2)
+        assert usage.cost == pytest.approx(0.00042)
 
     def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate: Any) -> None:
         with workflow(lambda _: said("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
@@ -335,7 +337,7 @@ class TestPython:
 
     def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent: Any, tmp_path: Path) -> None:
         (tmp_path / "flaky.py").write_text(FLAKY)
-        keys = {
+        keys: dict[str, Any] = {
             "name": "flaky",
             "samples": SAMPLES,
             "prompt": "{{ q }}",
@@ -598,7 +600,7 @@ class TestSecrets:
 
         with workflow(answer) as service:
             url = service.url.replace("//", f"//user:{SECRET}@")
-            keys = {"target": {"model": "m", "base_url": service.url}}
+            keys: dict[str, Any] = {"target": {"model": "m", "base_url": service.url}}
             if kind == "model":
                 keys["target"]["base_url"] = url
             elif kind == "http":
@@ -630,7 +632,9 @@ class TestSecrets:
         assert places_of(SECRET, tmp_path / "runs") == []
 
     def test_a_dry_run_shows_no_more_than_the_manifest(self, tmp_path: Path) -> None:
-        keys = {"target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}}
+        keys: dict[str, Any] = {
+            "target": {"http": f"http://u:{SECRET}@127.0.0.1:1/", "request": {}, "headers": {"X-Token": SECRET}}
+        }
         keys["baseline"] = {**keys["target"], "headers": {"X-Token": SECRET, "X-Other": "${NAME}"}}
         path = write_spec(tmp_path, **keys)
         for options in ([], ["--json"]):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import grader_places
-from holdfast.graders.text_metrics import corpus_numbers
+from holdfast.graders.build import grader_class, grader_places
 from holdfast.report.notices import without_rows, without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import Identified
+    from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.index import Index, OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
@@ -168,13 +168,16 @@ class _Report:
         return {
             place.name: msgspec.structs.replace(
                 tally.summary(),
-                corpus=corpus_numbers(place.block, self._counts[number]) if number in self._counts else {},
+                totals=self._totals(number, place.block),
                 rows=None if place.block.where is None else rows[number],
                 ungraded=self._looked_at[number] - tally.given if so_far else None,
                 **rules[place.name]._asdict(),
             )
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
         }
+
+    def _totals(self, grader: int, block: GraderBlock) -> dict[str, float]:
+        return grader_class(block).totals(block, self._counts[grader]) if grader in self._counts else {}
 
     def metrics(self, sizes: Mapping[str, int] | None = None, *, so_far: bool = False) -> Metrics:
         """Return the numbers, after all entries were taken. `sizes` are those of the journals."""

@@ -112,8 +112,6 @@ class ActionSequenceGrader(ToolBlock):
     expected_actions: Names = Field(min_length=1)
     matching_mode: Literal["exact_match", "in_order_match", "any_order_match"]
 
-    decides: ClassVar[bool] = True
-
 
 class SkillInvocationGrader(ToolBlock):
     """Which skills were used, in which order."""
@@ -126,7 +124,6 @@ class SkillInvocationGrader(ToolBlock):
     allow_extra: bool = True
 
     checks: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
-    decides: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _knows_how(self) -> Self:
@@ -192,13 +189,3 @@ class ToolConstraintGrader(PatternBlock, ToolBlock):
             yield from spec.patterns()
         for pattern in self.allow_only:
             yield pattern, True
-
-
-CALLED: dict[str, type[GraderBlock]] = {
-    "behavior": BehaviorGrader,
-    "action_sequence": ActionSequenceGrader,
-    "skill_invocation": SkillInvocationGrader,
-    "tool_calls": ToolCallsGrader,
-    "tool_constraint": ToolConstraintGrader,
-}
-"""the graders of this module"""

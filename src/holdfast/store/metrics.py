@@ -37,7 +37,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_reached: int = 0
     pass_at: dict[int, float] = {}
     """pass@k by k; stored as `pass@1`, `pass@2`, …"""
-    corpus: dict[str, float] = {}
+    totals: dict[str, float] = {}
     """numbers of the run as a whole, of graders that have such numbers; stored beside the others"""
     rows: int | None = None
     """rows that the grader applies to, where it has a `where`"""
@@ -50,10 +50,10 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
         """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
-        fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "corpus"}
+        fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
         others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
         pass_at = {int(name[5:]): others.pop(name) for name in list(others) if name.removeprefix("pass@").isdigit()}
-        return msgspec.convert({**fields, "pass_at": pass_at, "corpus": others}, cls)
+        return msgspec.convert({**fields, "pass_at": pass_at, "totals": others}, cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the block of `metrics.json`."""
@@ -61,7 +61,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
         for name, value in msgspec.to_builtins(self).items():  # without what is at its default
             if name == "pass_at":
                 data |= {f"pass@{k}": share for k, share in value.items()}
-            elif name == "corpus":
+            elif name == "totals":
                 data |= value
             elif name not in Rule._fields:
                 data[name] = value

@@ -1,0 +1,202 @@
+"""Identities of graders and targets: a part of keys on disk, so that none may change while its settings stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.canonical import digest
+from holdfast.plan.identity import identify
+from tests.support.specs import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {
+    "check.py": "import helper\n\n\ndef check(output, expected):\n    return helper.same(output, expected)\n",
+    "helper.py": "def same(one, other):\n    return one == other\n",
+    "agent.py": "import helper\n\n\ndef reply(prompt):\n    return prompt\n\n\ndef save(context):\n    return 1\n",
+    "schema.json": '{"type": "object"}',
+    "rubric.md": "---\nname: kind\n---\nIs it kind?\n",
+    "SKILL.md": "---\nname: pie\ndescription: bakes pies. USE FOR: apple pie\n---\nBake a pie.\n",
+    "expected.txt": "a pie\n",
+    "check.sh": "#!/bin/sh\nexit 0\n",
+    "nat.yml": "workflow: {_type: chat, llm_name: a}\nllms: {a: {_type: openai, model_name: m}}\n"
+    "eval: {evaluators: {right: {_type: trajectory, llm_name: a}}}\n",
+}
+GRADERS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "exact"}, "sha256:b4b9ae37678e35942f11102600dbc1ae"),
+    (
+        {
+            "type": "exact",
+            "expected": ["a", "b"],
+            "ignore_case": True,
+            "transcript": "all",
+            "weight": 2,
+            "threshold": 0.5,
+        },
+        "sha256:1067a1e63ecc71b8c15dde3819e83638",
+    ),
+    ({"type": "text", "contains": ["a"], "regex_match": ["b+"]}, "sha256:9623f5f2665edcc8167226055af69b18"),
+    (
+        {"type": "text", "regex_match": ["\\bb+$"], "dialect": "re2", "where": "id == 'a'"},
+        "sha256:0e302b37e94390cd4d766eac6f168002",
+    ),
+    ({"type": "choice"}, "sha256:b371a0970ba75e24e317cc2c601d6a71"),
+    ({"type": "number", "after": "answer:", "tolerance": 0.1}, "sha256:f2a39b131ee3c8a262180dc97e2e688e"),
+    ({"type": "similarity", "method": "jaro_winkler"}, "sha256:cdd2bda6c3935fef82db0ab8265f3877"),
+    ({"type": "math", "timeout": 20}, "sha256:d7a4d2b74f9b3c6a2d88b7b0beaba489"),
+    ({"type": "math", "on_timeout": "error"}, "sha256:007f180e71cdc3daa81570ecc63d77ae"),
+    ({"type": "json_schema", "schema_file": "schema.json"}, "sha256:157b89f695bce5ca186b2957794b0780"),
+    ({"type": "json_schema", "schema": {"type": "array"}, "extract": True}, "sha256:ad12b72aa527aa4e798ae8142a244592"),
+    ({"type": "python", "function": "check.py:check", "params": {}}, "sha256:11c0f14a413b92698add289a5f14ff3c"),
+    (
+        {"type": "python", "function": "check.py:check", "expected": "x", "version": "2"},
+        "sha256:aae9318e9f7bf5782c0f81d259d26a33",
+    ),
+    ({"type": "prompt", "rubric": "Is it right?"}, "sha256:53097ea49dfc450313409344ca682157"),
+    (
+        {"type": "prompt", "rubric": "rubric.md", "model": "judge", "base_url": "http://127.0.0.1:1/v1"},
+        "sha256:cda8dd3b201b85de502a917792f15248",
+    ),
+    (
+        {
+            "type": "prompt",
+            "prompt": "Check it.",
+            "transcript": "all",
+            "model": "judge",
+            "base_url": "http://127.0.0.1:1/v1",
+        },
+        "sha256:2cb7fbc50bad8336a761695911c9af86",
+    ),
+    ({"type": "trigger", "skill_path": "SKILL.md", "mode": "positive"}, "sha256:4cc5d964302c47588f7cc21f48bd1845"),
+    ({"type": "trigger", "skill": "Bake a pie.", "mode": "negative"}, "sha256:67ec30f52a5d210a7891ee3efd6cbc04"),
+    ({"type": "nat", "config_file": "nat.yml", "evaluator": "right"}, "sha256:e49e4a72bacccac8ca585393d69627a6"),
+    ({"type": "nat", "evaluator": {"_type": "ragas"}, "range": [1, 5]}, "sha256:d9618d2748684e24724aa220a4e3c31b"),
+    ({"type": "bleu", "tokenize": "char"}, "sha256:8e4ae5ea31b6bb18110d2bd8ceb07e4b"),
+    ({"type": "chrf", "word_order": 2}, "sha256:e40f9892449b9e50414c669c2684fdd5"),
+    ({"type": "rouge", "stem": True}, "sha256:8019cf1b9c5bca2a136408274555c9fd"),
+    ({"type": "char_f1", "ignore_case": True}, "sha256:429fa325c9b690b8d911649c13c1d1e1"),
+    ({"type": "wer"}, "sha256:dfa3daf605b129308c68561d36e4b842"),
+    ({"type": "cer"}, "sha256:0cd39b778db680410891dd87a96332de"),
+    ({"type": "behavior", "max_tokens": 100, "required_tools": ["a"]}, "sha256:8c8ce18aba9aa46929c99d7590764dee"),
+    (
+        {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": "in_order_match"},
+        "sha256:4ef600dbef1fe022589013cb4e6b980b",
+    ),
+    (
+        {"type": "skill_invocation", "required_skills": ["pie"], "mode": "any_order"},
+        "sha256:57be9a85006c46cb0478a20c9b1ddd5c",
+    ),
+    (
+        {"type": "tool_calls", "expect": [{"tool": "read", "args": {"path": {"regex": "a.*"}}}], "max_calls": 3},
+        "sha256:532a93d869d2faf0e8b7b70b225c4e62",
+    ),
+    (
+        {"type": "tool_constraint", "expect_tools": [{"tool": "bash", "command_pattern": "ls"}]},
+        "sha256:af99aeb62bd61648b8113f9f54a3878a",
+    ),
+    ({"type": "tool_constraint", "allow_only": []}, "sha256:12f9a06a7e2e4a0cba43bf267eadce6d"),
+    (
+        {"type": "file", "must_exist": ["a.txt"], "content_patterns": [{"path": "a.txt", "must_match": ["x"]}]},
+        "sha256:d4f95f68a34857011571fdeba937b556",
+    ),
+    (
+        {"type": "diff", "expected_files": [{"path": "a.txt", "snapshot": "expected.txt"}]},
+        "sha256:047be2248c53b5c5cdb47067e5996f97",
+    ),
+    (
+        {"type": "diff", "expected_files": [{"path": "a.txt", "snapshot": "b.txt"}], "snapshots": {"b.txt": "text"}},
+        "sha256:69c7a9b67875861ae16f0c5abf48214f",
+    ),
+    (
+        {"type": "program", "command": "./check.sh", "args": ["check.py", "{{ id }}"]},
+        "sha256:3c7ca43d3d11250b4de7129cf9dd5ac9",
+    ),
+    ({"type": "code", "assertions": ["len(output) > 1"]}, "sha256:63c525b95caa1cf0914906e335fb7f1d"),
+    (
+        {"type": "code", "language": "javascript", "assertions": ["output.length"], "on_timeout": "error"},
+        "sha256:dac19108ec1ed23eb7bc64edb9ef6b67",
+    ),
+]
+TARGETS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"model": "m", "base_url": "http://127.0.0.1:1/v1", "params": {"temperature": 0}},
+        "sha256:86518af00a4ca7627fe36f7ed309f3c3",
+    ),
+    (
+        {
+            "model": "m",
+            "base_url": ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"],
+            "identity": "url",
+            "version": "2",
+        },
+        "sha256:50c0ec09a00c04fd49395cbf01be8459",
+    ),
+    (
+        {
+            "model": "m",
+            "base_url": "http://127.0.0.1:1/v1",
+            "tools": [
+                {"python": "agent.py:reply"},
+                {"mcp": {"command": ["python", "agent.py"]}},
+                {"scripted": {"name": "t", "responses": [{"result": 1}]}},
+            ],
+        },
+        "sha256:e0e42b13eda1b9a46f6ba101daf78bb9",
+    ),
+    ({"python": "agent.py:reply", "params": {"a": 1}}, "sha256:aa518d210111aa6a377139e34a06746c"),
+    (
+        {
+            "python": "agent.py:reply",
+            "state": {"save": "agent.py:save", "restore": "check.py:check"},
+            "tools": [{"python": "helper.py:same"}],
+        },
+        "sha256:d17a780b88673c6b8740dd186c107c05",
+    ),
+    (
+        {
+            "http": "http://127.0.0.1:1/run?key=x",
+            "request": {"q": "{{ prompt }}"},
+            "response": "a",
+            "stream_end": "end",
+        },
+        "sha256:287bc7df7d6049e1b1316674794738c1",
+    ),
+    (
+        {"command": ["python3", "agent.py", "{{ prompt }}"], "stdin": "{{ prompt }}", "path": ["bin"]},
+        "sha256:d7ce24026684a55facd00dd87bf42272",
+    ),
+    (
+        {"nat": "nat.yml", "override": {"llms.a.model_name": "n"}, "version": "1"},
+        "sha256:5882a4a6deb5282994c1a9a1b8603fdb",
+    ),
+    ({"mock": "waza"}, "sha256:702de1a6b849b1312f72c6044e30ec29"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "check.sh").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("block", "expected"), GRADERS, ids=[block["type"] for block, _ in GRADERS])
+def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+    identified = identify(load(folder, graders=[block], workspace={}))
+    (identity,) = identified.identity["graders"].values()
+    assert digest(identity) == expected
+
+
+@pytest.mark.parametrize(("block", "expected"), TARGETS, ids=[next(iter(block)) for block, _ in TARGETS])
+def test_a_targets_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+    assert digest(identify(load(folder, target=block)).identity["target"]) == expected
+
+
+def test_every_kind_of_grader_is_pinned() -> None:
+    from holdfast.spec.load_graders import GRADERS as KINDS
+
+    assert {block["type"] for block, _ in GRADERS} == {*KINDS}
