@@ -618,7 +618,7 @@ def test_a_killed_run_goes_on_from_its_directory_alone(tmp_path: Path) -> None:
         assert manifest is not None
         spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
         outcome = run_eval(spec, Options(runs_dir=tmp_path / "runs"), Quiet())
-        assert outcome.rundir.path == run and outcome.metrics is not None and outcome.metrics["score"] == 1.0
+        assert outcome.rundir.path == run and outcome.metrics is not None and outcome.metrics.score == 1.0
         assert slow.requests <= 4 * 4 + 2 and slow.requests > asked  # at most the two in flight are asked again
         process.stdout.close()
         process.stderr.close()
