@@ -137,12 +137,3 @@ class CodeGrader(TextBlock):
                 except (SyntaxError, ValueError) as error:
                     raise ValueError(f"not a Python expression: {assertion!r} ({error})") from error
         return self
-
-
-ON_FILES: dict[str, type[GraderBlock]] = {
-    "file": FileGrader,
-    "diff": DiffGrader,
-    "program": ProgramGrader,
-    "code": CodeGrader,
-}
-"""the graders of this module"""

@@ -51,8 +51,6 @@ class GraderBlock(Block):
     """fields whose templates may stand for a list of texts"""
     later: ClassVar[tuple[str, ...]] = ("where", "transcript")
     """fields that are in the key only where they are set, so that grades from before they came stay good"""
-    decides: ClassVar[bool] = False
-    """it says itself whether it passes; a threshold, where one is given, goes before"""
     needs_workspace: ClassVar[bool] = False
 
     @property
@@ -399,22 +397,6 @@ class PromptGrader(GraderBlock):
                 "mode: pairwise compares the answers of two runs, which a grader cannot; use `holdfast compare --judge`"
             )
         return self
-
-
-SAID: dict[str, type[GraderBlock]] = {
-    "exact": ExactGrader,
-    "text": TextGrader,
-    "choice": ChoiceGrader,
-    "number": NumberGrader,
-    "similarity": SimilarityGrader,
-    "math": MathGrader,
-    "json_schema": JsonSchemaGrader,
-    "python": PythonGrader,
-    "prompt": PromptGrader,
-    "trigger": TriggerGrader,
-    "nat": NatGrader,
-}
-"""the graders of this module"""
 
 
 TAKEN_NAMES = frozenset({"overall", "score", "passed", "coverage", "target"})

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from holdfast.spec.grader_schema import Expected, GraderBlock, TextBlock
+from holdfast.spec.grader_schema import Expected, TextBlock
 
 
 class OverlapBlock(TextBlock):
@@ -61,14 +61,3 @@ class ErrorRateGrader(OverlapBlock):
     """1 minus the error rate: insertions, deletions and substitutions per word or character of the reference."""
 
     type: Literal["wer", "cer"]
-
-
-OVERLAPS: dict[str, type[GraderBlock]] = {
-    "bleu": BleuGrader,
-    "chrf": ChrfGrader,
-    "rouge": RougeGrader,
-    "char_f1": CharF1Grader,
-    "wer": ErrorRateGrader,
-    "cer": ErrorRateGrader,
-}
-"""the graders of this module"""

@@ -130,8 +130,6 @@ class ActionSequenceGrader(ToolBlock):
     """How calls must match: exactly (`exact_match`), in order with others in between (`in_order_match`), or each at
     least as often in any order (`any_order_match`)."""
 
-    decides: ClassVar[bool] = True
-
 
 class SkillInvocationGrader(ToolBlock):
     """Checks which skills were used, in which order."""
@@ -149,7 +147,6 @@ class SkillInvocationGrader(ToolBlock):
     the check."""
 
     checks: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
-    decides: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _knows_how(self) -> Self:
@@ -221,13 +218,3 @@ class ToolConstraintGrader(PatternBlock, ToolBlock):
             yield from spec.patterns()
         for pattern in self.allow_only:
             yield pattern, True
-
-
-CALLED: dict[str, type[GraderBlock]] = {
-    "behavior": BehaviorGrader,
-    "action_sequence": ActionSequenceGrader,
-    "skill_invocation": SkillInvocationGrader,
-    "tool_calls": ToolCallsGrader,
-    "tool_constraint": ToolConstraintGrader,
-}
-"""the graders of this module"""
