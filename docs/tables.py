@@ -1,7 +1,7 @@
 """Write the tables of keys and options in the Markdown files, from docstrings of fields and help texts of commands.
 
 A table stands between `<!-- keys: NAME -->` or `<!-- options: COMMAND -->` and `<!-- end -->`. NAME is `grader TYPE`,
-`target KIND`, or `module.Class` below the package `holdfast`.
+`target KIND`, or `module.Class` below the package `holdfast`; `module.Class own` leaves out inherited keys.
 
 Run it after a change to either: python docs/tables.py
 """
@@ -20,6 +20,9 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from holdfast.spec.load_graders import grader_schema
+from holdfast.spec.schema import TARGETS
+
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
@@ -35,7 +38,7 @@ def update(text: str) -> str:
 def table(kind: str, name: str) -> str:
     """Return the table of the keys of a block, or of the options of a command."""
     head = "key | value" if kind == "keys" else "option"
-    rows = block_rows(find_block(name)) if kind == "keys" else option_rows(name)
+    rows = block_rows(find_block(name), own_only=name.endswith(" own")) if kind == "keys" else option_rows(name)
     lines = [" | ".join(row) for row in rows]
     rule = "|---" * (head.count("|") + 2) + "|"
     return "".join(f"{line}\n" for line in (f"| {head} | meaning |", rule, *(f"| {line} |" for line in lines)))
@@ -44,22 +47,22 @@ def table(kind: str, name: str) -> str:
 def find_block(name: str) -> type[BaseModel]:
     """Return the model of a block by its kind or by the path of its class."""
     kind, _, which = name.partition(" ")
-    if which:
-        where = {"grader": ("spec.load_graders", "GRADERS"), "target": ("spec.schema", "TARGETS")}[kind]
-        models = getattr(import_module(f"holdfast.{where[0]}"), where[1])
-        return models[which]
-    module, _, class_name = name.rpartition(".")
+    if kind == "grader":
+        return grader_schema(which)
+    if kind == "target":
+        return TARGETS[which]
+    module, _, class_name = kind.rpartition(".")
     return getattr(import_module(f"holdfast.{module}"), class_name)
 
 
-def block_rows(block: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+def block_rows(block: type[BaseModel], *, own_only: bool = False) -> Iterator[tuple[str, ...]]:
     """Yield key, value and meaning; keys of one meaning share a row."""
     block.model_rebuild()
     common = () if "type" not in block.model_fields or block.__name__ == "GraderBlock" else _grader_fields(block)
     rows: dict[tuple[str, str], list[str]] = {}
     own = inspect.get_annotations(block)
     for name, field in sorted(block.model_fields.items(), key=lambda item: item[0] not in own):
-        if name in common:
+        if name in common or (own_only and name not in own):
             continue
         meaning = docstring(block, name)
         value = "" if meaning.startswith(("No effect", "Older")) else describe(field, meaning)
