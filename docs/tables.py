@@ -160,7 +160,7 @@ def option_rows(command_name: str) -> Iterator[tuple[str, ...]]:
     for parameter in command.params:
         if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)) is not None:
             spellings = record[0].replace(" / ", ", ").split(", ")
-            yield ", ".join(f"`{_cell(spelling.strip())}`" for spelling in spellings), _cell(record[1])
+            yield ", ".join(f"`{_cell(spelling.strip())}`" for spelling in spellings), _cell(parameter.help or "")
 
 
 def _cell(text: str) -> str:

@@ -16,7 +16,11 @@ from holdfast.spec.load_graders import GRADERS
 from tests.support.running import ROOT, environment
 
 DOCS = ROOT / "docs"
-MARKED = re.compile(r"<!-- (file|run)(?:: (.+?))? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MARKED = re.compile(
+    r"(?:<!-- run(?:: exit (?P<exit>\d+))? -->\n|^\*\*`(?P<file>[^`]+)`\*\*\n\n)```\w*\n(?P<body>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+"""a block of code: commands to run, or a file below its name"""
 SECTION = re.compile(r"^###? `(\w+)`\n\n```yaml\n(- type: .*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = sorted(path for path in [ROOT / "README.md", *DOCS.glob("*.md")] if MARKED.search(path.read_text()))
 SNIPPETS = [
@@ -31,17 +35,16 @@ def test_files_and_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     env = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", HOLDFAST_HOME=str(tmp_path / "home"))
     commands = 0
-    for kind, argument, body in MARKED.findall(page.read_text()):
-        if kind == "file":
-            (tmp_path / argument).write_text(body)
+    for block in MARKED.finditer(page.read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["body"])
             continue
-        expected = int(argument.removeprefix("exit ")) if argument else 0
-        for line in body.splitlines():
+        for line in block["body"].splitlines():
             if line.startswith("$ "):
                 done = subprocess.run(
                     ["bash", "-c", line[2:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900
                 )
-                assert done.returncode == expected, f"{line}\n{done.stdout}\n{done.stderr}"
+                assert done.returncode == int(block["exit"] or 0), f"{line}\n{done.stdout}\n{done.stderr}"
                 commands += 1
     if page.name == "tutorial.md":
         assert commands >= 8
@@ -81,9 +84,9 @@ def test_every_grader_has_a_snippet_and_a_table() -> None:
 
 @pytest.mark.parametrize(("page", "kind", "snippet"), SNIPPETS)
 def test_snippet_of_a_grader_is_valid(page: Path, kind: str, snippet: str, tmp_path: Path) -> None:
-    for marker, name, body in MARKED.findall(page.read_text()):
-        if marker == "file":
-            (tmp_path / name).write_text(body)
+    for block in MARKED.finditer(page.read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["body"])
     row = {"expected": "4", "question": "2 + 2?", "answer": "#### 4", "references": ["4", "four"]}
     row |= dict.fromkeys(("city", "country", "reference", "solution"), "4")
     graders = YAML(typ="safe").load(snippet)
