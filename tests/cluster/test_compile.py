@@ -13,8 +13,9 @@ from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.config.render import compiled_sections, compiled_yaml
 from holdfast.cluster.config.schema import DeploymentBlock
 from holdfast.cluster.config.servers import Mount, server_command
-from holdfast.cluster.config.variables import EnvVar, check_environment, host_value, wandb_key
+from holdfast.cluster.config.variables import EnvVar, check_environment, host_value
 from holdfast.errors import ConfigError, UsageError
+from holdfast.export.wandb import detect
 from holdfast.spec.load import load_eval
 from tests.support.clusters import NEWER, OLDER, launched, lay_out, write
 
@@ -625,10 +626,10 @@ def test_a_missing_login_says_what_to_do(folder: Path) -> None:
 def test_the_login_is_the_one_that_wandb_keeps(folder: Path) -> None:
     netrc = write(folder / ".netrc", "machine api.wandb.ai\n  login user\n  password from-netrc\n")
     netrc.chmod(0o600)
-    assert wandb_key({"HOME": str(folder)}) == "from-netrc"
-    assert wandb_key({"HOME": str(folder), "WANDB_API_KEY": "from-variable"}) == "from-variable"
-    assert wandb_key({"HOME": str(folder), "WANDB_BASE_URL": "https://wandb.example.com"}) is None
-    assert wandb_key({"NETRC": str(netrc)}) == "from-netrc"
+    assert detect({"HOME": str(folder)}).api_key == "from-netrc"
+    assert detect({"HOME": str(folder), "WANDB_API_KEY": "from-variable"}).api_key == "from-variable"
+    assert detect({"HOME": str(folder), "WANDB_BASE_URL": "https://wandb.example.com"}).api_key is None
+    assert detect({"NETRC": str(netrc)}).api_key == "from-netrc"
     assert host_value(EnvVar("WANDB_API_KEY", "host", "WANDB_API_KEY"), {"HOME": str(folder)}) == "from-netrc"
     launch = launched(folder, "newer", "BIG")
     check_environment(launch.variables(), {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})

@@ -21,7 +21,8 @@ from holdfast.cluster.watch.kill import kill
 from holdfast.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
-from holdfast.store.processes import holders, is_here
+from holdfast.store.processes import start_token
+from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
@@ -166,19 +167,19 @@ def test_the_process_of_a_run_is_told_to_stop_and_loses_nothing(tmp_path: Path) 
     assert "no process holds" in holdfast("kill", run, cwd=tmp_path).stdout
 
 
-def test_a_process_that_has_come_by_the_id_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_that_reuses_the_id_of_a_holder_is_left_alone(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "e" / "m-12345678")
     run.path.mkdir(parents=True)
     run.manifest.write_text("{}")
     other = subprocess.Popen(["sleep", "600"])
     try:
-        since = time.time() - 1000  # signed before that process began
+        token = start_token(other.pid)
+        holder = Holder(os.uname().nodename, other.pid, time.time(), start=str(int(token) - 1000))
+        assert msgspec.structs.replace(holder, start=token).is_here and not holder.is_here
         run.lease.write_text(f"{other.pid}\n")
-        holder = Holder(os.uname().nodename, other.pid, since)
         run.lease.with_suffix(".holder").write_bytes(msgspec.json.encode(holder))
-        assert holders(run) == [holder] and not is_here(holder)
-        assert is_here(Holder(os.uname().nodename, other.pid, time.time()))
-        holdfast("kill", run.path, cwd=tmp_path, check=3)
+        assert holders(run) == []
+        assert "no process holds" in holdfast("kill", run.path, cwd=tmp_path).stdout
         assert other.poll() is None
     finally:
         other.send_signal(signal.SIGKILL)

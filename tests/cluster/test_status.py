@@ -258,7 +258,7 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, m
     missing = holdfast("logs", what, "--worker", "7", cwd=tmp_path, env=env, check=2).stderr
     assert "no worker-7 log" in missing
     both = holdfast("logs", made.directory, cwd=tmp_path, env=env).stdout
-    assert both == "[.0 gsm8k] second attempt, whose id is smaller\n"
+    assert both == "[gsm8k] second attempt, whose id is smaller\n"
 
 
 @pytest.mark.parametrize("host", [None, "cluster"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.engine.replay import Steps
+from holdfast.engine.replay import Replay
 from holdfast.store.records import Usage
 from tests.support.breaking import assert_same_numbers, journal_files, kept
 from tests.support.lab import Lab
@@ -449,13 +449,13 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
     """Replies to calls in a row, what was recorded anew, and what the user was told."""
     job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
     notes, told = Notes(), []
-    steps = Steps(job, notes, earlier, told.append)  # type: ignore[arg-type]
+    replay = Replay(job, notes, earlier, told.append)  # type: ignore[arg-type]
 
     async def call_all() -> list[str]:
         async def live(request: str) -> str:
             return f"{life} {request}"
 
-        attempt = steps.begin(1)
+        attempt = replay.begin_attempt(1)
         return [await attempt.model(request, lambda r=request: live(r), lambda _: Usage()) for request in requests]
 
     return asyncio.run(call_all()), notes.kept, told

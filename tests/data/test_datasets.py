@@ -19,7 +19,7 @@ from holdfast.data import readers
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import DataError, Fault
-from holdfast.plan.plan import jobs
+from holdfast.plan.plan import pending_trials
 from tests.support.running import ROOT, environment, holdfast
 from tests.support.specs import load, who, write_rows, write_spec
 
@@ -448,7 +448,7 @@ class TestADatasetThatChangesUnderARun:
         from holdfast.store.index import Index
 
         with pytest.raises(Fault, match="the dataset changed") as caught:
-            list(jobs(found.dataset, found.survey, found.work, Index()))
+            list(pending_trials(found.dataset, found.survey, found.work, Index()))
         assert caught.value.kind == "dataset_changed" and where in str(caught.value)
 
     @pytest.mark.parametrize(

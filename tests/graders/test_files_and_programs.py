@@ -25,11 +25,11 @@ from holdfast import evaluate
 from holdfast.engine.grading import Grading
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders import sandbox
-from holdfast.graders.build import build_graders, grader_identity
+from holdfast.graders.build import build_graders
 from holdfast.graders.sandbox import Isolation, isolation
 from holdfast.store.index import Index
 from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, wait_for
-from tests.support.specs import grade, load, write_spec
+from tests.support.specs import grade, identities, load, write_spec
 
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
 
@@ -87,9 +87,9 @@ class TestDiff:
         spec = load(
             tmp_path, workspace={}, graders=[{"type": "diff", "expected_files": [{"path": "a", "snapshot": "want.py"}]}]
         )
-        before = grader_identity(spec.graders[0], spec)
+        before = identities(spec)[0]
         (tmp_path / "want.py").write_text("two")
-        assert grader_identity(spec.graders[0], spec) != before
+        assert identities(spec)[0] != before
 
 
 def code(*assertions: Any, **keys: Any) -> Any:
@@ -121,9 +121,9 @@ class TestProgram:
         named = {"type": "program", "command": "sh", "args": ["check.sh", "x"]}
         assert verdict(tmp_path, named).score == 1
         spec = load(tmp_path, graders=[block, {**named, "name": "other"}], samples=[{"word": "x"}], prompt="p")
-        before = [grader_identity(one, spec) for one in spec.graders]
+        before = identities(spec)
         (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
-        assert all(grader_identity(one, spec) != old for one, old in zip(spec.graders, before, strict=True))
+        assert all(new != old for new, old in zip(identities(spec), before, strict=True))
 
     def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("echo ours\n")
@@ -137,7 +137,7 @@ class TestProgram:
 
     def test_how_long_it_may_take_is_in_no_key(self, tmp_path: Path) -> None:
         spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
-        assert grader_identity(spec.graders[0], spec) == grader_identity(spec.graders[1], spec)
+        assert identities(spec)[0] == identities(spec)[1]
 
     @pytest.mark.parametrize(
         ("block", "said"),
@@ -231,7 +231,7 @@ class TestProgram:
             shell("true", name="c", on_timeout="error"),
         ]
         spec = load(tmp_path, graders=blocks)
-        plain, same, other = (grader_identity(one, spec) for one in spec.graders)
+        plain, same, other = identities(spec)
         assert plain == same != other and "on_timeout" not in plain
 
     def test_what_it_started_ends_with_it(self, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -22,6 +22,8 @@ from tests.support.specs import ROWS, grade, load
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.spec.origin import Origin
 
 
 def score(folder: Path, block: Any, answer: Any, /, **row: Any) -> Any:
@@ -190,7 +192,7 @@ class TestChoice:
 
     @given(st.text(max_size=200))
     def test_no_answer_at_all_can_break_it(self, answer: Any) -> None:
-        found = Choice(ChoiceGrader(type="choice"), "")._find(answer)
+        found = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
         assert found is None or found in "ABCDEFGHIJ"
 
 

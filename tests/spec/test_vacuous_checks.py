@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.graders.build import grader_identity
-from tests.support.specs import command, grade, load, write_spec
+from tests.support.specs import command, grade, identities, load, write_spec
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_an_empty_list_of_allowed_tools_allows_none(tmp_path: Path) -> None:
     assert verdict.score == 0 and verdict.feedback == "shell may not be called"
     without = {"type": "tool_constraint", "reject_tools": [{"tool": "rm"}]}
     keys = [
-        grader_identity(spec.graders[0], spec)
+        identities(spec)[0]
         for spec in (load(tmp_path, graders=[each]) for each in (without, {**without, "allow_only": []}))
     ]
     assert keys[0] != keys[1] and keys[0]["allow_only"] == (), "what was there before keeps its key"

@@ -102,9 +102,12 @@ def launched(
 
 def register(made: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
     """Make it known to whoever has `home` as HOLDFAST_HOME."""
-    Registry(home / "invocations").add(
-        Invocation(made.id, time.time(), str(made.directory), tasks, host=host, profile="lab")
-    )
+    Registry(home / "invocations").add(entry_of(made, host=host, tasks=tasks))
+
+
+def entry_of(made: Launched, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> Invocation:
+    """Return the registry's entry of an invocation."""
+    return Invocation(made.id, time.time(), str(made.directory), tasks, host=host, profile="lab")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import signal
 import sys
 
 from holdfast.cli.main import main as holdfast_main
-from holdfast.engine.recorder import Keeper
+from holdfast.engine.recorder import Recorder
 from tests.support.forking import import_all
 
 import_all()  # so that no life has to
@@ -22,7 +22,7 @@ import_all()  # so that no life has to
 recorded = 0
 
 
-async def step(self: Keeper, record: object) -> None:
+async def step(self: Recorder, record: object) -> None:
     global recorded
     if recorded:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -30,13 +30,13 @@ async def step(self: Keeper, record: object) -> None:
     recorded += 1
 
 
-really_step = Keeper.step
+really_step = Recorder.step
 
 
 def live() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    Keeper.step = step  # type: ignore[method-assign]
+    Recorder.step = step  # type: ignore[method-assign]
     sys.argv = ["holdfast", "eval", *sys.argv[1:]]
     holdfast_main()
 

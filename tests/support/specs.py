@@ -13,7 +13,7 @@ from holdfast.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
-from holdfast.graders.build import build_graders
+from holdfast.graders.build import build_graders, grader_identity, grader_places
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
 from holdfast.plan.identity import Identified, identify
@@ -55,6 +55,11 @@ def load(folder: Path, *overrides: str, **keys: Any) -> Any:
 def who(folder: Path, *overrides: str, **keys: Any) -> Identified:
     """The same with its data read and its keys made."""
     return identify(load(folder, *overrides, **keys))
+
+
+def identities(spec: Any) -> list[dict[str, Any]]:
+    """The identities of an eval's graders, in their order."""
+    return [grader_identity(place, spec) for place in grader_places(spec)]
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:

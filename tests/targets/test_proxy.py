@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from holdfast.engine.replay import Steps
+from holdfast.engine.replay import Replay
 from holdfast.spec.schema import CommandTarget
 from holdfast.targets.proxy import Proxy
 from tests.support.breaking import (
@@ -254,7 +254,7 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         block = CommandTarget(command=["x"], base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
         job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
         notes = Notes()
-        calls = Steps(job, notes, [], lambda _: None).begin(1)  # type: ignore[arg-type]
+        calls = Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
                 proxy.admit(calls)  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ def test_a_stream_that_breaks_off_is_cut_off_for_the_agent_too_and_not_recorded(
                 await response.read()
         assert notes.kept == []
         with pytest.raises(Exception, match="stream ended before"):
-            calls.check()
+            calls.raise_outage()
 
     through_proxy(answer, test)
 
@@ -366,7 +366,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_outage_and_not_recorded(failur
                 await response.read()
         assert notes.kept == []
         with pytest.raises(Exception, match="down"):
-            calls.check()
+            calls.raise_outage()
 
     through_proxy(answer, test)
 
@@ -408,7 +408,7 @@ def test_other_paths_and_what_they_used_go_through_too() -> None:
         async with client.post(url + "/responses", data=b"not json") as response:
             assert response.status == 400
         assert (calls.usage.input_tokens, calls.usage.output_tokens) == (5, 7) and calls.usage.cost > 0
-        calls.check()  # a wrong request is the agent's own affair
+        calls.raise_outage()  # a wrong request is the agent's own affair
 
     through_proxy(answer, test)
 
@@ -462,7 +462,7 @@ def test_the_client_that_everybody_uses_finds_what_it_knows() -> None:
             with pytest.raises(openai.APIStatusError, match="only GET and POST") as method:
                 await client.files.delete("file-1")
             assert method.value.status_code == 405
-        calls.check()  # none of it is an outage: an agent may try what there is
+        calls.raise_outage()  # none of it is an outage: an agent may try what there is
 
     through_proxy(answer_as_others_do, test)
 
@@ -485,7 +485,7 @@ def test_what_is_not_passed_on_is_said_in_the_shape_that_clients_read(monkeypatc
         assert (await refused("POST", f"{url}/files", data=b"--form"))[0] == 400
         status, said = await refused("POST", f"{url}/chat/completions", data=b'"' + b"x" * 2000 + b'"')
         assert status == 413 and "more than 1,000 bytes" in said
-        calls.check()
+        calls.raise_outage()
         assert notes.kept == []
 
     through_proxy(answer_as_others_do, test)
@@ -535,7 +535,7 @@ def test_what_an_agent_asked_for_and_did_not_wait_for_is_recorded_all_the_same(c
         await asyncio.wait({impatient})
         gone.set()
         await notes.written.wait()
-        calls.check()
+        calls.raise_outage()
         async with client.get(url + "/gone") as response:
             assert response.status == 502  # the server has no JSON there; and the proxy goes on serving
 

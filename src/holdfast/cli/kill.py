@@ -57,14 +57,14 @@ def _kill_jobs(subject: object) -> int:
 
 
 def _kill_process(path: Path) -> int:
-    from holdfast.store.processes import holders, is_here, stop
+    from holdfast.store.run_lock import holders, stop
     from holdfast.store.rundir import RunDir
 
     held = holders(RunDir(path))
     if not held:
         click.echo(f"no process holds {path}")
         return 0
-    elsewhere = [holder for holder in held if not is_here(holder)]
+    elsewhere = [holder for holder in held if not holder.is_here]
     try:
         ended, remain = stop(held, _PATIENCE)
     except PermissionError:

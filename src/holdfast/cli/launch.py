@@ -152,9 +152,9 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.watch.logs import follow
 
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
-        from holdfast.cluster.config.variables import wandb_key
+        from holdfast.export.wandb import detect
 
-        if wandb_key(os.environ):
+        if detect().api_key:
             click.echo(f"[info] Detected W&B login, setting {WANDB_KEY}")
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)

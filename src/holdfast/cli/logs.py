@@ -1,26 +1,24 @@
-"""`holdfast logs`: what jobs and runs have said."""
+"""`holdfast logs`: show and follow the logs of jobs and runs."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
-from holdfast.errors import Unreachable, UsageError
+from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from holdfast.cluster.watch.find import Subject
-    from holdfast.cluster.watch.logs import Lines, Logs
+    from holdfast.cluster.watch.logs import Logs
 
-POLL_SECONDS: Final = 1.0
-_LOOK_EVERY: Final = 5
-"""looks at a log for one at the jobs"""
+_LOOKS_PER_QUESTION: Final = 5
+"""how often the logs are read for each time that Slurm is asked"""
 
 
 @click.command("logs")
@@ -48,87 +46,75 @@ def command(
 
     if deployment + (server is not None) + (worker is not None) > 1:
         raise UsageError("--deployment, --server and --worker name different logs; give one of them")
-    found = subject_of(what, runs_directory(runs_dir))
+    subject = subject_of(what, runs_directory(runs_dir))
     try:
-        if isinstance(found, Subject):
+        if isinstance(subject, Subject):
             kind = "deployment" if deployment else server or ("main" if worker is None else f"worker-{worker}")
-            return _of_invocation(found, kind, follow=follow, everything=everything)
+            return _show_invocation(subject, kind, follow=follow, everything=everything)
         if deployment or server is not None:
-            raise UsageError(f"{found} is a run; only invocations have a server of their own")
-        return _of_run(found, worker, follow=follow)
+            raise UsageError(f"{subject} is a run; only invocations have a server of their own")
+        return _show_run(subject, worker, follow=follow)
     except KeyboardInterrupt:
         return 130
 
 
-def _of_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
+def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
     from holdfast.cluster.remote.invocation import TaskPlace
-    from holdfast.cluster.watch.logs import Lines, Logs
+    from holdfast.cluster.watch.logs import Logs, task_prefix
     from holdfast.cluster.watch.status import LIVE, look, read_files
 
     names = read_files(subject.transport, subject.directory).invocation.tasks
-    numbers = range(len(names)) if subject.task is None else [subject.task]
-    logs = [Logs(subject.transport, TaskPlace(subject.directory, number).logs, f"{kind}-*.log") for number in numbers]
-    leads = [f"[.{number} {names[number]}] " if len(numbers) > 1 else "" for number in numbers]
+    logs = {}
+    for number in range(len(names)) if subject.task is None else [subject.task]:
+        prefix = task_prefix(names, number) if subject.task is None else ""
+        logs[prefix] = Logs(subject.transport, TaskPlace(subject.directory, number).logs, f"{kind}-*.log")
     if not everything:
-        for log in logs:
-            log.begin_with_the_newest()
+        for log in logs.values():
+            log.skip_earlier_attempts()
 
-    def over() -> bool:
-        tasks = look(subject).tasks
-        return all(task.status not in LIVE and task.status != "unknown" for task in tasks)
+    def is_over() -> bool:
+        return all(task.status not in LIVE and task.status != "unknown" for task in look(subject).tasks)
 
-    _show(list(zip(logs, map(Lines, leads), strict=True)), over if follow else None, f"{kind} log")
-    return 0
+    return _show(logs, is_over if follow else None, f"{kind} log")
 
 
-def _of_run(path: Path, worker: str | None, *, follow: bool) -> int:
+def _show_run(path: Path, worker: str | None, *, follow: bool) -> int:
     from holdfast.cluster.remote.transport import Here
-    from holdfast.cluster.watch.logs import Lines, Logs
-    from holdfast.store.processes import holders
+    from holdfast.cluster.watch.logs import Logs
+    from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     folder = path if worker is None else path / "workers" / worker
-    _show(
-        [(Logs(Here(), str(folder), "run.log"), Lines())],
-        (lambda: not holders(RunDir(path))) if follow else None,
-        "run.log",
-    )
+    log = Logs(Here(), str(folder), "run.log")
+    return _show({"": log}, (lambda: not holders(RunDir(path))) if follow else None, "run.log")
+
+
+def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: str) -> int:
+    """Print logs by the prefix of their lines; with `is_over`, follow them until it returns True."""
+    from holdfast.cluster.watch.logs import repeat
+
+    current, looks = "", 0
+
+    def show() -> bool:
+        nonlocal current, looks
+        # Asked before reading, so that nothing written in between is missed.
+        last = is_over is None or (looks % _LOOKS_PER_QUESTION == 0 and is_over())
+        looks += 1
+        for prefix, log in logs.items():
+            for file, line in (*log.read(), *(log.end() if last else ())):
+                if current not in ("", file) and len(logs) == 1:
+                    click.echo(f"── {file}", err=True)
+                current = file
+                click.echo(prefix + line)
+        return last
+
+    if is_over is None:
+        show()
+    else:
+        repeat(show, lambda message: click.echo(message, err=True))
+    if not current:
+        folder = next(iter(logs.values())).folder
+        raise UsageError(
+            f"there is no {kind} in {folder} yet", remedy="The log begins when the job does; -f waits for it."
+        )
     return 0
-
-
-def _show(logs: list[tuple[Logs, Lines]], over: Callable[[], bool] | None, what: str) -> None:
-    """Print what is there; with `over`, also what comes, until it says so. A cluster that is silent is waited for."""
-    from holdfast.cluster.watch.logs import none_yet
-
-    shown = ""
-    looks, silent, last = 0, False, over is None
-    while True:
-        try:
-            for log, lines in logs:
-                for piece in log.read():
-                    if piece.file != shown and shown and len(logs) == 1:
-                        click.echo(f"── {piece.file}", err=True)
-                    shown = piece.file
-                    for line in lines.add(piece):
-                        click.echo(line)
-            if silent:
-                click.echo("the cluster answers again", err=True)
-            silent = False
-            if last:
-                break
-            looks += 1
-            last = looks % _LOOK_EVERY == 0 and over is not None and over()
-            if last:
-                continue  # what was said between the two looks
-        except Unreachable as error:
-            if over is None:
-                raise
-            if not silent:
-                click.echo(f"{error.message}; trying again until it answers", err=True)
-            silent = True
-        time.sleep(POLL_SECONDS)
-    for _, lines in logs:
-        for line in lines.end():
-            click.echo(line)
-    if not shown:
-        raise none_yet(logs[0][0], what)

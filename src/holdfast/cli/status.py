@@ -188,7 +188,7 @@ def _ago(moment: float | None) -> str:
 def look_at_run(path: Path) -> RunPicture:
     """An ordinary run. Nothing is written, so reading it needs no right but to read."""
     from holdfast.store.catalog import look_at
-    from holdfast.store.processes import holders
+    from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)

@@ -1,5 +1,6 @@
-"""The loop of turns between a user and a target.
+"""The conversation between a user and a target.
 
-`turns`           the user's messages in their order, and what was said
-`simulated_user`  a simulated user
+`script`          the user's messages that are written in advance
+`turns`           the conversation as it grows
+`simulated_user`  the simulated user, a model or a function
 """

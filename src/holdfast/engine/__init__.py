@@ -11,7 +11,7 @@
 `ended`      why a worker stopped, as it says so itself
 `loop`       the window of trials: generate, keep, grade, keep
 `sources`    where the loop's trials come from; those of a worker are claimed chunk after chunk
-`partner`    one trial's conversation: asked with retries, recorded, graded on the way
+`trial`      the life of one trial: asked with retries, recorded, graded
 `hooks`      the user's programs around the run and its trials
 `replay`     the calls of a conversation, answered from the record after a crash
 `again`      calls that are run again where the state they built has been lost

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-    from holdfast.engine.recorder import Keeper
-    from holdfast.engine.retry import Attempts
+    from holdfast.engine.recorder import Recorder
+    from holdfast.engine.retry import Retrier
     from holdfast.graders.types import Case, InstantGrader, Verdict, WaitingGrader
-    from holdfast.plan.plan import Job, Work
+    from holdfast.plan.plan import PendingTrial, Work
     from holdfast.store.index import Index, OutputRef
 
 
@@ -45,18 +45,20 @@ class Grading:
         graders: Sequence[InstantGrader | WaitingGrader],
         work: Work,
         index: Index,
-        attempts: Attempts,
-        keeper: Keeper,
+        retrier: Retrier,
+        recorder: Recorder,
         width: int,
         notice: Callable[[str], None],
     ) -> None:
         self._graders = graders
         self._work = work
+        self.checkpoints = frozenset(slot.turn for slot in work.slots if slot.turn) if graders else frozenset()
+        """the turns after which graders look at a conversation"""
         self._all_new = not index.verdicts and all(slot.turn is None for slot in work.slots)
         """no output that is made now can have a verdict already"""
         self._index = index
-        self._attempts = attempts
-        self._keeper = keeper
+        self._retrier = retrier
+        self._recorder = recorder
         self._notice = notice
         self.down: dict[int, Fault] = {}
         """graders out of action, and why"""
@@ -65,56 +67,56 @@ class Grading:
             for number, grader in enumerate(graders)
             if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
         }
-        self._queue: asyncio.Queue[tuple[Case, Job, int]] = asyncio.Queue(maxsize=2 * width)
+        self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * width)
         self._elsewhere = Elsewhere()
         self._width = width
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)
         self._workers: list[asyncio.Task[None]] = []
 
-    async def grade(self, case: Case, job: Job, ref: OutputRef) -> None:
+    async def grade(self, case: Case, pending: PendingTrial, ref: OutputRef) -> None:
         """See to the verdicts an output lacks; waits only where the judges are behind."""
         if not self._graders:
             return
-        for turn in sorted({self._work.slots[number].turn or 0 for number in job.missing} - {0}):
+        for turn in sorted({self._work.slots[number].turn or 0 for number in pending.missing} - {0}):
             # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
-            if await self.after_turn(turn, _as_of(case, turn), job):
+            if await self.after_turn(turn, _as_of(case, turn), pending):
                 break
-        if job.output is None and self._all_new:
-            missing = job.panel.graders
+        if pending.output is None and self._all_new:
+            missing = pending.panel.graders
         else:
-            missing = self._work.missing(job.key, ref, self._index.verdicts, job.panel)
-        self._keeper.owes(job.key, missing)
+            missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
+        self._recorder.owes(pending.key, missing)
         for number in missing:
             grader = self._graders[number]
             if self._work.slots[number].turn is not None:
                 continue  # it could not judge just now: the trial stays pending for it
-            if _is_instant(grader) and (record := self._check(grader, case, job, number)) is not None:
-                self._keeper.grade(record)
+            if _is_instant(grader) and (record := self._check(grader, case, pending, number)) is not None:
+                self._recorder.grade(record)
             else:
                 if not self._workers:
                     self._workers = [asyncio.create_task(self._serve()) for _ in range(self._width)]
-                await self._queue.put((case, job, number))
+                await self._queue.put((case, pending, number))
 
-    async def after_turn(self, turn: int, case: Case, job: Job) -> bool:
+    async def after_turn(self, turn: int, case: Case, pending: PendingTrial) -> bool:
         """Ask the graders of a checkpoint and keep what they say; True when the conversation has to end.
 
         A grader that cannot judge ends nothing: the trial stays pending for that grade.
         """
         stops = False
-        for number in job.panel.graders if self._graders else ():
+        for number in pending.panel.graders if self._graders else ():
             slot = self._work.slots[number]
             if slot.turn != turn:
                 continue
-            verdict = find_verdict(self._keys(case, job, number), self._index.verdicts)
+            verdict = find_verdict(self._keys(case, pending, number), self._index.verdicts)
             said = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
-                record = self._check(grader, case, job, number) if _is_instant(grader) else None
+                record = self._check(grader, case, pending, number) if _is_instant(grader) else None
                 if record is None and number not in self.down:
-                    record = await self._judge(case, job, number)
+                    record = await self._judge(case, pending, number)
                 if record is not None:
-                    await self._keeper.grade_now(record)
+                    await self._recorder.grade_now(record)
                     said = (record.status, record.score)
             stops = stops or (slot.stops and said is not None and slot.fails(*said))
         return stops
@@ -139,20 +141,20 @@ class Grading:
 
     async def _serve(self) -> None:
         while True:
-            case, job, number = await self._queue.get()
+            case, pending, number = await self._queue.get()
             try:
                 if number not in self.down:
-                    record = await self._judge(case, job, number)
+                    record = await self._judge(case, pending, number)
                     if record is not None:
-                        self._keeper.grade(record)
+                        self._recorder.grade(record)
             finally:
                 self._queue.task_done()
 
-    def _check(self, grader: InstantGrader, case: Case, job: Job, number: int) -> Grade | None:
+    def _check(self, grader: InstantGrader, case: Case, pending: PendingTrial, number: int) -> Grade | None:
         """Return the verdict of a grader that answers at once; None where it met work that could take long."""
         started = time.monotonic()
         try:
-            if number in job.panel.unsure:
+            if number in pending.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
             result: Verdict | AttemptError = grader.check(case)
         except Slow:
@@ -162,18 +164,18 @@ class Grading:
         except Exception as error:  # what an answer does to one grader must not end the run
             result = _raised(error)
         if isinstance(result, AttemptError):
-            self._attempts.failed(result, job, grader.block.name, started, final=True)
-        return self._record(case, job, number, result, time.monotonic() - started)
+            self._retrier.failed(result, pending, grader.block.name, started, final=True)
+        return self._record(case, pending, number, result, time.monotonic() - started)
 
-    async def _judge(self, case: Case, job: Job, number: int) -> Grade | None:
+    async def _judge(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
         """Return the verdict of a grader that waits; None when it is out of action."""
-        self._attempts.begin_work()
+        self._retrier.begin_work()
         try:
-            return await self._ask(case, job, number)
+            return await self._ask(case, pending, number)
         finally:
-            self._attempts.end_work()
+            self._retrier.end_work()
 
-    async def _ask(self, case: Case, job: Job, number: int) -> Grade | None:
+    async def _ask(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
         grader = self._graders[number]
         name = grader.block.name
         started = time.monotonic()
@@ -182,7 +184,7 @@ class Grading:
             return grader.check(case) if _is_instant(grader) else await grader.judge(case)
 
         async def asked() -> Verdict:
-            if number in job.panel.unsure:
+            if number in pending.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
             return await self._elsewhere.complete(verdict)
 
@@ -190,17 +192,17 @@ class Grading:
             try:
                 return await asked()
             except AttemptError as error:
-                self._attempts.failed(error, job, name, started, final=True)
+                self._retrier.failed(error, pending, name, started, final=True)
                 raise
 
-        earlier = find_verdict(self._keys(case, job, number), self._index.verdicts)
+        earlier = find_verdict(self._keys(case, pending, number), self._index.verdicts)
         # Outputs that could not be judged before say nothing of the others: with only them left, none would be tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
             # Retries and the time limit of turns are for graders that ask others; the rest have limits of their own.
             limited = _is_instant(grader) or hasattr(grader.block, "timeout")
             result: Verdict | AttemptError = await (
-                asked_once() if limited else self._attempts.grader(asked, job, name, streak)
+                asked_once() if limited else self._retrier.grader(asked, pending, name, streak)
             )
         except AttemptError as error:
             result = error
@@ -211,16 +213,18 @@ class Grading:
             return None
         except Exception as error:  # a worker that died of it would leave the others waiting for ever
             result = _raised(error)
-            self._attempts.failed(result, job, name, started, final=True)
-        return self._record(case, job, number, result, time.monotonic() - started)
+            self._retrier.failed(result, pending, name, started, final=True)
+        return self._record(case, pending, number, result, time.monotonic() - started)
 
-    def _keys(self, case: Case, job: Job, number: int) -> tuple[str, ...]:
+    def _keys(self, case: Case, pending: PendingTrial, number: int) -> tuple[str, ...]:
         """Return the keys of a grader's verdict on an output. A new verdict gets the first."""
         output = case.output
         moment = Moment(output.digest, output.usage.tokens, output.timing.seconds)
-        return self._work.slots[number].keys(job.key, moment, reread=number in job.panel.reread)
+        return self._work.slots[number].keys(pending.key, moment, reread=number in pending.panel.reread)
 
-    def _record(self, case: Case, job: Job, number: int, result: Verdict | AttemptError, seconds: float) -> Grade:
+    def _record(
+        self, case: Case, pending: PendingTrial, number: int, result: Verdict | AttemptError, seconds: float
+    ) -> Grade:
         block, slot = self._graders[number].block, self._work.slots[number]
         status: GradeStatus = "error"
         counts: tuple[int, ...] | UnsetType = UNSET
@@ -231,10 +235,10 @@ class Grading:
             counts = UNSET if result.counts is None else result.counts
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
-            key=job.key,
-            grade_key=self._keys(case, job, number)[0],
-            sample=job.sample.id,
-            trial=job.trial,
+            key=pending.key,
+            grade_key=self._keys(case, pending, number)[0],
+            sample=pending.sample.id,
+            trial=pending.trial,
             grader=block.name,
             type=block.type,
             turn=slot.turn,

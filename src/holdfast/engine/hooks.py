@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.plan.plan import Job
+    from holdfast.plan.plan import PendingTrial
     from holdfast.spec.load import Eval
     from holdfast.spec.schema import HookBlock
 
@@ -75,23 +75,23 @@ class Hooks:
             if (failure := await self._failure(hook, {})) is not None:
                 self._notice(f"hooks.after_run: {failure}")
 
-    async def before_task(self, job: Job) -> None:
+    async def before_task(self, pending: PendingTrial) -> None:
         """Raises AttemptError where one fails that must not."""
         for hook in self._block.before_task:
-            if (failure := await self._failure(hook, _told(job))) is not None:
+            if (failure := await self._failure(hook, _told(pending))) is not None:
                 if hook.error_on_fail:
                     remedy = "Fix the hook, then run the same command again: it resumes from here."
                     error = AttemptError("agent", f"hooks.before_task: {failure}", remedy=remedy, retry=False)
                     if "Traceback (most recent call last)" in failure.output:
                         error.traceback = failure.output
                     raise error
-                self._notice(f"hooks.before_task of {job.sample.id}: {failure}")
+                self._notice(f"hooks.before_task of {pending.sample.id}: {failure}")
 
-    async def after_task(self, job: Job) -> None:
+    async def after_task(self, pending: PendingTrial) -> None:
         """Whatever became of the trial."""
         for hook in self._block.after_task:
-            if (failure := await self._failure(hook, _told(job))) is not None:
-                self._notice(f"hooks.after_task of {job.sample.id}: {failure}")
+            if (failure := await self._failure(hook, _told(pending))) is not None:
+                self._notice(f"hooks.after_task of {pending.sample.id}: {failure}")
 
     async def _failure(self, hook: HookBlock, told: dict[str, str]) -> _Failure | None:
         """Run a hook to its end; what went wrong, in words."""
@@ -128,5 +128,5 @@ class Hooks:
         return process.returncode, out[-_KEPT:].decode("utf-8", "replace").strip()
 
 
-def _told(job: Job) -> dict[str, str]:
-    return {"HOLDFAST_SAMPLE": for_environment(job.sample.id), "HOLDFAST_TRIAL": str(job.trial)}
+def _told(pending: PendingTrial) -> dict[str, str]:
+    return {"HOLDFAST_SAMPLE": for_environment(pending.sample.id), "HOLDFAST_TRIAL": str(pending.trial)}

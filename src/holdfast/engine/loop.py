@@ -12,9 +12,6 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from msgspec import UNSET
-
-from holdfast.conversation.turns import Script, converse
 from holdfast.data.dataset import changed_under_us
 from holdfast.display.format import rate_limit_text
 from holdfast.engine.brake import Brake
@@ -22,38 +19,30 @@ from holdfast.engine.budget import Budget
 from holdfast.engine.concurrency import Window
 from holdfast.engine.grading import Grading
 from holdfast.engine.hooks import Hooks
-from holdfast.engine.partner import Halted, TrialPartner
-from holdfast.engine.recorder import Keeper
-from holdfast.engine.replay import StartAnew, Steps
-from holdfast.engine.retry import Attempts, Deadline
+from holdfast.engine.recorder import Recorder
+from holdfast.engine.retry import Retrier
 from holdfast.engine.sources import Supply
-from holdfast.engine.workspace import Workspaces
+from holdfast.engine.trial import Halted, Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
 from holdfast.export.mirror import NatMirror
 from holdfast.graders.build import grader_places
-from holdfast.graders.types import Case
-from holdfast.plan.plan import jobs
+from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.schema import ModelTarget, is_embedded
-from holdfast.store.blobs import Blobs
-from holdfast.store.index import read_output, read_steps
 from holdfast.store.journal import Journal
-from holdfast.store.records import Output, Timing
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.conversation.simulated_user import Player
-    from holdfast.conversation.turns import Lines, Said
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
     from holdfast.engine.setup import Opened, Parts
     from holdfast.graders.types import Grader
     from holdfast.plan.identity import Identified
-    from holdfast.plan.plan import Job
-    from holdfast.store.index import OutputRef
+    from holdfast.plan.plan import PendingTrial
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
@@ -75,26 +64,16 @@ class Loop:
         found, plan = opened.identified, opened.plan
         self._opened = opened
         self._options = options
-        self._target = parts.target
-        self._player = parts.player
+        self._parts = parts
         self._graders = [] if options.skip_graders else parts.graders
-        self._checkpoints = (
-            frozenset() if options.skip_graders else frozenset(slot.turn for slot in found.work.slots if slot.turn)
-        )
         self._display = display
         self._spec = found.spec
         self._spent = opened.index.spent
-        self._script = Script(found.spec)
-        self._blobs = Blobs(opened.rundir.files)
-        self._workspaces = (
-            None if found.spec.workspace is None else Workspaces(found.spec, self._blobs, opened.rundir.path)
-        )
-        # Asked for each trial, and the same for all of them.
-        self._turn_by_turn = found.spec.many_turns
-        self._stepwise = found.spec.many_calls or self._workspaces is not None
         self._window = Window(self._concurrency())
-        left = jobs(found.dataset, found.survey, found.work, opened.index, plan.done)
-        self._supply = supply or Supply((job for job in left if job.output is not None) if options.grade_only else left)
+        pending = pending_trials(found.dataset, found.survey, found.work, opened.index, plan.done)
+        if options.grade_only:
+            pending = (trial for trial in pending if trial.output is not None)
+        self._supply = supply or Supply(pending)
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()
         self.progress = Progress(
@@ -140,22 +119,32 @@ class Loop:
             stack.push_async_callback(journal.close)
             if not await self._open(stack):
                 return
-            self._keeper = Keeper(
+            recorder = Recorder(
                 journal,
                 self._opened.index,
                 self.progress,
                 self._display,
                 nothing_to_grade=not self._opened.identified.work.slots,
             )
-            self._attempts = Attempts(self._spec.limits, self.brake, self._window, self._keeper, self.progress)
+            retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress)
             self._grading = Grading(
                 self._graders,
                 self._opened.identified.work,
                 self._opened.index,
-                self._attempts,
-                self._keeper,
+                retrier,
+                recorder,
                 self._window.limit,
                 self._display.notice,
+            )
+            self._trials = Trials(
+                self._opened,
+                self._parts,
+                recorder,
+                retrier,
+                self._grading,
+                self._hooks,
+                notice=self._display.notice,
+                stopping=self._stopping,
             )
             stack.push_async_callback(self._grading.close)
             for watcher in (self._tick(), self._watch_dataset()):
@@ -185,7 +174,7 @@ class Loop:
                 stack.push_async_callback(self._hooks.after_run)
             for model in filter(is_embedded, self._asked_models()):
                 self._display.notice(f"starting {model} on this machine …")
-            for part in (self._target, self._player, *self._graders):
+            for part in (self._parts.target, self._parts.player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
@@ -208,7 +197,7 @@ class Loop:
         """List the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
-        return [model for model in self._spec.models() if self._target is not None or model in judges]
+        return [model for model in self._spec.models() if self._parts.target is not None or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admitting and cancel what is in flight; what finished is safe already."""
@@ -222,8 +211,8 @@ class Loop:
 
     def _admit(self) -> None:
         """Start workers up to the window's limit."""
-        while len(self._workers) < self._window.limit and (job := self._next()) is not None:
-            worker = asyncio.create_task(self._work(job))
+        while len(self._workers) < self._window.limit and (pending := self._next()) is not None:
+            worker = asyncio.create_task(self._work(pending))
             self._workers.add(worker)
             worker.add_done_callback(self._left)
 
@@ -237,15 +226,15 @@ class Loop:
             self._crash = crash
             self.interrupt(Fault("rejected", f"internal error: {crash!r}"))
 
-    async def _work(self, job: Job | None) -> None:
-        while job is not None:
+    async def _work(self, pending: PendingTrial | None) -> None:
+        while pending is not None:
             self.progress.begin()
             try:
                 try:
-                    await self._trial(job)
+                    await self._trials.run(pending)
                 except AttemptError:
                     self.progress.given_up += 1  # it is recorded, and the trial stays pending
-                self._supply.ended(job)
+                self._supply.ended(pending)
             except Fault as fault:
                 self.brake.pull(fault)
             except Halted:
@@ -258,11 +247,11 @@ class Loop:
                 assert task is not None
                 self._workers.discard(task)
                 return
-            job = self._next()
+            pending = self._next()
             if len(self._workers) < self._window.limit:
                 self._admit()  # the window has grown
 
-    def _next(self) -> Job | None:
+    def _next(self) -> PendingTrial | None:
         """The next unfinished trial, unless it is time to stop."""
         if self._stopping():
             return None
@@ -273,90 +262,6 @@ class Loop:
         except DataError as error:
             self.brake.pull(Fault("dataset_changed", error.message, remedy=error.remedy))
         return None
-
-    async def _trial(self, job: Job) -> None:
-        if job.output is None:
-            try:
-                output, ref = await self._generate(job)
-            finally:
-                if self._hooks is not None:
-                    await self._hooks.after_task(job)
-        else:
-            output, ref = read_output(job.output), job.output
-        await self._grading.grade(Case(job.sample, output, self._blobs), job, ref)
-
-    async def _generate(self, job: Job) -> tuple[Output, OutputRef]:
-        started, clock = time.time(), time.monotonic()
-        try:
-            lines = self._script.lines(job.sample)
-            if self._hooks is not None:
-                await self._hooks.before_task(job)
-            steps = await self._steps(job) if self._stepwise else None
-        except AttemptError as error:
-            self._attempts.never_asked(error, job, clock)
-            raise
-        try:
-            deadline = Deadline(clock + self._spec.limits.trial_timeout)
-            said = await self._have(lines, job, steps, deadline)
-        finally:
-            if steps is not None:
-                await steps.close()
-                if steps.workspace is not None:
-                    await asyncio.to_thread(steps.workspace.close)
-        seconds = time.monotonic() - clock + (0.0 if steps is None else steps.replayed)
-        record = Output(
-            key=job.key,
-            sample=job.sample.id,
-            trial=job.trial,
-            attempt=1 + self._keeper.failed_attempts(job.key, "target"),
-            messages=said.messages,
-            output=said.output,
-            turns=said.turns,
-            stop=said.stop,
-            usage=said.usage,
-            timing=Timing(round(started, 3), round(seconds, 6), said.first_token),
-            digest=said.marks[-1].digest,
-            state=said.state,
-            marks=said.marks if said.turns > 1 or self._checkpoints else UNSET,  # which graded it as it was then
-            files=UNSET if said.files is None else said.files,
-            calls=said.calls,
-            trace=said.trace or UNSET,
-            stopped_by=self._opened.identified.work.stop_digest(said.turns, job.panel) if said.stopped else UNSET,
-        )
-        counted = self._turn_by_turn or (steps is not None and steps.counted)
-        return record, await self._keeper.output(record, stepwise=counted)
-
-    async def _have(self, lines: Lines, job: Job, steps: Steps | None, deadline: Deadline) -> Said:
-        """The conversation; once more from its start where a call that must not happen twice was cut off."""
-        assert self._target is not None
-        for again in range(self._spec.limits.retries + 1):
-            partner = TrialPartner(
-                job,
-                self._target,
-                self._player,
-                self._attempts,
-                self._grading,
-                steps,
-                self._checkpoints,
-                deadline,
-                self._stopping,
-                self._blobs,
-                turn_by_turn=self._turn_by_turn,
-            )
-            try:
-                return await converse(lines, job.sample, job.trial, partner)
-            except StartAnew as cut_off:
-                if steps is None or again == self._spec.limits.retries:
-                    raise
-                self._display.notice(cut_off.message)
-                await steps.start_anew()
-        raise AssertionError("unreachable")
-
-    async def _steps(self, job: Job) -> Steps:
-        """The record of a conversation of several calls, with what an earlier process has put into it."""
-        earlier = read_steps(self._opened.index.steps.pop(job.key, []))
-        workspace = None if self._workspaces is None else await asyncio.to_thread(self._workspaces.of, job)
-        return Steps(job, self._keeper, earlier, self._display.notice, workspace)
 
     def _stopping(self) -> bool:
         """Whether no new turn may start."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.store.records import ErrorRecord, Grade, Output, Step
 
 
-class Keeper:
+class Recorder:
     """The one place where outputs, grades and errors of a run are recorded."""
 
     def __init__(
@@ -51,8 +51,8 @@ class Keeper:
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
 
-    async def output(self, record: Output, *, stepwise: bool) -> OutputRef:
-        """Keep a finished trial; returns when it is on the medium. `stepwise`: its calls were counted one by one."""
+    async def output(self, record: Output, *, usage_counted: bool) -> OutputRef:
+        """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
         line = to_line(record)
         place = await self._journal.write("outputs", line)
         timing = record.timing
@@ -68,7 +68,7 @@ class Keeper:
             timing.started,
         )
         self._index.outputs[record.key] = ref
-        if not stepwise:
+        if not usage_counted:
             self._index.spent.add(record.usage)
         self._index.spent.add_time(timing.started, timing.started + timing.seconds)
         self._progress.outputs += 1

@@ -1,9 +1,20 @@
-"""The calls of one conversation, recorded before their results are used, and answered from the record after a crash.
+"""The recorded calls of one trial: each is on disk before its result is used, and is answered from there after a crash.
 
-A call is known by its turn, by what it asks and by how many equal ones came before it in the turn, so that calls made
-side by side may come back in any order. A conversation that asks something else than it did before its crash is not
-deterministic: what was recorded beyond that point is of no use, and it goes on live. A turn that failed and is asked
-again in the same process is answered from the record in the same way.
+Invariants:
+
+1. A call is identified by its turn, its kind, the digest of its request, and its number among equal requests of the
+   attempt. Calls that an agent makes at the same time may therefore come back in any order.
+2. Nobody sees the result of a live call before its record is on disk.
+3. A recorded call is never made again. Exceptions are 4 and 6, and calls with `replay: again`, which run again where
+   the state that they built is lost; also then the recorded result counts.
+4. The conversation diverges from the record when a live call ends and recorded calls have not been asked for since it
+   began. Those calls are dropped with a notice, and the conversation continues live.
+5. Before a call with `replay: never` starts, its intent is on disk.
+6. An intent without a result means that the call may or may not have happened. The trial then restarts: nothing
+   recorded before the restart counts.
+7. A call that failed has no record, and keeps its number: when it is repeated, it is the same call.
+8. Once a whole turn is on record, the calls inside it are not asked for again.
+9. An attempt that is over records nothing, although its threads may still be running.
 """
 
 from __future__ import annotations
@@ -13,14 +24,13 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
-from holdfast.conversation.turns import add_usage
 from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
@@ -32,143 +42,155 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.engine.again import Key
-    from holdfast.engine.recorder import Keeper
+    from holdfast.engine.recorder import Recorder
     from holdfast.engine.workspace import Workspace
-    from holdfast.plan.plan import Job
-    from holdfast.targets.types import Closing, FindHome, Replay, Reply
+    from holdfast.plan.plan import PendingTrial
+    from holdfast.targets.types import Closing, FindHome, ReplayPolicy, Reply
 
-_INNER = ("model", "tool", "intent")
-
-
-class StartAnew(AttemptError):
-    """A call that must never happen twice may have happened: the trial cannot go on, only start again."""
+_INSIDE_TURN = ("model", "tool", "intent")
 
 
-class Steps:
+class RestartTrial(AttemptError):
+    """A call that must never happen twice may have happened: the trial cannot continue, only restart."""
+
+
+class LiveCall(NamedTuple):
+    """A call that is not on record and is being made."""
+
+    key: Key
+    unused: set[Key]
+    """recorded calls that had not been asked for when this one began"""
+    started: float
+    """by the monotonic clock"""
+    replayed_seconds: float
+    """the replay's count when this call began"""
+
+
+class Replay:
     """The record of one trial's calls."""
 
     def __init__(
         self,
-        job: Job,
-        keeper: Keeper,
-        earlier: Iterable[Step],
+        pending: PendingTrial,
+        recorder: Recorder,
+        recorded: Iterable[Step],
         notice: Callable[[str], None],
         workspace: Workspace | None = None,
     ) -> None:
-        self._job = job
-        self._keeper = keeper
+        self._pending = pending
+        self._recorder = recorder
         self._notice = notice
         self.workspace = workspace
         self.id = secrets.token_hex(16)
-        self._earlier = {(step.turn, step.kind, step.request, step.nth): step for step in earlier}
-        self._from_before = set(self._earlier)
-        """what an earlier process has recorded, and has not been counted into `replayed` yet"""
-        self.replayed = 0.0
-        """seconds that calls answered from an earlier process's record took there"""
-        self._this_turn: dict[Key, Step] = {}
-        """all that is on record of the turn at hand, made now or before"""
+        self._unused = {(step.turn, step.kind, step.request, step.nth): step for step in recorded}
+        """recorded calls that the conversation has not asked for yet"""
+        self._from_earlier_process = set(self._unused)
+        """calls that an earlier process recorded, and that are not counted in `replayed_seconds` yet"""
+        self.replayed_seconds = 0.0
+        """how long calls answered from an earlier process's record took there"""
         self._turn = 0
-        self._tried = 0
-        """the last turn that was asked live"""
+        """the turn being asked"""
+        self._turn_calls: dict[Key, Step] = {}
+        """everything on record inside that turn, made by this process or an earlier one"""
+        self._last_live_turn = 0
         self.again = AgainCalls(workspace)
         self._resources: dict[str, Closing] = {}
-        self._opening = asyncio.Lock()
-        self.counted = False
-        """what the target used was counted call by call"""
-        self.seconds = 0.0
-        """how long the turns took so far, also those that an earlier process has seen"""
+        self._opening_resource = asyncio.Lock()
+        self.usage_counted = False
+        """the target's usage was counted call by call"""
+        self.turn_seconds = 0.0
+        """how long the turns took so far, including those that an earlier process recorded"""
 
     @property
-    def shown(self) -> str:
-        """The trial, as messages name it."""
-        return f"{self._job.sample.id} #{self._job.trial}"
+    def trial_name(self) -> str:
+        """The trial's name in messages."""
+        return f"{self._pending.sample.id} #{self._pending.trial}"
 
-    def places(self) -> dict[Key, int]:
-        """The calls on record of the turn at hand, by their order there."""
-        return {key: number for number, key in enumerate(self._this_turn)}
+    def call_order(self) -> dict[Key, int]:
+        """Return the positions of the current turn's calls in the record."""
+        return {key: number for number, key in enumerate(self._turn_calls)}
 
     @property
-    def reached(self) -> int:
-        """How far the turn at hand has come: calls that are of no use any more do not count."""
-        return len(self._this_turn) + self.again.restored
+    def progress(self) -> int:
+        """How far the current turn has come. Calls that were dropped do not count."""
+        return len(self._turn_calls) + self.again.restored
 
-    def begin(self, turn: int) -> Attempt:
-        """A turn is asked, or asked once more: what is on record of it comes first."""
+    def begin_attempt(self, turn: int) -> RecordedCalls:
+        """Begin an attempt at a turn. Calls that are on record from earlier attempts are answered from there."""
         if turn != self._turn:
             self._turn = turn
-            self._this_turn = {key: step for key, step in self._earlier.items() if key[0] == turn}
-        self._earlier |= self._this_turn
-        self._look_for_unfinished()
-        first = self._tried == turn - 1
-        self._tried = turn
-        return Attempt(self, turn, first)
+            self._turn_calls = {key: step for key, step in self._unused.items() if key[0] == turn}
+        self._unused |= self._turn_calls
+        self._check_intents()
+        continues_live = self._last_live_turn == turn - 1
+        self._last_live_turn = turn
+        return RecordedCalls(self, turn, first=continues_live)
 
-    def _look_for_unfinished(self) -> None:
-        for turn, kind, request, nth in self._earlier:
-            if kind == "intent" and (turn, "tool", request, nth) not in self._earlier:
-                name = self._earlier[turn, kind, request, nth].response
-                raise StartAnew(
+    def _check_intents(self) -> None:
+        for turn, kind, request, nth in self._unused:
+            if kind == "intent" and (turn, "tool", request, nth) not in self._unused:
+                tool = self._unused[turn, kind, request, nth].response
+                raise RestartTrial(
                     "agent",
-                    f"{self.shown}: a call of {name} (replay: never) was cut off, and may "
+                    f"{self.trial_name}: a call of {tool} (replay: never) was cut off, and may "
                     "or may not have happened; the trial starts from scratch",
                     retry=False,
                 )
 
-    async def start_anew(self) -> None:
-        """Nothing that is on record counts any more."""
-        await self._write(0, "restart", "", 1, None, NO_USAGE, time.monotonic())
-        self._earlier.clear()
-        self._this_turn.clear()
-        self._turn = self._tried = 0
-        self._from_before.clear()
+    async def restart(self) -> None:
+        """Begin the trial again: nothing that is on record counts any more."""
+        await self._write((0, "restart", "", 1), None, NO_USAGE, time.monotonic())
+        self._unused.clear()
+        self._turn_calls.clear()
+        self._turn = self._last_live_turn = 0
+        self._from_earlier_process.clear()
         self.again.clear()
-        self.seconds = self.replayed = 0.0
+        self.turn_seconds = self.replayed_seconds = 0.0
         if self.workspace is not None:
             self.workspace.start_anew()
         await self.close()
 
-    async def call(
-        self, kind: str, turn: int, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage]
-    ) -> Any:
-        """The result of a call of the conversation itself: a whole turn, or the simulated user's decision."""
-        response = await self.answer((turn, kind, digest(request), 1), live, usage)
-        if kind == "turn":
-            inner = [key for key in self._earlier if key[0] == turn and key[1] in _INNER]
-            if turn != self._tried:  # answered by an earlier process: the state that its tools built is not here
-                before = None if self.workspace is None else self.workspace.now
-                self.again.remember((self._earlier[key] for key in inner), response, before)
-            for key in inner:
-                del self._earlier[key]  # the reply is on record: the calls it was made of are not asked for again
-        return response
+    def take(self, key: Key) -> Step | None:
+        """Take a call from the record; None where it has to be made."""
+        if (step := self._unused.pop(key, None)) is None:
+            return None
+        self._count_seconds(step)
+        if key in self._from_earlier_process:
+            self._from_earlier_process.discard(key)
+            self.replayed_seconds += step.seconds
+        return step
 
-    async def answer(self, key: Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
-        """The result of a call, as JSON: from the record, or from `live` and then recorded."""
-        if (known := self._earlier.pop(key, None)) is not None:
-            self._took(known)
-            if key in self._from_before:
-                self._from_before.discard(key)
-                self.replayed += known.seconds
-            return known.response
-        unasked = set(self._earlier)
-        begun, replayed = time.monotonic(), self.replayed
-        response = await live()
-        begun -= self.replayed - replayed  # a turn is as long as its calls were, whichever process made them
-        self._drop(unasked & self._earlier.keys(), key[0])
-        await self._write(*key, response, NO_USAGE if usage is None else usage(response), begun)
-        return response
+    def begin_call(self, key: Key) -> LiveCall:
+        """Note that a call is about to be made."""
+        return LiveCall(key, set(self._unused), time.monotonic(), self.replayed_seconds)
 
-    async def intend(self, key: Key, name: str) -> None:
-        """Say that a call is about to be made that must never be made twice."""
-        if key not in self._earlier:
-            await self._write(*key, name, NO_USAGE, time.monotonic())
+    async def end_call(self, call: LiveCall, response: Any, usage: Usage) -> None:
+        """Record the result of a live call, given as JSON; return when it is on disk."""
+        # A turn takes as long as the calls inside it, whichever process made them.
+        started = call.started - (self.replayed_seconds - call.replayed_seconds)
+        self._drop(call.unused & self._unused.keys(), call.key[0])
+        await self._write(call.key, response, usage, started)
 
-    async def _write(
-        self, turn: int, kind: str, request: str, nth: int, response: Any, usage: Usage, begun: float
-    ) -> None:
+    def end_turn(self, turn: int, response: Any) -> None:
+        """Forget the calls inside a turn: its reply is on record, so they are not asked for again."""
+        inside = [key for key in self._unused if key[0] == turn and key[1] in _INSIDE_TURN]
+        if turn != self._last_live_turn:  # an earlier process was answered, and the state its tools built is not here
+            before = None if self.workspace is None else self.workspace.now
+            self.again.remember((self._unused[key] for key in inside), response, before)
+        for key in inside:
+            del self._unused[key]
+
+    async def record_intent(self, key: Key, tool: str) -> None:
+        """Record that a call is about to be made that must never be made twice."""
+        if key not in self._unused:
+            await self._write(key, tool, NO_USAGE, time.monotonic())
+
+    async def _write(self, key: Key, response: Any, usage: Usage, started: float) -> None:
+        turn, kind, request, nth = key
         step = Step(
-            key=self._job.key,
-            sample=self._job.sample.id,
-            trial=self._job.trial,
+            key=self._pending.key,
+            sample=self._pending.sample.id,
+            trial=self._pending.trial,
             turn=turn,
             kind=kind,
             request=request,
@@ -176,120 +198,129 @@ class Steps:
             response=response,
             usage=usage,
             time=round(time.time(), 3),
-            seconds=round(time.monotonic() - begun, 6),
+            seconds=round(time.monotonic() - started, 6),
         )
-        await self._keeper.step(step)
-        self._took(step)
+        await self._recorder.step(step)
+        self._count_seconds(step)
         if turn == self._turn and kind != "turn":
-            self._this_turn[turn, kind, request, nth] = step
+            self._turn_calls[key] = step
 
-    def _took(self, step: Step) -> None:
-        if step.kind not in _INNER:
-            self.seconds += step.seconds
+    def _count_seconds(self, step: Step) -> None:
+        if step.kind not in _INSIDE_TURN:
+            self.turn_seconds += step.seconds
 
-    def _drop(self, unasked: set[Key], turn: int) -> None:
-        """New ground was reached, and calls recorded before were not made again meanwhile, not even side by side."""
-        calls = [key for key in unasked if key[1] != "intent"]
+    def _drop(self, keys: set[Key], turn: int) -> None:
+        """Drop recorded calls that the conversation did not ask for while it made a new one."""
+        calls = [key for key in keys if key[1] != "intent"]
         if calls:
-            lost = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
+            count = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
-                f"{self.shown}: the target is not deterministic: turn {turn} does not go "
-                f"as it went before it was interrupted; {lost} of no use, and it continues live from here"
+                f"{self.trial_name}: the target is not deterministic: turn {turn} does not go "
+                f"as it went before it was interrupted; {count} of no use, and it continues live from here"
             )
-        for at, kind, request, nth in calls:
-            for gone in ((at, kind, request, nth), (at, "intent", request, nth)):
-                self._earlier.pop(gone, None)
-                self._this_turn.pop(gone, None)
+        for turn_of_call, kind, request, nth in calls:
+            for dropped in ((turn_of_call, kind, request, nth), (turn_of_call, "intent", request, nth)):
+                self._unused.pop(dropped, None)
+                self._turn_calls.pop(dropped, None)
         self.again.forget(calls)
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
-        """Something that lives as long as the trial; one that died is opened anew."""
-        async with self._opening:  # an agent may ask for it twice at once
-            known = self._resources.get(name)
-            if known is not None and not known.alive:
-                await known.close()
-                known = None
-            if known is None:
-                known = self._resources[name] = await open_()
-            return known
+        """Return a resource that lives as long as the trial; one that died is opened again."""
+        async with self._opening_resource:  # an agent may ask for it twice at once
+            resource = self._resources.get(name)
+            if resource is not None and not resource.alive:
+                await resource.close()
+                resource = None
+            if resource is None:
+                resource = self._resources[name] = await open_()
+            return resource
 
     async def close(self) -> None:
-        """Let go what the trial had opened."""
+        """Close the trial's resources."""
         while self._resources:
             _, resource = self._resources.popitem()
-            with suppress(Exception):  # it has served
+            with suppress(Exception):  # nothing depends on it any more
                 await resource.close()
 
 
-class Attempt:
-    """The calls of one try at one turn, as targets make them."""
+class RecordedCalls:
+    """The model and tool calls of one attempt at one turn, as targets make them (`targets.types.Calls`)."""
 
-    def __init__(self, steps: Steps, turn: int, first: bool) -> None:
-        self._steps = steps
+    def __init__(self, replay: Replay, turn: int, *, first: bool) -> None:
+        self._replay = replay
         self._turn = turn
-        self._asked: Counter[tuple[str, str]] = Counter()
-        self._free: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        """the numbers of calls that failed: asked again they are the same calls"""
-        self._failed: dict[str, AttemptError | Fault] = {}
-        """requests that met an outage, and have not worked since"""
-        self._made: set[Key] = set()
+        self._request_counts: Counter[tuple[str, str]] = Counter()
+        """by kind and request: how many equal calls were made"""
+        self._failed_numbers: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        """by kind and request: the numbers of calls that failed, which the next equal calls take"""
+        self._outages: dict[str, AttemptError | Fault] = {}
+        """by request: the failures of calls that have not succeeded since"""
+        self._again_keys: set[Key] = set()
         """the `replay: again` calls of this attempt"""
         self._over = False
         self.first = first
         self.usage: Usage | None = None
-        """of the model calls of this turn, those answered from the record included"""
+        """of this attempt's model calls, including those answered from the record; None: there was none"""
         self._trace = Trace()
 
     @property
     def id(self) -> str:
-        """The trial's."""
-        return self._steps.id
+        """The trial's id in this process."""
+        return self._replay.id
 
     @property
     def workspace(self) -> Path | None:
         """The trial's folder."""
-        return None if self._steps.workspace is None else self._steps.workspace.folder
+        return None if self._replay.workspace is None else self._replay.workspace.folder
 
-    def _check_time(self) -> None:
+    def _check_not_over(self) -> None:
         if self._over:
             raise AttemptError("agent", "this attempt was over before its call was", retry=False)
 
-    def _key(self, kind: str, request: Any) -> Key:
-        self._check_time()
-        asked = digest(request)
-        if self._free[kind, asked]:
-            return self._turn, kind, asked, self._free[kind, asked].pop()
-        self._asked[kind, asked] += 1
-        return self._turn, kind, asked, self._asked[kind, asked]
+    def _next_key(self, kind: str, request: Any) -> Key:
+        self._check_not_over()
+        request_digest = digest(request)
+        if self._failed_numbers[kind, request_digest]:
+            return self._turn, kind, request_digest, self._failed_numbers[kind, request_digest].pop()
+        self._request_counts[kind, request_digest] += 1
+        return self._turn, kind, request_digest, self._request_counts[kind, request_digest]
 
-    async def _answer(self, key: Key, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None) -> Any:
-        async def in_time() -> Any:
-            response = await live()
-            self._check_time()  # the next attempt may have an answer of its own to the same call
-            return response
-
+    async def _call(self, key: Key, live: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
+        """Return the result of a call, as JSON: from the record, or from `live`, which also returns its usage."""
+        _, kind, request, nth = key
         try:
-            response = await self._steps.answer(key, in_time, usage)
+            if (step := self._replay.take(key)) is not None:
+                response = step.response
+            else:
+                call = self._replay.begin_call(key)
+                response, usage = await live()
+                self._check_not_over()  # the next attempt may have an answer of its own to the same call
+                await self._replay.end_call(call, response, usage)
         except (AttemptError, Fault) as error:
             if isinstance(error, Fault) or error.kind != "bad_request":
-                self._failed.setdefault(key[2], error)
-            self._free[key[1], key[2]].append(key[3])
+                self._outages.setdefault(request, error)
+            self._failed_numbers[kind, request].append(nth)
             raise
-        self._failed.pop(key[2], None)
+        self._outages.pop(request, None)
         return response
 
     async def model(
         self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
     ) -> Any:
-        """A model's answer."""
-        key, proxied = self._key("model", request), "body" in request
+        """Return a model's answer."""
+        key, proxied = self._next_key("model", request), "body" in request
         self._trace.request(request["body"] if proxied else request)
-        read = usage or _usage
-        response = await self._answer(key, live, read)
+        read_usage = usage or _usage
+
+        async def ask() -> tuple[Any, Usage]:
+            answer = await live()
+            return answer, read_usage(answer)
+
+        response = await self._call(key, ask)
         self._trace.response(key, key[2], request["path"] if proxied else None, response)
-        spent = read(response)
-        self.usage = spent if self.usage is None else add_usage(self.usage, spent)
-        self._steps.counted = True
+        used = read_usage(response)
+        self.usage = used if self.usage is None else self.usage + used
+        self._replay.usage_counted = True
         return response
 
     async def tool(
@@ -297,74 +328,74 @@ class Attempt:
         name: str,
         arguments: Any,
         live: Callable[[], Awaitable[Any]],
-        replay: Replay,
+        replay: ReplayPolicy,
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
     ) -> Any:
-        """A tool's result."""
-        turn, _, request, nth = key = self._key("tool", [name, arguments])
-        workspace, again = self._steps.workspace, self._steps.again
-        before = None if workspace is None else workspace.last
+        """Return a tool's result."""
+        turn, _, request, nth = key = self._next_key("tool", [name, arguments])
+        workspace, again = self._replay.workspace, self._replay.again
+        files_before = None if workspace is None else workspace.last
         ran = False
 
-        async def run() -> Any:
+        async def run() -> tuple[Any, Usage]:
             nonlocal ran
             ran = True
             result = await live()
-            kept: dict[str, Any] = {"tool": name, "arguments": arguments, "result": result}
+            response: dict[str, Any] = {"tool": name, "arguments": arguments, "result": result}
             if isinstance(result, ToolFailure):
-                kept |= {"result": result.message, "traceback": result.traceback}
+                response |= {"result": result.message, "traceback": result.traceback}
             if replay == "again" and not isinstance(function, UnsetType):
-                kept["function"] = function
+                response["function"] = function
             if workspace is not None:
-                kept["files"] = await asyncio.to_thread(workspace.keep)
-            return kept
+                response["files"] = await asyncio.to_thread(workspace.keep)
+            return response, NO_USAGE
 
         if replay == "never":
-            await self._steps.intend((turn, "intent", request, nth), name)
+            await self._replay.record_intent((turn, "intent", request, nth), name)
         try:
-            kept = await self._answer(key, run, None)
+            response = await self._call(key, run)
         except (AttemptError, Fault):
             raise
-        except Exception:  # the function's own: it was called all the same
+        except Exception:  # raised by the user's function, which was called all the same
             self._trace.ran(None, name, arguments, None)
             raise
         if replay == "again":
             if not ran and not again.seen(key, home):
-                await self._rerun(request, live)  # the state is lost; what the call said the first time counts
-            again.note(key, PastCall(turn, name, arguments, function), home, before)
-            self._made.add(key)
-        if not ran and workspace is not None and "files" in kept:
-            await asyncio.to_thread(workspace.go_back_to, kept["files"])
-        self._trace.ran(key, name, arguments, kept["result"])
-        return kept["result"]
+                await self._rerun(request, live)  # to rebuild the state: the recorded result counts
+            again.note(key, PastCall(turn, name, arguments, function), home, files_before)
+            self._again_keys.add(key)
+        if not ran and workspace is not None and "files" in response:
+            await asyncio.to_thread(workspace.go_back_to, response["files"])
+        self._trace.ran(key, name, arguments, response["result"])
+        return response["result"]
 
     async def _rerun(self, request: str, live: Callable[[], Awaitable[Any]]) -> None:
         try:
             await live()
         except (AttemptError, Fault) as error:
-            self._failed.setdefault(request, error)
+            self._outages.setdefault(request, error)
             raise
 
     async def restore(self, find: FindHome) -> None:
         """Run the `replay: again` calls of earlier turns, and of this attempt, in homes that have not seen them."""
         try:
-            await self._steps.again.restore(find, lambda key: key[0] < self._turn or key in self._made)
+            await self._replay.again.restore(find, lambda key: key[0] < self._turn or key in self._again_keys)
         except Unrepeatable as error:
-            raise StartAnew(
+            raise RestartTrial(
                 "agent",
-                f"{self._steps.shown}: the state that a call of {error} (replay: again) has built is lost, and the "
-                "call cannot be run again from the record; the trial starts from scratch",
+                f"{self._replay.trial_name}: the state that a call of {error} (replay: again) has built is lost, and "
+                "the call cannot be run again from the record; the trial starts from scratch",
                 retry=False,
             ) from error
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
-        """Something that lives as long as the trial."""
-        return await self._steps.resource(name, open_)
+        """Return a resource that lives as long as the trial."""
+        return await self._replay.resource(name, open_)
 
     @property
     def observed(self) -> bool:
-        """Whether the target makes its tool calls through here."""
+        """Whether the target makes its tool calls through this object."""
         return self._trace.observed
 
     @observed.setter
@@ -372,7 +403,7 @@ class Attempt:
         self._trace.observed = value
 
     def with_calls(self, reply: Reply) -> Reply:
-        """A reply with all tool calls of the attempt: in its messages, or listed beside them."""
+        """Return a reply with all tool calls of the attempt: in its messages, or listed beside them."""
         trace, messages = self._trace, reply.messages
         if messages is not None:
             complete = trace.covered_by(messages)
@@ -380,16 +411,16 @@ class Attempt:
             messages, complete = trace.transcript(reply.text)
             if trace.unread or not trace.observed:
                 return replace(reply, messages=messages, calls=[ToolCall(self._turn, None)])
-        calls = UNSET if complete else as_listed(trace.calls(self._steps.places()), self._turn)
+        calls = UNSET if complete else as_listed(trace.calls(self._replay.call_order()), self._turn)
         return replace(reply, messages=messages, calls=calls)
 
     def end(self) -> None:
-        """The attempt is over: calls that come or end later, in a thread nobody waits for, are not recorded."""
+        """End the attempt. Calls that a thread makes or ends later are not recorded."""
         self._over = True
 
-    def check(self) -> None:
-        """Raise what the target met and did not get over: what it says after an outage is not its answer."""
-        for error in sorted(self._failed.values(), key=lambda error: not isinstance(error, Fault)):
+    def raise_outage(self) -> None:
+        """Raise a failure that the target met and did not overcome: a reply after an outage is not its answer."""
+        for error in sorted(self._outages.values(), key=lambda error: not isinstance(error, Fault)):
             raise error
 
 

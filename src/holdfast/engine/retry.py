@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UNSET
 
-from holdfast.engine.replay import StartAnew
+from holdfast.engine.replay import RestartTrial
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import ErrorRecord
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from holdfast.engine.brake import Brake
     from holdfast.engine.concurrency import Window
-    from holdfast.engine.recorder import Keeper
-    from holdfast.plan.plan import Job
+    from holdfast.engine.recorder import Recorder
+    from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress
     from holdfast.spec.schema import Limits
 
@@ -102,21 +102,21 @@ class Streak:
         return None
 
 
-class Attempts:
+class Retrier:
     """Calls things that may fail, until they do not or it is time to give up."""
 
-    def __init__(self, limits: Limits, brake: Brake, window: Window, keeper: Keeper, progress: Progress) -> None:
+    def __init__(self, limits: Limits, brake: Brake, window: Window, recorder: Recorder, progress: Progress) -> None:
         self._limits = limits
         self._brake = brake
         self._window = window
-        self._keeper = keeper
+        self._recorder = recorder
         self._progress = progress
         self._streak = Streak(proven=progress.outputs > 0)
 
     async def target(
         self,
         call: Callable[[], Awaitable[T]],
-        job: Job,
+        pending: PendingTrial,
         deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
     ) -> T:
@@ -124,12 +124,14 @@ class Attempts:
 
         A call that got further than the last time, by `progress`, has all its retries again.
         """
-        return await self._until_it_works(call, job, "target", deadline, progress)
+        return await self._until_it_works(call, pending, "target", deadline, progress)
 
-    async def grader(self, call: Callable[[], Awaitable[T]], job: Job, name: str, streak: Streak | None = None) -> T:
+    async def grader(
+        self, call: Callable[[], Awaitable[T]], pending: PendingTrial, name: str, streak: Streak | None = None
+    ) -> T:
         """Ask a grader that waits for something. Its failures are its own; a `streak` of them is a Fault of it."""
         deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
-        return await self._until_it_works(call, job, name, deadline, lambda: 0, streak)
+        return await self._until_it_works(call, pending, name, deadline, lambda: 0, streak)
 
     def begin_work(self) -> None:
         """Count the time from now on as time with work in hand."""
@@ -142,7 +144,7 @@ class Attempts:
     async def _until_it_works(
         self,
         call: Callable[[], Awaitable[T]],
-        job: Job,
+        pending: PendingTrial,
         where: str,
         deadline: Deadline,
         progress: Callable[[], int],
@@ -156,8 +158,8 @@ class Attempts:
                     result = await call()
             except TimeoutError as late:
                 error: AttemptError | Fault = _too_late(seconds, begun, deadline.at, late)
-            except StartAnew as cut:  # no failure of the target: the trial goes on from its beginning
-                self.failed(cut, job, where, begun, final=False)
+            except RestartTrial as cut:  # no failure of the target: the trial goes on from its beginning
+                self.failed(cut, pending, where, begun, final=False)
                 raise
             except AttemptError as raised:
                 error = raised
@@ -177,12 +179,12 @@ class Attempts:
             refusals = refusals + 1 if limited else 0
             retry += not limited
             delay = self._delay(error, refusals or retry, deadline)
-            if where == "target" and self._alarmed(error, job, delay is None):
+            if where == "target" and self._alarmed(error, pending, delay is None):
                 delay = None
             fault = None
             if streak is not None and isinstance(error, AttemptError):
                 fault = streak.failure(error, delay is None, self._window.limit)
-            self.failed(error, job, where, begun, final=delay is None or fault is not None)
+            self.failed(error, pending, where, begun, final=delay is None or fault is not None)
             if fault is not None:
                 raise fault
             if delay is None:
@@ -191,18 +193,18 @@ class Attempts:
             if limited:
                 deadline.postpone(time.monotonic() - begun)
 
-    def _alarmed(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
+    def _alarmed(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
         """Steer by a failure of the target; True when it is one too many."""
         if error.kind == "rate_limit":
             self._window.overloaded()
         else:
             self._window.strained()
-        return self._one_too_many(error, job, final)
+        return self._one_too_many(error, pending, final)
 
-    def _one_too_many(self, error: AttemptError | Fault, job: Job, final: bool) -> bool:
+    def _one_too_many(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
         """Count a failure among those in a row; True when that stops the run."""
         # Trials known to fail tell nothing of the others: with only them left, a streak would never let the run end.
-        if isinstance(error, Fault) or self._keeper.failed_before(job.key):
+        if isinstance(error, Fault) or self._recorder.failed_before(pending.key):
             return False
         fault = self._streak.failure(error, final, self._window.limit)
         if fault is not None:
@@ -218,19 +220,21 @@ class Attempts:
         delay = delay_before(retry, error)
         return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 
-    def never_asked(self, error: AttemptError, job: Job, begun: float) -> None:
+    def never_asked(self, error: AttemptError, pending: PendingTrial, begun: float) -> None:
         """Record that a trial failed before the target was asked. Where the first ones all do, the rest would too."""
-        self._one_too_many(error, job, final=False)  # later on it is a matter of single rows
-        self.failed(error, job, "target", begun, final=True)
+        self._one_too_many(error, pending, final=False)  # later on it is a matter of single rows
+        self.failed(error, pending, "target", begun, final=True)
 
-    def failed(self, error: AttemptError | Fault, job: Job, where: str, begun: float, *, final: bool) -> None:
+    def failed(
+        self, error: AttemptError | Fault, pending: PendingTrial, where: str, begun: float, *, final: bool
+    ) -> None:
         """Record a failed attempt."""
-        self._keeper.error(
+        self._recorder.error(
             ErrorRecord(
-                key=job.key,
-                sample=job.sample.id,
-                trial=job.trial,
-                attempt=self._keeper.failed_attempts(job.key, where) + 1,
+                key=pending.key,
+                sample=pending.sample.id,
+                trial=pending.trial,
+                attempt=self._recorder.failed_attempts(pending.key, where) + 1,
                 where=where,
                 kind=error.kind,
                 message=error.message,
@@ -240,7 +244,7 @@ class Attempts:
                 final=final,
                 usage=getattr(error, "usage", None),
                 traceback=getattr(error, "traceback", None) or UNSET,
-                row=job.sample.where if job.sample.is_nameless else UNSET,
+                row=pending.sample.where if pending.sample.is_nameless else UNSET,
             )
         )
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import DataError, Fault
-from holdfast.plan.plan import checked, job_of
+from holdfast.plan.plan import checked, find_pending
 from holdfast.store.lease import LEASE_SECONDS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.engine.brake import Brake
     from holdfast.engine.setup import Opened
-    from holdfast.plan.plan import Job
+    from holdfast.plan.plan import PendingTrial
     from holdfast.store.claims import Claims, Round
     from holdfast.store.tail import Follower
 
@@ -38,16 +38,16 @@ _FOLLOW_SECONDS: Final = 10.0
 class Supply:
     """The trials of a process that has the run for itself."""
 
-    def __init__(self, jobs: Iterator[Job]) -> None:
-        self._jobs = jobs
+    def __init__(self, trials: Iterator[PendingTrial]) -> None:
+        self._trials = trials
         self.arrived: Callable[[], None] = lambda: None
         """to be called when there is something to do again"""
 
-    def next(self) -> Job | None:
+    def next(self) -> PendingTrial | None:
         """A trial to start; None when there is none just now."""
-        return next(self._jobs, None)
+        return next(self._trials, None)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, pending: PendingTrial) -> None:
         """A trial is on disk, or given up."""
 
     async def more(self, brake: Brake) -> bool:
@@ -68,7 +68,7 @@ class Chunks(Supply):
         self._claims = claims
         self._follower = follower
         self._rows = _Rows(opened)
-        self._ready: deque[Job] = deque()
+        self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
         """which chunk a trial in hand belongs to, by its key"""
         self._open: dict[int, int] = {}
@@ -87,7 +87,7 @@ class Chunks(Supply):
         """Whether the round needs nothing more from anybody."""
         return self._over
 
-    def next(self) -> Job | None:
+    def next(self) -> PendingTrial | None:
         """The next trial of our chunks."""
         if self._failure is not None:
             raise self._failure
@@ -95,9 +95,9 @@ class Chunks(Supply):
             self._look()
         return self._ready.popleft() if self._ready else None
 
-    def ended(self, job: Job) -> None:
+    def ended(self, pending: PendingTrial) -> None:
         """When the last of a chunk has ended, so has the chunk: one rename for many trials, so it is made here."""
-        chunk = self._chunk_of.pop(job.key)
+        chunk = self._chunk_of.pop(pending.key)
         self._open[chunk] -= 1
         if not self._open[chunk]:
             del self._open[chunk]
@@ -156,16 +156,16 @@ class Chunks(Supply):
             self._open[chunk] = 0  # ours, and so given back if we are told to stop just now
             if begun:
                 await self._catch_up()
-            jobs = await asyncio.to_thread(self._rows.jobs, *self._plan.chunks[chunk])
+            trials = await asyncio.to_thread(self._rows.pending, *self._plan.chunks[chunk])
             if self._plan.skip_graders:
-                jobs = [job for job in jobs if job.output is None]
-            if not jobs:
+                trials = [pending for pending in trials if pending.output is None]
+            if not trials:
                 del self._open[chunk]
                 await asyncio.to_thread(self._claims.finish, chunk)
                 continue
-            self._open[chunk] = len(jobs)
-            self._chunk_of.update((job.key, chunk) for job in jobs)
-            self._ready.extend(jobs)
+            self._open[chunk] = len(trials)
+            self._chunk_of.update((pending.key, chunk) for pending in trials)
+            self._ready.extend(trials)
             return True
 
     async def _catch_up(self) -> None:
@@ -188,18 +188,19 @@ class _Rows:
         self._samples: Iterator[tuple[int, Sample]] = iter(())
         self._last: tuple[int, Sample] | None = None
 
-    def jobs(self, first: int, end: int) -> list[Job]:
+    def pending(self, first: int, end: int) -> list[PendingTrial]:
         """What there is to do about the trials from one number up to another."""
-        found = self._opened.identified
-        trials = found.work.trials
-        jobs = []
-        for position, sample in self._between(first // trials, (end - 1) // trials):
-            for trial in range(1, trials + 1):
-                if first <= position * trials + trial - 1 < end:
-                    job = job_of(sample, trial, found.survey.panels.of(position), found.work, self._opened.index)
-                    if job is not None:
-                        jobs.append(job)
-        return jobs
+        identity = self._opened.identified
+        per_sample = identity.work.trials
+        unfinished = []
+        for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
+            panel = identity.survey.panels.of(position)
+            for trial in range(1, per_sample + 1):
+                if first <= position * per_sample + trial - 1 < end:
+                    pending = find_pending(sample, trial, panel, identity.work, self._opened.index)
+                    if pending is not None:
+                        unfinished.append(pending)
+        return unfinished
 
     def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
         if self._last is None or self._last[0] > first:

@@ -19,7 +19,7 @@ from holdfast.store.blobs import Blobs, Files, inside, mode_of, restore, snapsho
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
-    from holdfast.plan.plan import Job
+    from holdfast.plan.plan import PendingTrial
     from holdfast.spec.load import Eval
 
 
@@ -98,9 +98,9 @@ class Workspaces:
         }
         self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
 
-    def of(self, job: Job) -> Workspace:
+    def of(self, pending: PendingTrial) -> Workspace:
         """A new one, with what it starts from kept."""
-        sample = job.sample
+        sample = pending.sample
         try:
             contents = self._common | self._from_row(sample)
         except (*RENDER_ERRORS, OSError) as error:
@@ -108,7 +108,7 @@ class Workspaces:
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
         files = self._links | {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
-        return Workspace(self._blobs, files, _room(digest([self._run, job.key])))
+        return Workspace(self._blobs, files, _room(digest([self._run, pending.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, tuple[bytes, str]]:
         found = None if self._own is None else self._own(sample.fields)

@@ -28,7 +28,7 @@ from holdfast.export.tracking import about, environment, numbers, shown_name, st
 from holdfast.store.durable import make_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import wandb
 
@@ -54,25 +54,27 @@ class Detected:
     entity: str | None
 
 
-def detect() -> Detected:
-    """The login, project and entity: from the environment, else as `wandb login` and `wandb init` leave them."""
-    settings = dict(_settings())
-    base_url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or _HOME
-    api_key, source = os.environ.get("WANDB_API_KEY"), "WANDB_API_KEY"
+def detect(environ: Mapping[str, str] = os.environ) -> Detected:
+    """Find login, project and entity: in the environment, else where `wandb login` and `wandb init` store them."""
+    home = Path(environ.get("HOME") or Path.home())
+    settings = dict(_settings(Path(environ.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb")))
+    base_url = environ.get("WANDB_BASE_URL") or settings.get("base_url") or _HOME
+    api_key, source = environ.get("WANDB_API_KEY"), "WANDB_API_KEY"
     if not api_key:
-        api_key, source = _from_netrc(urlsplit(base_url).netloc)
+        netrc_file = environ.get("NETRC")
+        files = [Path(netrc_file).expanduser()] if netrc_file else [home / ".netrc", home / "_netrc"]
+        api_key, source = _from_netrc(urlsplit(base_url).netloc, files)
     return Detected(
         api_key=api_key or None,
         source=source if api_key else None,
         base_url=base_url.rstrip("/"),
-        project=os.environ.get("WANDB_PROJECT") or settings.get("project"),
-        entity=os.environ.get("WANDB_ENTITY") or settings.get("entity"),
+        project=environ.get("WANDB_PROJECT") or settings.get("project"),
+        entity=environ.get("WANDB_ENTITY") or settings.get("entity"),
     )
 
 
-def _settings() -> Iterator[tuple[str, str]]:
-    home = Path(os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
-    for path in (home / "settings", Path("wandb") / "settings"):
+def _settings(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in (folder / "settings", Path("wandb") / "settings"):
         parser = configparser.ConfigParser(interpolation=None)
         with suppress(configparser.Error, OSError, UnicodeDecodeError):
             parser.read(path)
@@ -80,13 +82,12 @@ def _settings() -> Iterator[tuple[str, str]]:
                 yield from parser.items("default")
 
 
-def _from_netrc(host: str) -> tuple[str | None, str]:
-    given = os.environ.get("NETRC")
-    for path in [Path(given).expanduser()] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+def _from_netrc(host: str, files: Iterable[Path]) -> tuple[str | None, str]:
+    for path in files:
         with suppress(OSError, netrc.NetrcParseError):
-            found = netrc.netrc(path).authenticators(host)
-            if found and found[2]:
-                return found[2], str(path)
+            login = netrc.netrc(path).authenticators(host)
+            if login and login[2]:
+                return login[2], str(path)
     return None, ""
 
 

@@ -1,6 +1,6 @@
 """Checks: one module per kind of grader, or per family.
 
-`types`        Case, Verdict, Grader
+`types`        Case, Verdict, and the base classes of graders
 `text`         exact, text, choice, number: answered at once
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer
@@ -10,7 +10,7 @@
 `mathematics_worker`  what runs in it
 `elsewhere`    patterns and comparisons that could take long, asked of a pool
 `slow_worker`  what runs in it
-`schema`       json_schema
+`json_schema`  json_schema
 `python`       a user's function
 `judge`        a judge model
 `asking`       requests to a judge
@@ -24,5 +24,5 @@
 `sandbox`      where programs of graders run, and what they are kept from
 `confine`      what keeps them from it, in the child
 `assertions`   what evaluates the assertions of `code`, in the child
-`build`        from what the eval file says to the grader, and to what of it belongs into the key
+`build`        the graders of an eval: their places, identities and construction
 """

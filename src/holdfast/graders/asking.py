@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.conversation.turns import add_usage
 from holdfast.errors import AttemptError
 from holdfast.targets.model import Model
 
@@ -104,7 +103,7 @@ class Session:
         except AttemptError as error:
             error.usage = error.usage or self.usage  # what was said so far was paid for
             raise
-        self.usage = reply.usage if self.usage is None else add_usage(self.usage, reply.usage)
+        self.usage = reply.usage if self.usage is None else self.usage + reply.usage
         message = (reply.messages or [{"role": "assistant", "content": reply.text}])[-1]
         self._messages.append({**message, "content": message.get("content") or ("" if self._tools else "(no text)")})
         return reply

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import base64
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UnsetType
 
+from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.graders.text import Check, share
+from holdfast.graders.text import share
+from holdfast.graders.types import WaitingGrader
+from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
 from holdfast.spec.regex import compile_regex
 from holdfast.store.blobs import follow
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.graders.types import Case, Verdict
-    from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
+    from holdfast.spec.origin import Origin
     from holdfast.spec.regex import Regex
     from holdfast.store.blobs import Blobs
 
@@ -49,12 +53,11 @@ class _Files:
             raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
 
 
-class File(Check):
+class File(WaitingGrader):
     """Which files are there, and what is in them."""
 
-    def __init__(self, block: FileGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = FileGrader
+    block: FileGrader
 
     async def judge(self, case: Case) -> Verdict:
         """One check per file and per pattern."""
@@ -82,13 +85,21 @@ class File(Check):
         return compile_regex(pattern, dialect=self.block.dialect)
 
 
-class Diff(Check):
+class Diff(WaitingGrader):
     """Files compared with what they should be."""
 
-    def __init__(self, block: DiffGrader, snapshots: Mapping[str, bytes], fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
-        self._snapshots = snapshots
+    schema = DiffGrader
+    block: DiffGrader
+
+    def __init__(self, block: DiffGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._snapshots = _read_snapshots(block, origin)
+
+    @classmethod
+    def identity(cls, block: DiffGrader, origin: Origin) -> dict[str, Any]:
+        """Add the contents of the snapshots."""
+        snapshots = {name: digest_bytes(data) for name, data in _read_snapshots(block, origin).items()}
+        return {**block.identity(), "snapshots": snapshots}
 
     async def judge(self, case: Case) -> Verdict:
         """One check per file, per snapshot and per text."""
@@ -114,3 +125,15 @@ class Diff(Check):
             ]
         verdict = share(count, failures)
         return type(verdict)(verdict.score, "; ".join(dict.fromkeys(failures)))
+
+
+def _read_snapshots(block: DiffGrader, origin: Origin) -> dict[str, bytes]:
+    names = {file.snapshot for file in block.expected_files if file.snapshot is not None}
+    return {
+        name: _content(block.snapshots[name]) if name in block.snapshots else origin.read(name)
+        for name in sorted(names)
+    }
+
+
+def _content(value: str | Mapping[Any, str]) -> bytes:
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])

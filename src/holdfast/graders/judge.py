@@ -12,12 +12,13 @@ from holdfast.graders.asking import JudgeModel, Session
 from holdfast.graders.replies import Unreadable, boundary, read_score
 from holdfast.graders.text import rendered
 from holdfast.graders.tool_calls import calls_in_messages
-from holdfast.graders.types import Verdict, message_text
+from holdfast.graders.types import Verdict, WaitingGrader, message_text
+from holdfast.spec.grader_schema import PromptGrader
+from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import PromptGrader
-    from holdfast.targets.prices import Prices
+    from holdfast.spec.origin import Origin
     from holdfast.targets.types import Reply
 
 _FORM = '{"reason": "<one or two sentences>", "score": <a number from 0 to 1>}'
@@ -64,13 +65,26 @@ _MOST_ROUNDS: Final = 25
 """a judge that still calls tools after so many replies is going round in circles"""
 
 
-class Judge:
+class Judge(WaitingGrader):
     """Asks the judge about each output."""
 
-    def __init__(self, block: PromptGrader, fingerprint: str, prices: Prices, where: str) -> None:
-        self.block = block
-        self.fingerprint = fingerprint
-        self._model = JudgeModel(block, prices, where)
+    schema = PromptGrader
+    revision = 2
+    block: PromptGrader
+
+    def __init__(self, block: PromptGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
+
+    @classmethod
+    def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:
+        """Leave out where the judge is asked."""
+        return {key: value for key, value in block.identity().items() if key not in ("base_url", "api_key_env")}
+
+    @classmethod
+    def threshold(cls, block: PromptGrader) -> float:
+        """Return 0.5 for a score that the judge gives, and 1 for a share of checks that passed."""
+        return 0.5 if block.prompt is None else 1.0
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()

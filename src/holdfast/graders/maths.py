@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
 from holdfast.graders.text import expected_texts
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import Verdict, WaitingGrader
+from holdfast.spec.grader_schema import MathGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import MathGrader
+    from holdfast.spec.origin import Origin
 
 
-class Mathematics:
+class Mathematics(WaitingGrader):
     """Asks a few processes at once, so that an answer which takes long does not hold up the others."""
 
-    def __init__(self, block: MathGrader, fingerprint: str) -> None:
-        self.block = block
-        self.fingerprint = fingerprint
-        self._pool = Pool("mathematics_worker.py")
+    schema = MathGrader
+    revision = 1
+    requires = ("math_verify", "math-verify")
+    block: MathGrader
 
-    async def __aenter__(self) -> Self:
-        return self
+    def __init__(self, block: MathGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._pool = Pool("mathematics_worker.py")
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()

@@ -6,31 +6,53 @@ import math
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
 from holdfast.formats.nat.library import Evaluator, load_evaluator_config
 from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import said_with_place
 from holdfast.graders.text import rendered
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import Verdict, WaitingGrader
+from holdfast.spec.grader_schema import NatGrader
+from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import NatGrader
+    from holdfast.spec.origin import Origin
 
 _FAILED = ("Error in evaluator", "Evaluator error")
 """how NAT's evaluators begin the reasoning of a score that is none"""
 
 
-class NatEvaluator:
+class NatEvaluator(WaitingGrader):
     """Builds the evaluator once per process and asks it about each output."""
 
-    def __init__(self, block: NatGrader, folder: Path, fingerprint: str, where: str) -> None:
-        self.block = block
-        self.fingerprint = fingerprint
+    schema = NatGrader
+    default_threshold = 0.5
+    block: NatGrader
+
+    def __init__(self, block: NatGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         assert block.evaluator is not None
-        path = None if block.config_file is None else folder / block.config_file
-        self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, where))
+        path = None if block.config_file is None else origin.folder / block.config_file
+        self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, origin.where()))
+
+    @classmethod
+    def identity(cls, block: NatGrader, origin: Origin) -> dict[str, Any]:
+        """Return the part of the configuration that the evaluator uses, and the code of its components."""
+        identity = {key: value for key, value in block.identity().items() if key not in ("config_file", "override")}
+        config = {} if block.config_file is None else read_config(origin.folder / block.config_file, block.override)
+        evaluator = block.evaluator
+        if isinstance(evaluator, str):
+            section = config.get("eval")
+            evaluators = section.get("evaluators") if isinstance(section, dict) else None
+            evaluators = evaluators if isinstance(evaluators, dict) else {}
+            if evaluator not in evaluators:
+                hint = suggest(evaluator, evaluators)
+                raise origin.error(f"{block.config_file} has no evaluator {evaluator!r}{hint}")
+            evaluator = evaluators[evaluator]
+        assert evaluator is not None
+        part = {"evaluator": evaluator, **evaluator_part(config, evaluator)}
+        return {**identity, "evaluator": None, **identity_of(part, origin.folder)}
 
     async def __aenter__(self) -> Self:
         try:

@@ -15,12 +15,13 @@ from holdfast.graders.sandbox import Confined, room, run_in
 from holdfast.graders.text import rendered, share
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
-from holdfast.spec.fingerprint import named_file
+from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
+from holdfast.spec.fingerprint import check_program, command_files, named_file
 
 if TYPE_CHECKING:
     from holdfast.graders.sandbox import Ran
     from holdfast.graders.types import Case
-    from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
+    from holdfast.spec.origin import Origin
 
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
 _JAVASCRIPT: Final = """
@@ -44,10 +45,19 @@ write(JSON.stringify(results));
 class Program(Confined):
     """1 when the program ends with 0, else 0."""
 
-    def __init__(self, block: ProgramGrader, folder: Path, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
-        self._folder = folder
+    schema = ProgramGrader
+    block: ProgramGrader
+
+    def __init__(self, block: ProgramGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._folder = origin.folder
+        if origin.spec.workspace is None or "/" not in block.command:  # else the agent may make the program
+            check_program(block.command, origin.folder, origin.where())
+
+    @classmethod
+    def identity(cls, block: ProgramGrader, origin: Origin) -> dict[str, Any]:
+        """Add the contents of the files that the command names."""
+        return {**block.identity(), "files": command_files(origin.folder, (block.command, *block.args))}
 
     async def judge(self, case: Case) -> Verdict:
         """Run it with the output to read; what it prints is the feedback."""
@@ -77,18 +87,17 @@ class Program(Confined):
 class Code(Confined):
     """The share of assertions that are true."""
 
-    def __init__(self, block: CodeGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = CodeGrader
+    block: CodeGrader
+
+    def __init__(self, block: CodeGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         if block.language == "python":
             self._command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("assertions.py"))]
         else:
             self._command = ["node", "-e", _JAVASCRIPT]
-
-    @property
-    def lacks(self) -> str | None:
-        """The program that it needs and that is not there."""
-        return None if shutil.which(self._command[0]) else self._command[0]
+        if shutil.which(self._command[0]) is None:
+            raise origin.error(f"needs {self._command[0]}, which is not on the PATH")
 
     async def judge(self, case: Case) -> Verdict:
         """Evaluate each of them."""

@@ -7,22 +7,23 @@ import inspect
 import math
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
-from holdfast.functions import Function, load_function, split_reference, user_error
+from holdfast.functions import Function, function_source, load_function, split_reference, user_error
 from holdfast.graders.text import rendered
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import Verdict, WaitingGrader
+from holdfast.spec.grader_schema import PythonGrader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from holdfast.data.panels import Stale
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import PythonGrader
     from holdfast.spec.load import Eval
+    from holdfast.spec.origin import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
 """What every function may ask for; `expected` and `ground_truth` only where the row has such a value."""
@@ -32,22 +33,42 @@ EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
 of these names gets the field of its own name first."""
 
 
-class PythonCheck:
-    """Calls the function with what its parameters name."""
+class PythonCheck(WaitingGrader):
+    """Calls a user's function with the values that its parameters name."""
 
-    def __init__(
-        self, block: PythonGrader, function: Callable[..., Any], fingerprint: str, where: str, threshold: float
-    ) -> None:
-        self.block = block
-        self.fingerprint = fingerprint
+    schema = PythonGrader
+    default_threshold = 0.5
+    block: PythonGrader
+
+    def __init__(self, block: PythonGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        where = origin.where()
+        function = load_function(block.function, origin.folder, where, origin.spec.functions)
         self.function = Function(function, (*OFFERED, *block.params), where, takes_fields=True)
-        self._threshold = threshold
+        self._threshold = 0.5 if block.threshold is None else block.threshold
 
-    async def __aenter__(self) -> Self:
-        return self
+    @classmethod
+    def identity(cls, block: PythonGrader, origin: Origin) -> dict[str, Any]:
+        """Add the function's code."""
+        name, source = function_source(block.function, origin.folder, origin.where(), origin.spec.functions)
+        return {**block.identity(), "function": name, "source": source}
 
-    async def __aexit__(self, *_: object) -> None:
-        pass
+    @classmethod
+    def stale(cls, block: PythonGrader, origin: Origin) -> Stale | None:
+        """Tell rows where the function may see other values than it did before `EXPECTED` was looked through.
+
+        It used to get the row's `expected`, else its `answer`, else None, and no `metadata`. Verdicts from then do not
+        count for a row that has its expected value elsewhere.
+        """
+        names = _parameters(block.function, origin.spec)
+        if "metadata" in names:
+            return lambda _: True
+        asked = (names & {"expected", "ground_truth"}) - block.params.keys()
+        if not asked or block.expected is not None:
+            return None
+        return lambda fields: (
+            ("ground_truth" in asked and "ground_truth" in fields) or not ("expected" in fields or "answer" in fields)
+        )
 
     def lacking(self, fields: Collection[str]) -> list[str]:
         """The parameters for which a row with these fields has no value."""
@@ -101,27 +122,6 @@ class PythonCheck:
             elif found := [field for field in self.sought(name) if field in fields]:
                 offered[name] = fields[found[0]]
         return {**offered, **self.block.params}
-
-
-def gets_other_values(block: PythonGrader, spec: Eval) -> Stale | None:
-    """Tell rows where the function may see other values than it did before `EXPECTED` was looked through.
-
-    It used to get the row's `expected`, else its `answer`, else None, and no `metadata`. Verdicts from then do not
-    count for a row that has its expected value elsewhere. None: there can be no such row.
-    """
-    names = _parameters(block.function, spec)
-    if "metadata" in names:
-        return lambda _: True
-    asked = (names & {"expected", "ground_truth"}) - block.params.keys()
-    if not asked or block.expected is not None:
-        return None
-
-    def gets_others(fields: Collection[str]) -> bool:
-        return ("ground_truth" in asked and "ground_truth" in fields) or not (
-            "expected" in fields or "answer" in fields
-        )
-
-    return gets_others
 
 
 _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})

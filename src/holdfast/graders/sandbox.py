@@ -20,7 +20,7 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 from msgspec import UnsetType
@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError
 from holdfast.graders.answering import OUTSIDE
+from holdfast.graders.types import WaitingGrader
 from holdfast.store.blobs import MOST_BYTES, restore
 
 if TYPE_CHECKING:
@@ -252,17 +253,12 @@ def _beginning(path: Path) -> str:
         return file.read(_SHOWN).decode("utf-8", "replace")
 
 
-class Confined:
-    """A grader that runs programs: finds out what can be shut before the first one."""
+class Confined(WaitingGrader):
+    """A grader that runs programs in the sandbox."""
 
     caveat: str | None = None
+    """what this machine's sandbox cannot prevent"""
 
-    def __init__(self, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
-
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         self.caveat = (await asyncio.to_thread(isolation)).caveat
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass

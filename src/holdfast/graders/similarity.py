@@ -1,33 +1,21 @@
-"""How alike two texts are. Needs the extra `similarity`."""
+"""The similarity of two texts. Needs the extra `similarity`."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unicodedata import normalize
 
-from rapidfuzz import fuzz
-from rapidfuzz.distance import JaroWinkler, Levenshtein
-
 from holdfast.errors import AttemptError
-from holdfast.graders.text import Check, expected_texts
-from holdfast.graders.types import Verdict
+from holdfast.graders.text import expected_texts
+from holdfast.graders.types import InstantGrader, Verdict
+from holdfast.spec.grader_schema import SimilarityGrader
 from holdfast.spec.slow import answer_to
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import SimilarityGrader
-
-_PERCENT: dict[str, Any] = {
-    "ratio": fuzz.ratio,
-    "partial": fuzz.partial_ratio,
-    "token_sort": fuzz.token_sort_ratio,
-    "token_set": fuzz.token_set_ratio,
-}
-_SHARE: dict[str, Any] = {
-    "levenshtein": Levenshtein.normalized_similarity,
-    "jaro_winkler": JaroWinkler.normalized_similarity,
-}
-
 
 _STEPS: Final = 20_000_000
 """how much is compared here: the product of the lengths; for `partial`, which tries every place, times the shorter"""
@@ -37,8 +25,8 @@ class Comparison(NamedTuple):
     """Two texts to be compared."""
 
     method: str
-    wanted: str
-    got: str
+    expected: str
+    answer: str
 
     @property
     def seconds(self) -> float:
@@ -48,28 +36,49 @@ class Comparison(NamedTuple):
     @property
     def too_slow(self) -> str:
         """What to say when it takes longer."""
-        lengths = f"{len(self.wanted):,} with {len(self.got):,} characters"
+        lengths = f"{len(self.expected):,} with {len(self.answer):,} characters"
         return f"comparing {lengths} by `{self.method}` took longer than {self.seconds:g} s"
 
     @property
     def steps(self) -> int:
         """How much work it is, at most."""
-        short, long = sorted((len(self.wanted), len(self.got)))
+        short, long = sorted((len(self.expected), len(self.answer)))
         return short * long * (short if self.method == "partial" else 1)
 
 
 def similarity(texts: Comparison) -> float:
     """Return how alike two texts are, from 0 to 1."""
-    method, wanted, got = texts
-    return float(_PERCENT[method](wanted, got) / 100 if method in _PERCENT else _SHARE[method](wanted, got))
+    return _measure(texts.method)(texts.expected, texts.answer)
 
 
-class Similarity(Check):
+@cache
+def _measure(method: str) -> Callable[[str, str], float]:
+    from rapidfuzz import fuzz
+    from rapidfuzz.distance import JaroWinkler, Levenshtein
+
+    shares: dict[str, Any] = {
+        "levenshtein": Levenshtein.normalized_similarity,
+        "jaro_winkler": JaroWinkler.normalized_similarity,
+    }
+    percents: dict[str, Any] = {
+        "ratio": fuzz.ratio,
+        "partial": fuzz.partial_ratio,
+        "token_sort": fuzz.token_sort_ratio,
+        "token_set": fuzz.token_set_ratio,
+    }
+    if method in shares:
+        return lambda expected, answer: float(shares[method](expected, answer))
+    return lambda expected, answer: float(percents[method](expected, answer) / 100)
+
+
+class Similarity(InstantGrader):
     """The score is the similarity, 0 to 1."""
 
-    def __init__(self, block: SimilarityGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = SimilarityGrader
+    revision = 1
+    default_threshold = 0.8
+    requires = ("rapidfuzz", "rapidfuzz")
+    block: SimilarityGrader
 
     def check(self, case: Case) -> Verdict:
         """Compare the answer with the expected texts; the most similar one counts."""

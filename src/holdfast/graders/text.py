@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.expected import NotComparable, alternatives
+from holdfast.spec.grader_schema import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import ChoiceGrader, ExactGrader, NumberGrader, TextGrader
+    from holdfast.spec.origin import Origin
 
 
 def rendered(value: Any, fields: dict[str, Any]) -> str:
@@ -46,30 +47,16 @@ def one_of(texts: list[str]) -> str:
     return shown[0] if len(texts) == 1 else f"one of {', '.join(shown)}{more}"
 
 
-class Check:
-    """A grader that needs nothing opened or closed."""
-
-    def __init__(self, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
 def share(count: int, failures: list[str], details: Any = None) -> Verdict:
     """The share of checks that hold, with those that do not in words."""
     return Verdict((count - len(failures)) / count, "; ".join(failures), details)
 
 
-class Exact(Check):
+class Exact(InstantGrader):
     """The whole answer equals the expected one."""
 
-    def __init__(self, block: ExactGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = ExactGrader
+    block: ExactGrader
 
     def check(self, case: Case) -> Verdict:
         """1 when equal, else 0."""
@@ -82,12 +69,14 @@ class Exact(Check):
         return Verdict(1.0) if got in texts else Verdict(0.0, f"expected {one_of(texts)}")
 
 
-class Text(Check):
+class Text(InstantGrader):
     """What the answer contains or matches; the score is the share of checks that hold."""
 
-    def __init__(self, block: TextGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = TextGrader
+    block: TextGrader
+
+    def __init__(self, block: TextGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         self._match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_match]
         self._not_match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_not_match]
 
@@ -125,12 +114,15 @@ def _sought(parts: list[str], fields: dict[str, Any]) -> list[str]:
     return sought
 
 
-class Choice(Check):
+class Choice(InstantGrader):
     """The letter of a multiple-choice answer."""
 
-    def __init__(self, block: ChoiceGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = ChoiceGrader
+    revision = 1
+    block: ChoiceGrader
+
+    def __init__(self, block: ChoiceGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         letter = f"([{re.escape(block.choices)}])"
         named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be)\W+)?{letter}(?![\w'])"
         # From the plainest to the vaguest. An A or I before a small word is an article or a pronoun as a rule.
@@ -177,12 +169,15 @@ class Choice(Check):
         return letter
 
 
-class Number(Check):
+class Number(InstantGrader):
     """A number in the answer."""
 
-    def __init__(self, block: NumberGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = NumberGrader
+    revision = 1
+    block: NumberGrader
+
+    def __init__(self, block: NumberGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
 
     def check(self, case: Case) -> Verdict:

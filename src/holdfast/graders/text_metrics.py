@@ -1,42 +1,38 @@
 """Text metrics: BLEU, chrF, ROUGE, character F1, word and character error rates. Each needs a package of its own.
 
 BLEU, chrF and error rates of a whole run are not the mean over its answers: they come of counts that are summed first.
-So a verdict carries its counts, and `corpus_numbers` turns their sums into what `metrics.json` says.
+So a verdict carries its counts, and `totals` turns their sums into numbers for `metrics.json`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
 
 from holdfast.errors import AttemptError
-from holdfast.graders.text import Check, expected_texts
-from holdfast.graders.types import Verdict
-from holdfast.spec.text_metric_schema import BleuGrader, ChrfGrader, ErrorRateGrader, OverlapBlock, RougeGrader
+from holdfast.graders.text import expected_texts
+from holdfast.graders.types import InstantGrader, Verdict
+from holdfast.spec.text_metric_schema import (
+    BleuGrader,
+    CharF1Grader,
+    ChrfGrader,
+    ErrorRateGrader,
+    OverlapBlock,
+    RougeGrader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.graders.types import Case
-    from holdfast.spec.text_metric_schema import CharF1Grader
-
-PACKAGES: Final = {
-    "bleu": ("sacrebleu", "sacrebleu"),
-    "chrf": ("sacrebleu", "sacrebleu"),
-    "rouge": ("rouge_score", "rouge-score"),
-    "char_f1": ("rapidfuzz", "rapidfuzz"),
-    "wer": ("rapidfuzz", "rapidfuzz"),
-    "cer": ("rapidfuzz", "rapidfuzz"),
-}
-"""the module that a metric needs, and the package that has it"""
+    from holdfast.spec.origin import Origin
 
 
-class Overlap(Check):
+class Overlap(InstantGrader):
     """A text metric; the subclasses compute it."""
 
-    def __init__(self, block: OverlapBlock, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    default_threshold = 0.5
+    block: OverlapBlock
 
     def check(self, case: Case) -> Verdict:
         """Compare the answer with its references."""
@@ -66,27 +62,52 @@ class Overlap(Check):
 class Bleu(Overlap):
     """Sentence BLEU with exponential smoothing and effective order, against all references at once."""
 
-    def __init__(self, block: BleuGrader, fingerprint: str) -> None:
-        super().__init__(block, fingerprint)
+    schema = BleuGrader
+    requires = ("sacrebleu", "sacrebleu")
+
+    def __init__(self, block: BleuGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         from sacrebleu.metrics.bleu import BLEU
 
-        self._metric = BLEU(tokenize=block.tokenize, effective_order=True)
+        try:
+            self._metric = BLEU(tokenize=block.tokenize, effective_order=True)
+        except (ImportError, RuntimeError) as error:  # tokenizers of Japanese and Korean have packages of their own
+            raise origin.error(str(error).partition("\n")[0]) from error
+
+    @classmethod
+    def totals(cls, block: BleuGrader, counts: Sequence[int]) -> dict[str, float]:
+        """Return the BLEU of the whole corpus."""
+        from sacrebleu.metrics.bleu import BLEU
+
+        correct, total = list(counts[2:6]), list(counts[6:10])
+        bleu = BLEU.compute_bleu(correct, total, counts[0], counts[1], smooth_method="exp")
+        return {"corpus": bleu.score / 100}
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return BLEU from 0 to 1."""
-        found = self._metric.sentence_score(answer, references)
-        counts = (found.sys_len, found.ref_len, *found.counts, *found.totals)
-        return _scored(found.score / 100, "BLEU", counts)
+        bleu = self._metric.sentence_score(answer, references)
+        counts = (bleu.sys_len, bleu.ref_len, *bleu.counts, *bleu.totals)
+        return _scored(bleu.score / 100, "BLEU", counts)
 
 
 class Chrf(Overlap):
     """chrF against the reference that fits best."""
 
-    def __init__(self, block: ChrfGrader, fingerprint: str) -> None:
-        super().__init__(block, fingerprint)
+    schema = ChrfGrader
+    requires = ("sacrebleu", "sacrebleu")
+
+    def __init__(self, block: ChrfGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         from sacrebleu.metrics.chrf import CHRF
 
         self._metric = CHRF(word_order=block.word_order)
+
+    @classmethod
+    def totals(cls, block: ChrfGrader, counts: Sequence[int]) -> dict[str, float]:
+        """Return the chrF of the whole corpus."""
+        from sacrebleu.metrics.chrf import CHRF
+
+        return {"corpus": CHRF(word_order=block.word_order)._compute_f_score(list(counts)) / 100}
 
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return chrF from 0 to 1."""
@@ -98,8 +119,11 @@ class Chrf(Overlap):
 class Rouge(Overlap):
     """The best F-measure over the references."""
 
-    def __init__(self, block: RougeGrader, fingerprint: str) -> None:
-        super().__init__(block, fingerprint)
+    schema = RougeGrader
+    requires = ("rouge_score", "rouge-score")
+
+    def __init__(self, block: RougeGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
         self._variant = block.variant
@@ -142,8 +166,11 @@ class _Characters:
 class CharF1(Overlap):
     """Twice the longest common subsequence over both lengths: the best over the references."""
 
-    def __init__(self, block: CharF1Grader, fingerprint: str) -> None:
-        super().__init__(block, fingerprint)
+    schema = CharF1Grader
+    requires = ("rapidfuzz", "rapidfuzz")
+
+    def __init__(self, block: CharF1Grader, origin: Origin) -> None:
+        super().__init__(block, origin)
         from rapidfuzz.distance import Indel
 
         self._similarity = Indel.normalized_similarity
@@ -156,19 +183,30 @@ class CharF1(Overlap):
 class ErrorRate(Overlap):
     """1 less the lowest error rate over the references; not below 0, though a rate can be above 1."""
 
-    def __init__(self, block: ErrorRateGrader, fingerprint: str) -> None:
-        super().__init__(block, fingerprint)
+    schema = ErrorRateGrader
+    requires = ("rapidfuzz", "rapidfuzz")
+
+    def __init__(self, block: ErrorRateGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
         from rapidfuzz.distance import Levenshtein
 
         self._distance = Levenshtein.distance
 
+    @classmethod
+    def totals(cls, block: ErrorRateGrader, counts: Sequence[int]) -> dict[str, float]:
+        """Return the error rate over all words or characters, and 1 less that."""
+        rate = counts[0] / counts[1]
+        return {"corpus": max(0.0, 1 - rate), "error_rate": rate}
+
     def compare(self, answer: str, references: list[str]) -> Verdict:
         """Return 1 less the rate, and the rate itself in the details."""
-        found = []
+        words = self.block.type == "wer"
+        hypothesis = answer.split() if words else answer
+        sizes = []
         for text in references:
-            wanted, got = (text.split(), answer.split()) if self.block.type == "wer" else (text, answer)
-            found.append((self._distance(wanted, got), len(wanted)))
-        edits, length = min(found, key=lambda pair: pair[0] / pair[1])
+            reference = text.split() if words else text
+            sizes.append((self._distance(reference, hypothesis), len(reference)))
+        edits, length = min(sizes, key=lambda pair: pair[0] / pair[1])
         rate = edits / length
         feedback = f"{self.block.type.upper()} {rate:.3f}"
         return Verdict(max(0.0, 1 - rate), feedback, {"error_rate": rate}, counts=(edits, length))
@@ -177,31 +215,3 @@ class ErrorRate(Overlap):
 def _scored(score: float, name: str, counts: Sequence[int] | None = None) -> Verdict:
     score = min(1.0, max(0.0, score))  # rounding can leave 1.0000000000000002
     return Verdict(score, f"{name} {score:.3f}", counts=None if counts is None else tuple(counts))
-
-
-def build_overlap(block: OverlapBlock, fingerprint: str) -> Overlap:
-    """Return the metric that a block asks for."""
-    kinds: dict[str, Any] = {"bleu": Bleu, "chrf": Chrf, "rouge": Rouge, "char_f1": CharF1}
-    made: Overlap = kinds.get(block.type, ErrorRate)(block, fingerprint)
-    return made
-
-
-def corpus_numbers(block: object, totals: Sequence[int]) -> dict[str, float]:
-    """Return what the summed counts of a run's verdicts say of it as a whole; nothing for other graders."""
-    match block:
-        case BleuGrader():
-            from sacrebleu.metrics.bleu import BLEU
-
-            correct, total = list(totals[2:6]), list(totals[6:10])
-            found = BLEU.compute_bleu(correct, total, totals[0], totals[1], smooth_method="exp")
-            return {"corpus": found.score / 100}
-        case ChrfGrader():
-            from sacrebleu.metrics.chrf import CHRF
-
-            metric = CHRF(word_order=block.word_order)
-            return {"corpus": metric._compute_f_score(list(totals)) / 100}
-        case ErrorRateGrader():
-            rate = totals[0] / totals[1]
-            return {"corpus": max(0.0, 1 - rate), "error_rate": rate}
-        case _:
-            return {}

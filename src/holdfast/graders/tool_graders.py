@@ -5,42 +5,39 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import jsonschema_rs
-
 from holdfast.errors import AttemptError
-from holdfast.graders.schema import stay_here
-from holdfast.graders.text import Check, share
+from holdfast.graders.json_schema import compile_schema
+from holdfast.graders.text import share
 from holdfast.graders.tool_calls import NOT_SEEN, as_text, calls_of, skills_of
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.regex import compile_regex
-from holdfast.spec.tool_grader_schema import ConstraintSpec
+from holdfast.spec.tool_grader_schema import (
+    ActionSequenceGrader,
+    BehaviorGrader,
+    ConstraintSpec,
+    SkillInvocationGrader,
+    ToolCallsGrader,
+    ToolConstraintGrader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.graders.tool_calls import Call
     from holdfast.graders.types import Case
+    from holdfast.spec.origin import Origin
     from holdfast.spec.regex import Dialect, Regex
-    from holdfast.spec.tool_grader_schema import (
-        ActionSequenceGrader,
-        BehaviorGrader,
-        CallSpec,
-        Matcher,
-        SkillInvocationGrader,
-        ToolCallsGrader,
-        ToolConstraintGrader,
-    )
+    from holdfast.spec.tool_grader_schema import CallSpec, Matcher
 
 _COMMAND = ("command", "cmd")
 _PATH = ("path", "file_path", "filePath")
 
 
-class Behavior(Check):
+class Behavior(InstantGrader):
     """How much was done, and with which tools."""
 
-    def __init__(self, block: BehaviorGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = BehaviorGrader
+    block: BehaviorGrader
 
     def check(self, case: Case) -> Verdict:
         """One check per limit and per tool."""
@@ -85,12 +82,12 @@ def _names(calls: Sequence[Call], required: Sequence[str], forbidden: Sequence[s
     ]
 
 
-class ActionSequence(Check):
+class ActionSequence(InstantGrader):
     """Which tools were called, in which order. The score is F1, whether it passes the mode's to say."""
 
-    def __init__(self, block: ActionSequenceGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = ActionSequenceGrader
+    default_threshold = None
+    block: ActionSequenceGrader
 
     def check(self, case: Case) -> Verdict:
         """Compare the calls' names."""
@@ -104,12 +101,12 @@ class ActionSequence(Check):
         return Verdict(f1(wanted, got), said, {"called": got}, passed=fits)
 
 
-class SkillInvocation(Check):
+class SkillInvocation(InstantGrader):
     """Which skills were used, in which order."""
 
-    def __init__(self, block: SkillInvocationGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
+    schema = SkillInvocationGrader
+    default_threshold = None
+    block: SkillInvocationGrader
 
     def check(self, case: Case) -> Verdict:
         """F1 of the required ones, less where more was used than allowed; 0 with a forbidden one."""
@@ -149,13 +146,15 @@ def f1(wanted: Sequence[str], got: Sequence[str]) -> float:
     return 2 * common / (len(wanted) + len(got)) if common else 0.0
 
 
-class ToolCalls(Check):
+class ToolCalls(InstantGrader):
     """Which tools were called, how often, and with what."""
 
-    def __init__(self, block: ToolCallsGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
-        self._expected = [_Looked(spec, block.dialect) for spec in block.expect]
+    schema = ToolCallsGrader
+    block: ToolCallsGrader
+
+    def __init__(self, block: ToolCallsGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._expected = [_Looked(spec, block.dialect, origin) for spec in block.expect]
 
     def check(self, case: Case) -> Verdict:
         """One check per tool, per bound and per expected call."""
@@ -174,14 +173,16 @@ class ToolCalls(Check):
         return share(count, failures, {"called": [call.name for call in calls]})
 
 
-class ToolConstraint(Check):
+class ToolConstraint(InstantGrader):
     """Calls that have to be there, calls that must not, and the only tools that may be called."""
 
-    def __init__(self, block: ToolConstraintGrader, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
-        self._expected = [_Looked(spec, block.dialect) for spec in block.expect_tools]
-        self._rejected = [_Looked(spec, block.dialect) for spec in block.reject_tools]
+    schema = ToolConstraintGrader
+    block: ToolConstraintGrader
+
+    def __init__(self, block: ToolConstraintGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._expected = [_Looked(spec, block.dialect, origin) for spec in block.expect_tools]
+        self._rejected = [_Looked(spec, block.dialect, origin) for spec in block.reject_tools]
         self._allowed = [
             compile_regex(pattern, ignore_case=True, dialect=block.dialect) for pattern in block.allow_only
         ]
@@ -204,10 +205,10 @@ class ToolConstraint(Check):
 class _Looked:
     """A call that is looked for."""
 
-    def __init__(self, spec: CallSpec, dialect: Dialect) -> None:
+    def __init__(self, spec: CallSpec, dialect: Dialect, origin: Origin) -> None:
         self._dialect = dialect
         self._tool = compile_regex(spec.tool, ignore_case=True, dialect=dialect)
-        self._args = {name: _matching(matcher, dialect) for name, matcher in spec.args.items()}
+        self._args = {name: _matching(matcher, dialect, origin) for name, matcher in spec.args.items()}
         self._texts: list[tuple[Regex, Callable[[Call], str]]] = []
         self.shown = spec.tool
         """in words"""
@@ -232,7 +233,7 @@ class _Looked:
         )
 
 
-def _matching(matcher: Matcher, dialect: Dialect) -> Callable[[Any], bool]:
+def _matching(matcher: Matcher, dialect: Dialect, origin: Origin) -> Callable[[Any], bool]:
     """What an argument has to be, as a function."""
     if matcher.regex is not None:
         pattern = compile_regex(matcher.regex, dialect=dialect)
@@ -251,7 +252,8 @@ def _matching(matcher: Matcher, dialect: Dialect) -> Callable[[Any], bool]:
             and (bounds.lt is None or value < bounds.lt)
         )
     if matcher.json_schema is not None:
-        return jsonschema_rs.validator_for(matcher.json_schema, retriever=stay_here).is_valid
+        validator = compile_schema(matcher.json_schema, origin)
+        return lambda value: bool(validator.is_valid(value))
     return lambda value: _same(matcher.equals, value)
 
 

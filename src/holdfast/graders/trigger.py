@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
-from holdfast.graders.text import Check
-from holdfast.graders.types import Verdict
+from holdfast.graders.types import InstantGrader, Verdict
+from holdfast.spec.grader_schema import TriggerGrader
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
-    from holdfast.spec.grader_schema import TriggerGrader
+    from holdfast.spec.origin import Origin
 
 _WORD: Final = re.compile(r"[^\W_]{3,}")
 _COMMON: Final = frozenset(
@@ -23,16 +25,32 @@ _COMMON: Final = frozenset(
 )
 _HEADING: Final = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _NOT_FOR: Final = re.compile(r"do not use for:", re.IGNORECASE)
+_TRIGGERS: Final = 0.6
 _FOR: Final = re.compile(r"(?<!not )use for:", re.IGNORECASE)
 
 
-class Trigger(Check):
+class Trigger(InstantGrader):
     """The score is the overlap of the first prompt with the skill's words; by `negative`, what is left to 1."""
 
-    def __init__(self, block: TriggerGrader, skill: str, fingerprint: str) -> None:
-        super().__init__(fingerprint)
-        self.block = block
-        self._keywords, self._phrases = skill_words(skill)
+    schema = TriggerGrader
+    block: TriggerGrader
+
+    def __init__(self, block: TriggerGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        try:
+            self._keywords, self._phrases = skill_words(_read_skill(block, origin))
+        except ValueError as error:
+            raise origin.error(f"{block.skill_path or 'skill'}: {error}") from error
+
+    @classmethod
+    def identity(cls, block: TriggerGrader, origin: Origin) -> dict[str, Any]:
+        """Return the text of the skill, wherever it is written."""
+        return {**block.identity(), "skill_path": None, "skill": digest_bytes(_read_skill(block, origin).encode())}
+
+    @classmethod
+    def threshold(cls, block: TriggerGrader) -> float:
+        """Return the overlap that counts as a trigger; with `negative` the score is the rest, and has to exceed it."""
+        return _TRIGGERS if block.mode == "positive" else math.nextafter(1 - _TRIGGERS, 1)
 
     def check(self, case: Case) -> Verdict:
         """Compare words and phrases."""
@@ -44,6 +62,15 @@ class Trigger(Check):
         score = found if self.block.mode == "positive" else 1 - found
         matched = sorted(set(_words(prompt)) & self._keywords)
         return Verdict(score, f"overlap {found:.2f}", {"overlap": found, "matched": matched})
+
+
+def _read_skill(block: TriggerGrader, origin: Origin) -> str:
+    if block.skill is not None:
+        return block.skill
+    name = str(block.skill_path)
+    if (origin.folder / name).is_dir():
+        name = f"{name}/SKILL.md"
+    return origin.read(name).decode("utf-8", "replace")
 
 
 def skill_words(text: str) -> tuple[frozenset[str], list[str]]:

@@ -1,16 +1,18 @@
-"""What a grader is given, and what it gives back."""
+"""Graders: the base classes, the cases they judge, and their verdicts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from holdfast.data.dataset import Sample
+    from holdfast.data.panels import Stale
     from holdfast.spec.grader_schema import GraderBlock, TextBlock
+    from holdfast.spec.origin import Origin
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
 
@@ -65,42 +67,68 @@ def message_text(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-class Grader(Protocol):
-    """A check. Raises AttemptError where it cannot judge: that is an error grade, never a score."""
+class Grader:
+    """Base class of all graders. A kind of grader is one class, which owns everything that is known of the kind.
 
-    fingerprint: str
-    """of all that can change its verdict"""
+    Subclass `InstantGrader` or `WaitingGrader`. Graders raise AttemptError where they cannot judge: the result is an
+    error grade, never a score.
+    """
 
-    @property
-    def block(self) -> GraderBlock:
-        """What the eval file says."""
-        ...
+    schema: ClassVar[type[GraderBlock]]
+    """the keys of the grader's block in the eval file"""
+    revision: ClassVar[int] = 0
+    """raised when outputs are judged in another way than before, so that earlier verdicts are not reused"""
+    default_threshold: ClassVar[float | None] = 1.0
+    """the score from which an output passes; None: verdicts say themselves whether it does"""
+    requires: ClassVar[tuple[str, str] | None] = None
+    """an optional module that the grader imports, and the package that provides the module"""
 
-    async def __aenter__(self) -> Grader:
-        """Get ready."""
-        ...
+    block: GraderBlock
+    """the grader's block in the eval file"""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let everything go."""
-        ...
+    def __init__(self, block: GraderBlock, origin: Origin) -> None:
+        self.block = block
+
+    @classmethod
+    def identity(cls, block: Any, origin: Origin) -> dict[str, Any]:
+        """Return everything that can change a verdict: a part of the keys of grades."""
+        identity: dict[str, Any] = block.identity()
+        return identity
+
+    @classmethod
+    def threshold(cls, block: Any) -> float | None:
+        """Return the threshold for a block that sets none."""
+        return cls.default_threshold
+
+    @classmethod
+    def stale(cls, block: Any, origin: Origin) -> Stale | None:
+        """Return a test for rows on which verdicts of earlier versions do not hold; None: there are no such rows."""
+        return None
+
+    @classmethod
+    def totals(cls, block: Any, counts: Sequence[int]) -> dict[str, float]:
+        """Return numbers about the whole run from the sums of its verdicts' `counts`."""
+        return {}
+
+    async def __aenter__(self) -> Self:
+        """Open connections and start processes, once per run."""
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        """Release all resources."""
 
 
-class InstantGrader(Grader, Protocol):
-    """Answers without waiting for anything."""
+class InstantGrader(Grader):
+    """A grader that answers without waiting for anything."""
 
     def check(self, case: Case) -> Verdict:
-        """The verdict on one output."""
-        ...
+        """Return the verdict on one output."""
+        raise NotImplementedError
 
 
-class WaitingGrader(Grader, Protocol):
-    """Waits for a model or for a user's code."""
+class WaitingGrader(Grader):
+    """A grader that waits: for a model, a program, a file or a user's code."""
 
     async def judge(self, case: Case) -> Verdict:
-        """The verdict on one output."""
-        ...
+        """Return the verdict on one output."""
+        raise NotImplementedError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest, digest_bytes
+from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import responder_identity
-from holdfast.conversation.turns import Script
 from holdfast.data.dataset import Dataset, Survey
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revised, stale_rows, threshold
@@ -65,9 +65,7 @@ def identify(spec: Eval) -> Identified:
         conversation["responder"] = player
     if (files := workspace_identity(spec)) is not None:
         conversation["workspace"] = files
-    places = [
-        (place, grader_identity(place.block, spec, spec.document.where(place.where))) for place in grader_places(spec)
-    ]
+    places = [(place, grader_identity(place, spec)) for place in grader_places(spec)]
     stamp, survey = dataset.stamp(), dataset.survey(stale_rows(spec))
     slots, identities = _slots(places, survey)
     texts, values = work_digests(conversation, target)

@@ -206,7 +206,7 @@ def find_verdict(keys: tuple[str, ...], known: Mapping[str, VerdictRef]) -> Verd
     return None if key is None else known[key]
 
 
-class Job(NamedTuple):
+class PendingTrial(NamedTuple):
     """A trial that is not finished."""
 
     sample: Sample
@@ -297,7 +297,9 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
     return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders, begun=begun, done=bytes(done))
 
 
-def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b"") -> Iterator[Job]:
+def pending_trials(
+    dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b""
+) -> Iterator[PendingTrial]:
     """The unfinished trials in the dataset's order, read from its files as they are needed.
 
     `done` is the plan's: what it knows to be finished is not looked up again.
@@ -307,8 +309,8 @@ def jobs(dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
         for trial in range(1, work.trials + 1):
-            if (job := job_of(sample, trial, survey.panels.of(position), work, index)) is not None:
-                yield job
+            if (pending := find_pending(sample, trial, survey.panels.of(position), work, index)) is not None:
+                yield pending
 
 
 def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
@@ -322,12 +324,12 @@ def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
         raise changed_under_us("it has fewer rows now")
 
 
-def job_of(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> Job | None:
+def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
     """What there is to do about a trial; None when it is finished."""
     key = work.key(sample.digest, trial, index.outputs, *index.begun, typed=sample.typed)
     ref = index.outputs.get(key)
     missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
-    return Job(sample, trial, key, ref, missing, panel) if ref is None or missing else None
+    return PendingTrial(sample, trial, key, ref, missing, panel) if ref is None or missing else None
 
 
 def left_over(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:

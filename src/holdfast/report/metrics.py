@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.data.dataset import changed_under_us
-from holdfast.graders.build import grader_places, threshold
-from holdfast.graders.text_metrics import corpus_numbers
+from holdfast.graders.build import grader_class, grader_places, threshold
 from holdfast.report.notices import without_rows, without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
@@ -212,7 +211,11 @@ class _Report:
         return {
             place.name: {
                 **tally.summary(),
-                **(corpus_numbers(place.block, self._counts[number]) if number in self._counts else {}),
+                **(
+                    grader_class(place.block).totals(place.block, self._counts[number])
+                    if number in self._counts
+                    else {}
+                ),
                 **({} if place.block.where is None else {"rows": rows[number]}),
                 **({"ungraded": self._looked_at[number] - tally.given} if so_far else {}),
                 **rules[place.name],

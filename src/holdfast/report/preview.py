@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.conversation.turns import Script
+from holdfast.conversation.script import Script
 from holdfast.errors import AttemptError
 from holdfast.spec.schema import ModelTarget
 from holdfast.targets.prices import Prices
@@ -66,15 +66,15 @@ def preview(found: Identified, plan: Plan) -> Preview:
     lengths = []
     for sample in samples:
         try:
-            lines = script.lines(sample)
+            prompts = script.render(sample)
         except AttemptError as error:
             if sample is first:
                 messages = [{"role": "error", "content": error.message}]
             continue
-        prompts = [{"role": "user", "content": text} for text in lines.prompts]
+        questions = [{"role": "user", "content": text} for text in prompts.texts]
         if sample is first:
-            messages = [*lines.opening, *prompts]
-        lengths.append(sum(len(str(message["content"])) for message in [*lines.opening, *prompts[:1]]))
+            messages = [*prompts.opening, *questions]
+        lengths.append(sum(len(str(message["content"])) for message in [*prompts.opening, *questions[:1]]))
     tokens = round(sum(lengths) / len(lengths) / _CHARACTERS * plan.to_run) if lengths else 0
     cost = None
     if isinstance(spec.target, ModelTarget):

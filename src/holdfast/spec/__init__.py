@@ -15,6 +15,7 @@
 `load_graders`   graders, and the models that judge and play the user
 `validation`     checks blocks by their models, and words what is wrong
 `plugins`        extension points: built-in kinds, and entry points of installed packages
+`origin`         the eval file and the place in it that a grader or a target comes from
 `overrides`      `a.b=value` from the command line
 `legacy`         versions of the file, and how files from before there were any spelt things
 `rewrite`        changes of a file that leave the rest of its text as it is

@@ -137,15 +137,15 @@ class Eval:
             yield ("graders", number), grader
 
     @property
-    def many_turns(self) -> bool:
-        """Whether a trial goes on after its first turn, so that each reply is worth recording."""
+    def multi_turn(self) -> bool:
+        """Whether a trial may have several turns, so that each reply is worth recording."""
         return bool(self.follow_ups or self.follow_ups_from or self.responder or self.checkpoints)
 
     @property
-    def many_calls(self) -> bool:
-        """Whether a trial may make several calls: in several turns, with tools, or as an agent of its own."""
-        own = isinstance(self.target, PythonTarget | CommandTarget) or bool(getattr(self.target, "tools", ()))
-        return self.many_turns or own
+    def multi_call(self) -> bool:
+        """Whether a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
+        agent = isinstance(self.target, PythonTarget | CommandTarget) or bool(getattr(self.target, "tools", ()))
+        return self.multi_turn or agent or self.workspace is not None
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.spec.file_grader_schema import ON_FILES
 from holdfast.spec.fingerprint import file_inside
-from holdfast.spec.grader_schema import RUBRIC_FILES, SAID, TAKEN_NAMES, GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.grader_schema import RUBRIC_FILES, TAKEN_NAMES, GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import is_embedded
-from holdfast.spec.text_metric_schema import OVERLAPS
-from holdfast.spec.tool_grader_schema import CALLED
-from holdfast.spec.validation import suggest, validate_block
+from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +17,48 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.schema import ResponderBlock
 
-GRADERS: dict[str, type[GraderBlock]] = {**SAID, **OVERLAPS, **CALLED, **ON_FILES}
-"""every kind of grader"""
+GRADERS = Registry(
+    "holdfast.graders",
+    "grader type",
+    {
+        "exact": "holdfast.graders.text:Exact",
+        "text": "holdfast.graders.text:Text",
+        "choice": "holdfast.graders.text:Choice",
+        "number": "holdfast.graders.text:Number",
+        "similarity": "holdfast.graders.similarity:Similarity",
+        "math": "holdfast.graders.maths:Mathematics",
+        "json_schema": "holdfast.graders.json_schema:JsonSchema",
+        "python": "holdfast.graders.python:PythonCheck",
+        "prompt": "holdfast.graders.judge:Judge",
+        "trigger": "holdfast.graders.trigger:Trigger",
+        "nat": "holdfast.graders.nat:NatEvaluator",
+        "bleu": "holdfast.graders.text_metrics:Bleu",
+        "chrf": "holdfast.graders.text_metrics:Chrf",
+        "rouge": "holdfast.graders.text_metrics:Rouge",
+        "char_f1": "holdfast.graders.text_metrics:CharF1",
+        "wer": "holdfast.graders.text_metrics:ErrorRate",
+        "cer": "holdfast.graders.text_metrics:ErrorRate",
+        "behavior": "holdfast.graders.tool_graders:Behavior",
+        "action_sequence": "holdfast.graders.tool_graders:ActionSequence",
+        "skill_invocation": "holdfast.graders.tool_graders:SkillInvocation",
+        "tool_calls": "holdfast.graders.tool_graders:ToolCalls",
+        "tool_constraint": "holdfast.graders.tool_graders:ToolConstraint",
+        "file": "holdfast.graders.files:File",
+        "diff": "holdfast.graders.files:Diff",
+        "program": "holdfast.graders.programs:Program",
+        "code": "holdfast.graders.programs:Code",
+    },
+)
+"""Every kind of grader, by its `type` in the eval file: a class that owns its schema."""
+
+
+def grader_schema(kind: str) -> type[GraderBlock]:
+    """Return the schema of a kind of grader; raises ValueError, worded for users, where there is none."""
+    schema = getattr(GRADERS.load(kind), "schema", None)
+    if not (isinstance(schema, type) and issubclass(schema, GraderBlock)):
+        message = f"the class of the grader type {kind!r} has no `schema` that is a holdfast.GraderBlock"
+        raise ValueError(message)  # noqa: TRY004 - users see it as a wrong value in their file
+    return schema
 
 
 def read_graders(
@@ -40,17 +78,16 @@ def read_graders(
         fields = {**raw, **config}
         fields.pop("config", None)
         kind = fields.get("type")
-        if kind not in GRADERS:
-            known = f"one of {', '.join(GRADERS)}"
-            what = (
-                f"unknown grader type {kind!r}{suggest(str(kind), GRADERS)}; {known}"
-                if kind
-                else f"needs a type: {known}"
-            )
-            problems.append(Problem(document.where((*location, "type")), what))
+        if not kind:
+            problems.append(Problem(document.where((*location, "type")), f"needs a type: {GRADERS.describe()}"))
+            continue
+        try:
+            schema = grader_schema(str(kind))
+        except ValueError as error:
+            problems.append(Problem(document.where((*location, "type")), str(error)))
             continue
         fields["name"] = str(fields.get("name") or kind)
-        grader = cast("GraderBlock | None", validate_block(GRADERS[str(kind)], fields, location, document, problems))
+        grader = cast("GraderBlock | None", validate_block(schema, fields, location, document, problems))
         if fields["name"] in TAKEN_NAMES:
             said = f"{fields['name']!r} is a word of the report itself; give the grader another name"
             problems.append(Problem(document.where((*location, "name")), said))

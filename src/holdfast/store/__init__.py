@@ -7,8 +7,8 @@
 `index`      what is already there, read once when a run is opened
 `tail`       what other workers have written since the last look
 `lease`      who may write
-`run_lock`   one process alone on a run, or workers side by side
-`processes`  finds and stops the processes at work on a run
+`run_lock`   one process alone on a run, or workers side by side; lists and stops them
+`processes`  identifies processes on this machine
 `claims`     which worker does which trials
 `blobs`      the files a trial works on, kept by content
 `rundir`     the directory as a whole

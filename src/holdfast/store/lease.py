@@ -17,6 +17,7 @@ import msgspec
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from holdfast.errors import RunHeld, UsageError
+from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,18 @@ class Holder(msgspec.Struct, frozen=True):
     since: float
     finishing: bool = False
     """all is done, and it makes the report"""
+    start: str = ""
+    """the process's start token; empty in leases of earlier versions"""
+
+    @property
+    def is_here(self) -> bool:
+        """True if the process runs on this machine."""
+        return self.host == os.uname().nodename and is_running(self.pid, self.start)
+
+    @property
+    def is_dead(self) -> bool:
+        """True if this is the holder's machine and the process has ended."""
+        return self.host == os.uname().nodename and not is_running(self.pid, self.start)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -111,7 +124,7 @@ class RunLease:
         if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
             return False
         holder = self.holder
-        if holder is not None and holder.host == os.uname().nodename and not _lives(holder.pid):
+        if holder is not None and holder.is_dead:
             return False
         state = found.st_ino, found.st_mtime_ns
         if self._watched is None or self._watched[0] != state:
@@ -128,7 +141,8 @@ class RunLease:
         return True
 
     def _sign(self) -> None:
-        holder = Holder(os.uname().nodename, os.getpid(), time.time(), self._finishing)
+        pid = os.getpid()
+        holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
         try:
             found = self._path.stat()
             self._identity = found.st_dev, found.st_ino
@@ -220,14 +234,4 @@ def is_held(path: Path) -> bool:
         return path.exists()
     except (OSError, msgspec.DecodeError):
         return True
-    return holder.host != os.uname().nodename or _lives(holder.pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return not holder.is_dead

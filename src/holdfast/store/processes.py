@@ -1,63 +1,74 @@
-"""Who is at work on a run, and telling them to stop.
+"""Identify processes on this machine.
 
-A lease names a process by host, id and time. Process ids are used again, so the process that has the id now is the one
-that signed only if it was there before it signed.
+Process ids are reused, so a record that names a process also holds a start token: the time at which the process was
+started, as the system counts it. On Linux that is the number of clock ticks since boot in `/proc/PID/stat`; elsewhere
+the start in seconds, from `ps`.
 """
 
 from __future__ import annotations
 
+import calendar
 import os
-import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
-from holdfast.store.lease import RunLease, is_held
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from holdfast.store.lease import Holder
-    from holdfast.store.rundir import RunDir
-
-_CLOCKS_DIFFER: Final = 2.0
-"""seconds by which the kernel's start of a process may be off"""
+_PROC: Final = Path("/proc")
 
 
-def holders(rundir: RunDir) -> list[Holder]:
-    """The processes that hold a run: one alone, or its workers."""
-    leases = [rundir.lease, *sorted(rundir.workers.glob("*/lease"))]
-    found = [RunLease(path).holder for path in leases if is_held(path)]
-    return [holder for holder in found if holder is not None]
+class _Status(NamedTuple):
+    ended: bool
+    """a zombie: it has ended, and its parent has not noticed"""
+    token: str
 
 
-def is_here(holder: Holder) -> bool:
-    """Whether that very process is alive on this machine."""
-    if holder.host != os.uname().nodename:
-        return False
-    try:
-        fields = Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()
-        booted = next(
-            float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
-        )
-    except OSError:
-        return False
-    started = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] not in "ZX" and started <= holder.since + _CLOCKS_DIFFER
+def start_token(pid: int) -> str:
+    """Return the start token of a process; empty if there is no such process, or the system does not tell."""
+    status = _status(pid)
+    return "" if status is None else status.token
 
 
-def stop(asked: Collection[Holder], patience: float) -> tuple[list[Holder], list[Holder]]:
-    """Tell processes on this machine to stop in good order; those that have ended in time, and those that have not.
+def is_running(pid: int, token: str = "") -> bool:
+    """Return True if the process with this id and start token runs on this machine.
 
-    PermissionError where one of them is somebody else's.
+    An empty token, as in records of earlier versions, and a process that the system tells nothing about, are matched by
+    id alone.
     """
-    mine = [holder for holder in asked if is_here(holder)]
-    for holder in mine:
-        with suppress(ProcessLookupError):
-            os.kill(holder.pid, signal.SIGTERM)
-    end = time.monotonic() + patience
-    while any(map(is_here, mine)) and time.monotonic() < end:
-        time.sleep(0.05)
-    ended = [holder for holder in mine if not is_here(holder)]
-    return ended, [holder for holder in mine if holder not in ended]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    status = _status(pid)
+    return status is None or (not status.ended and _is_same(token, status.token))
+
+
+def _is_same(token: str, other: str) -> bool:
+    """Compare start tokens. Some systems compute the start from the uptime, so seconds may be off by one."""
+    return not token or abs(int(token) - int(other)) <= 1
+
+
+def _status(pid: int) -> _Status | None:
+    """Look up a process; None if the system tells nothing about it."""
+    if (_PROC / "self").exists():
+        with suppress(OSError):
+            # The name, in parentheses, may contain anything.
+            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            return _Status(fields[0] in "ZX", fields[19])
+        return None
+    try:
+        process = subprocess.run(
+            ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - where it is differs
+            env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        state, _, start = process.stdout.strip().partition(" ")
+        seconds = calendar.timegm(time.strptime(start.strip(), "%a %b %d %H:%M:%S %Y"))
+    except (OSError, ValueError):
+        return None
+    return _Status(state.startswith("Z"), str(seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Encoder
@@ -13,6 +13,8 @@ SCHEMA_VERSION = "1.1"
 """Version of the run directory's files, MAJOR.MINOR, written into each `.json` of it."""
 
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
+
+Number = TypeVar("Number", int, float)
 
 
 def status_by(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
@@ -36,6 +38,19 @@ class Usage(Struct, frozen=True):
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        """Add the usage of another call; unknown plus anything is unknown."""
+        return Usage(
+            _add(self.input_tokens, other.input_tokens),
+            _add(self.output_tokens, other.output_tokens),
+            self.requests + other.requests,
+            _add(self.cost, other.cost),
+        )
+
+
+def _add(one: Number | None, other: Number | None) -> Number | None:
+    return None if one is None or other is None else one + other
 
 
 NO_USAGE: Final = Usage(0, 0, 0, 0.0)

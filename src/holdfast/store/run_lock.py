@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import RunHeld
@@ -17,9 +19,10 @@ from holdfast.store.durable import make_directory
 from holdfast.store.lease import HELD_REMEDY, RunLease, is_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
+    from holdfast.store.lease import Holder
     from holdfast.store.rundir import RunDir
 
 _INSTANT: Final = 5.0
@@ -156,3 +159,26 @@ def join(
             alone.release()
             return own
         time.sleep(_LOOK_SECONDS)
+
+
+def holders(rundir: RunDir) -> list[Holder]:
+    """List the processes that hold a run: one alone, or its workers."""
+    leases = [rundir.lease, *sorted(rundir.workers.glob("*/lease"))]
+    candidates = [RunLease(path).holder for path in leases if is_held(path)]
+    return [holder for holder in candidates if holder is not None]
+
+
+def stop(asked: Collection[Holder], patience: float) -> tuple[list[Holder], list[Holder]]:
+    """Ask processes on this machine to stop. Return those that ended within `patience` seconds, and those that did not.
+
+    Raises PermissionError if one of them belongs to another user.
+    """
+    local = [holder for holder in asked if holder.is_here]
+    for holder in local:
+        with suppress(ProcessLookupError):
+            os.kill(holder.pid, signal.SIGTERM)
+    end = time.monotonic() + patience
+    while any(holder.is_here for holder in local) and time.monotonic() < end:
+        time.sleep(0.05)
+    ended = [holder for holder in local if not holder.is_here]
+    return ended, [holder for holder in local if holder not in ended]

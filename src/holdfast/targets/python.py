@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import PythonTarget
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
-    from holdfast.targets.types import Message, PastCall, Replay, Turn
+    from holdfast.targets.types import Message, PastCall, ReplayPolicy, Turn
 
 OFFERED = ("prompt", "messages", "sample", "context")
 
@@ -74,7 +74,11 @@ class Context:
         return _result(function.ask(turn, name, asked, params), loop)
 
     def tool(
-        self, tool: Callable[..., Any] | str, arguments: dict[str, Any] | None = None, *, replay: Replay = "record"
+        self,
+        tool: Callable[..., Any] | str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        replay: ReplayPolicy = "record",
     ) -> Any:
         """Call a function, or by name one of `target.tools`; gives what it returns, as JSON has it.
 
@@ -192,7 +196,9 @@ class PythonFunction:
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
         return await self._models[name].recorded(messages, turn.calls, params)
 
-    async def use(self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: Replay) -> Any:
+    async def use(
+        self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy
+    ) -> Any:
         """A tool's result, for `context.tool`."""
         assert turn.calls is not None
         if isinstance(tool, str):

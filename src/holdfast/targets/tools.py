@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
     from holdfast.spec.schema import ToolBlock
     from holdfast.targets.mcp import McpServer
-    from holdfast.targets.types import Calls, Message, PastCall, Replay, Turn
+    from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n(?!\s+\w+\s*(?:\([^)]*\))?:)\s+.+)*)", re.MULTILINE)
@@ -57,7 +57,7 @@ class Tool:
     description: str
     parameters: dict[str, Any]
     """a JSON Schema"""
-    replay: Replay
+    replay: ReplayPolicy
     run: Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolFailure]]
     home: object = PROCESS
     """what holds the state that calls build"""
@@ -177,7 +177,7 @@ async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
     return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
-def function_tool(function: Callable[..., Any], replay: Replay, where: str) -> Tool:
+def function_tool(function: Callable[..., Any], replay: ReplayPolicy, where: str) -> Tool:
     """A Python function as a tool: what it takes is in its signature, what it is for in its docstring."""
     name = getattr(function, "__name__", type(function).__name__)
     parameters = inspect.signature(function).parameters

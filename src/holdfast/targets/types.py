@@ -20,7 +20,7 @@ Message = dict[str, Any]
 """A message as OpenAI's chat API has it: role, content, and what belongs to tool calls."""
 
 
-Replay = Literal["record", "never", "again"]
+ReplayPolicy = Literal["record", "never", "again"]
 """What happens to a tool call that is on record when a trial goes on after a crash: it is answered from the record; it
 is a side effect that must never happen twice; or it runs again, to bring a server's own state back."""
 
@@ -85,7 +85,7 @@ class Calls(Protocol):
         name: str,
         arguments: Any,
         live: Callable[[], Awaitable[Any]],
-        replay: Replay,
+        replay: ReplayPolicy,
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
     ) -> Any:

@@ -6,10 +6,8 @@ where the job runs. Without a prefix, as older configurations have it, a name me
 
 from __future__ import annotations
 
-import netrc
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -98,10 +96,14 @@ def _variable(name: str, written: Any, origin: str, bare: Kind | None) -> EnvVar
 
 
 def host_value(variable: EnvVar, environ: Mapping[str, str]) -> str | None:
-    """The value of a `host:` variable here; W&B's key also from where `wandb login` keeps it."""
+    """Return the value of a `host:` variable here; W&B's API key also from where `wandb login` stores it."""
     if variable.value in environ:
         return environ[variable.value]
-    return wandb_key(environ) if variable.value == WANDB_KEY else None
+    if variable.value != WANDB_KEY:
+        return None
+    from holdfast.export.wandb import detect
+
+    return detect(environ).api_key
 
 
 def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> None:
@@ -114,22 +116,6 @@ def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -
             [Problem(v.origin, f"{v.name} is host:{v.value}, and {v.value} is not set here") for v in unset.values()],
             remedy="Set it where you submit; write lit:VALUE for a value, runtime:NAME for one the cluster sets.",
         )
-
-
-def wandb_key(environ: Mapping[str, str]) -> str | None:
-    """W&B's key: $WANDB_API_KEY, else what `wandb login` left in ~/.netrc."""
-    if environ.get(WANDB_KEY):
-        return environ[WANDB_KEY]
-    host = re.sub(r"^https?://|/.*$", "", environ.get("WANDB_BASE_URL", "api.wandb.ai"))
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    for path in [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]:
-        try:
-            entry = netrc.netrc(path).authenticators(host)
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if entry and entry[2]:
-            return entry[2]
-    return None
 
 
 def wandb_login_missing() -> UsageError:

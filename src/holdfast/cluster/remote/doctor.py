@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from holdfast.cluster.config.profiles import find_env_file, folder_problem, load_profile, shown, squash_problem
-from holdfast.cluster.config.variables import wandb_key
 from holdfast.cluster.remote.ledger import Ledger, Submitter, new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.cluster.remote.transport import Here, way_to
@@ -355,7 +354,9 @@ def _sandbox(able: Isolation) -> Check:
 def _wandb(profile: Profile, environ: Mapping[str, str]) -> Check:
     project = profile.wandb.project
     said = f"project {project}" if project else "no [wandb] project in env.toml"
-    if wandb_key(environ) is None:
+    from holdfast.export.wandb import detect
+
+    if detect(environ).api_key is None:
         return skipped(
             "W&B", f"no login found; {said}", "Where results go there: run `wandb login`, or set WANDB_API_KEY."
         )

@@ -30,6 +30,7 @@ from holdfast.canonical import digest_bytes
 from holdfast.errors import ClusterError, UsageError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
+from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,6 +62,8 @@ class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
     pid: int
     after: str | None = None
     """id of the job that this one continues, where it is queued as a successor"""
+    start: str = ""
+    """the submitting process's start token; empty in records of earlier versions"""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="kind"):
@@ -196,6 +199,7 @@ class Submitter:
             host=os.uname().nodename,
             pid=os.getpid(),
             after=after,
+            start=start_token(os.getpid()),
         )
         self.ledger.write(intent)
         try:
@@ -266,13 +270,7 @@ def _may_live(intent: Intent, doubt: float) -> bool:
         return False
     if intent.host != os.uname().nodename:
         return True
-    try:
-        os.kill(intent.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return intent.pid != os.getpid()
+    return intent.pid != os.getpid() and is_running(intent.pid, intent.start)
 
 
 class Invocation(msgspec.Struct, frozen=True):

@@ -10,36 +10,26 @@ import secrets
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest_bytes
 from holdfast.cluster.remote.ledger import INTENT, Intent, Job, Ledger, Submitted
 from holdfast.cluster.remote.slurm import JobName
+from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
     from holdfast.cluster.remote.invocation import TaskFile, TaskPlace
 
 
 def process_id(pid: int) -> str:
-    """A process as no other ever is called on this machine since it was started: `<pid>-<start in clock ticks>`."""
-    with suppress(OSError):
-        return f"{pid}-{_fields(pid)[19]}"
-    return f"{pid}-0"
-
-
-def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; the name before them may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    """Return the id of a process as a job: `<pid>-<start token>`."""
+    return f"{pid}-{start_token(pid) or 0}"
 
 
 def is_alive(job: str) -> bool:
-    """Whether that very process still runs."""
-    pid = int(job.partition("-")[0])
-    try:
-        return process_id(pid) == job and _fields(pid)[0] != "Z"
-    except OSError:
-        return False
+    """Return True if the process with this id still runs."""
+    pid, _, start = job.partition("-")
+    return is_running(int(pid), "" if start == "0" else start)
 
 
 def start(ledger: Ledger, task: TaskFile, place: TaskPlace) -> Job:
@@ -54,6 +44,7 @@ def start(ledger: Ledger, task: TaskFile, place: TaskPlace) -> Job:
         time.time(),
         os.uname().nodename,
         os.getpid(),
+        start=start_token(os.getpid()),
     )
     ledger.write(intent)
     # Not `subprocess`, which wants whoever starts a process to stay for its end.

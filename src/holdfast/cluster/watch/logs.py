@@ -1,7 +1,7 @@
-"""Logs of an invocation, from one attempt to the next, and following them until all tasks are over.
+"""Read and follow the logs of an invocation, across jobs.
 
-Every attempt writes a log of its own, so following a task is following a folder: whatever grows in it is shown, in the
-order in which its files were last written. A job that was requeued, or that goes on for another, is simply next.
+Every attempt at a task writes its own log file, so following a task means following a folder: whatever is appended to
+its files is shown, in the order in which the files were last written. A requeued job, or a successor, is the next file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.cluster.remote.chain import Chain
 from holdfast.cluster.remote.invocation import TaskPlace
 from holdfast.cluster.remote.ledger import Ledger, Submitter
 from holdfast.cluster.remote.slurm import Slurm
-from holdfast.errors import ClusterError, Unreachable, UsageError
+from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,192 +24,201 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.transport import Transport
 
 
-PIECE: Final = 4 << 20
-"""bytes read at once"""
+READ_BYTES: Final = 4 << 20
+"""read at once"""
+_POLL_SECONDS: Final = 1.0
+_REASON_SECONDS: Final = 5.0
+"""how often Slurm is asked why a job is pending"""
+_LOST_SECONDS: Final = 60.0
+"""how long a task may have no job before this is reported"""
+_LAST_LINES: Final = 15
 
 
-class Piece(NamedTuple):
-    """What is new in one file."""
+class LogLine(NamedTuple):
+    """A line of a log, and the name of its file."""
 
     file: str
-    data: bytes
+    text: str
 
 
 class Logs:
-    """The logs in one folder whose names fit, with how far each was read."""
+    """The log files in a folder whose names match a pattern. Each line is returned once."""
 
     def __init__(self, transport: Transport, folder: str, pattern: str) -> None:
-        """`pattern` is the shell's: `main-*.log`."""
+        """Read files that match a shell pattern such as `main-*.log`."""
         self._transport = transport
         self.folder = folder
         self._pattern = pattern
-        self._read: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
+        self._unfinished: dict[str, bytes] = {}
+        """per file, what follows its last line break"""
 
     def _sizes(self) -> list[tuple[str, int]]:
-        """The files and their sizes, those written last at the end."""
+        """List the files with their sizes, the one written last at the end."""
         script = (
             'test -d "$1" || exit 0; '
             'find "$1" -maxdepth 1 -type f -name "$2" -printf "%T@ %s %f\\n" | LC_ALL=C sort -s -n -k 1,1'
         )
-        done = self._transport.check(["sh", "-c", script, "sh", self.folder, self._pattern])
-        rows = (line.split(" ", 2) for line in done.text.splitlines())
+        listing = self._transport.check(["sh", "-c", script, "sh", self.folder, self._pattern])
+        rows = (line.split(" ", 2) for line in listing.text.splitlines())
         return [(name, int(size)) for _, size, name in rows]
 
-    def begin_with_the_newest(self) -> None:
-        """Leave out what earlier attempts have said. An attempt may have several logs of a kind: one per instance."""
-        found = self._sizes()
-        newest = self._attempt(found[-1][0]) if found else []
-        self._read.update((name, size) for name, size in found if self._attempt(name) != newest)
+    def skip_earlier_attempts(self) -> None:
+        """Begin with the newest attempt. An attempt may have several logs of a kind: one per instance."""
+        sizes = self._sizes()
+        newest = self._attempt(sizes[-1][0]) if sizes else []
+        self._offsets.update((name, size) for name, size in sizes if self._attempt(name) != newest)
 
     def _attempt(self, name: str) -> list[str]:
-        """Job and restart of a log: `12` and `0` of `deployment-12-0-1.log`."""
+        """Return job and restart of a log: `12` and `0` of `deployment-12-0-1.log`."""
         return name.removeprefix(self._pattern.partition("*")[0]).removesuffix(".log").split("-")[:2]
 
-    def names(self) -> list[str]:
-        """The files there are."""
-        return [name for name, _ in self._sizes()]
+    def read(self) -> Iterator[LogLine]:
+        """Yield the lines that were completed since the last call.
 
-    def read(self) -> Iterator[Piece]:
-        """What is new since the last time."""
-        for name, size in self._sizes():
-            start = self._read.get(name, 0)
-            if size < start:  # begun anew under the same name
-                start = self._read[name] = 0
-            while start < size:
-                data = self._transport.read(f"{self.folder}/{name}", start, min(PIECE, size - start))
+        An attempt that was killed may leave half a line behind. Once a newer attempt writes, that half is a line.
+        """
+        sizes = self._sizes()
+        for name, size in sizes:
+            offset = self._offsets.get(name, 0)
+            if size < offset:  # truncated and written anew
+                offset = 0
+            while offset < size:
+                data = self._transport.read(f"{self.folder}/{name}", offset, min(READ_BYTES, size - offset))
                 if not data:
                     break
-                start += len(data)
-                self._read[name] = start
-                yield Piece(name, data)
+                offset += len(data)
+                self._offsets[name] = offset
+                *lines, self._unfinished[name] = (self._unfinished.get(name, b"") + data).split(b"\n")
+                yield from (_line(name, line) for line in lines)
+            if self._attempt(name) != self._attempt(sizes[-1][0]):
+                yield from self._end(name)
+
+    def end(self) -> Iterator[LogLine]:
+        """Yield the last lines that have no line break."""
+        for name in list(self._unfinished):
+            yield from self._end(name)
+
+    def _end(self, name: str) -> Iterator[LogLine]:
+        if line := self._unfinished.pop(name, b""):
+            yield _line(name, line)
 
 
-class Lines:
-    """Whole lines out of pieces, each with what stands before it."""
-
-    def __init__(self, lead: str = "") -> None:
-        self._lead = lead
-        self._rest: dict[str, bytes] = {}
-
-    def add(self, piece: Piece) -> Iterator[str]:
-        """The lines that are whole now."""
-        *whole, rest = (self._rest.get(piece.file, b"") + piece.data).split(b"\n")
-        self._rest[piece.file] = rest
-        for line in whole:
-            yield self._lead + line.decode(errors="replace")
-
-    def end(self) -> Iterator[str]:
-        """What has no end yet."""
-        for rest in self._rest.values():
-            if rest:
-                yield self._lead + rest.decode(errors="replace")
-        self._rest.clear()
+def _line(file: str, data: bytes) -> LogLine:
+    return LogLine(file, data.decode(errors="replace"))
 
 
-def none_yet(logs: Logs, what: str) -> UsageError:
-    """There is no such log."""
-    return UsageError(
-        f"there is no {what} in {logs.folder} yet", remedy="It begins when the job does; -f waits for it."
-    )
+def task_prefix(names: Sequence[str], number: int) -> str:
+    """Return what the lines of a task begin with: nothing for the only task, `[gsm8k.1] ` if names repeat."""
+    name = names[number]
+    suffix = f".{names[:number].count(name)}" if names.count(name) > 1 else ""
+    return f"[{name}{suffix}] " if len(names) > 1 else ""
 
 
-_FOLLOW_SECONDS: Final = 1.0
-_AGAIN_SECONDS: Final = 15.0
-_ASK_SECONDS: Final = 5.0
-"""how often Slurm is asked why a job waits"""
-_LOST_SECONDS: Final = 60.0
-"""how long a task may have no job, before whoever follows it is told"""
+def repeat(show: Callable[[], bool], notify: Callable[[str], None]) -> None:
+    """Call `show` every second until it returns True. While the cluster is unreachable, wait for it."""
+    unreachable = False
+    while True:
+        try:
+            if show():
+                return
+            if unreachable:
+                notify("the cluster answers again")
+            unreachable = False
+        except Unreachable as error:
+            if not unreachable:
+                notify(f"{error.message}; jobs are not affected, trying again until it answers")
+            unreachable = True
+        time.sleep(_POLL_SECONDS)
 
 
 def follow(transport: Transport, invocation: Invocation, write: Callable[[str], None]) -> int:
-    """Show the main logs of all tasks until all are over; the worst exit code of theirs."""
-    followed = [_Followed(transport, invocation, number) for number in range(len(invocation.tasks))]
-    while True:
-        try:
-            for each in followed:
-                each.show(write)
-        except Unreachable as error:
-            write(f"[info] {error.message}; jobs are not affected by this, trying again")
-            time.sleep(_AGAIN_SECONDS)
-            continue
-        if all(each.over for each in followed):
-            return max((each.code for each in followed), default=0)
-        time.sleep(_FOLLOW_SECONDS)
+    """Show the main logs of all tasks until all tasks are over, and return their worst exit code."""
+    tasks = [_FollowedTask(transport, invocation, number, write) for number in range(len(invocation.tasks))]
+
+    def show() -> bool:
+        for task in tasks:
+            task.show()
+        return all(task.over for task in tasks)
+
+    repeat(show, lambda message: write(f"[info] {message}"))
+    return max((task.exit_code for task in tasks), default=0)
 
 
-def lead(names: Sequence[str], number: int) -> str:
-    """What the lines of a task begin with: nothing where it is the only one, `[gsm8k.1]` where others are called so."""
-    name = names[number]
-    same = f".{names[:number].count(name)}" if names.count(name) > 1 else ""
-    return f"[{name}{same}] " if len(names) > 1 else ""
+class _FollowedTask:
+    """A task whose log is shown until the task is over."""
 
-
-class _Followed:
-    """One task that somebody watches."""
-
-    def __init__(self, transport: Transport, invocation: Invocation, number: int) -> None:
+    def __init__(self, transport: Transport, invocation: Invocation, number: int, write: Callable[[str], None]) -> None:
         self._transport = transport
         self._invocation = invocation
         self._place = TaskPlace(invocation.directory, number)
-        self._lead = lead(invocation.tasks, number)
-        self._read: dict[str, int] = {}
-        self._rest = b""
-        self._seen = time.monotonic()
+        self._logs = Logs(transport, self._place.logs, "main-*.log")
+        self._prefix = task_prefix(invocation.tasks, number)
+        self._write_line = write
+        self._alive = time.monotonic()
+        """when the task last showed a sign of life"""
         self._asked = 0.0
-        self._waits = ""
+        self._reason = ""
         self.over = False
-        self.code = 3
+        self.exit_code = 3
 
-    def show(self, write: Callable[[str], None]) -> None:
-        """What is new, and whether that was all."""
+    def _write(self, text: str) -> None:
+        self._write_line(f"{self._prefix}{text}")
+
+    def show(self) -> None:
+        """Show what is new, and note whether the task is over."""
         if self.over:
             return
-        state = layout.read_state(self._transport, self._place)
-        names = self._transport.run(["ls", self._place.logs]).text.split()
-        for name in layout.logs_of(names, "main"):
-            new = self._transport.read(f"{self._place.logs}/{name}", self._read.get(name, 0))
-            self._read[name] = self._read.get(name, 0) + len(new)
-            *lines, self._rest = (self._rest + new).split(b"\n")
-            for line in lines:
-                write(f"{self._lead}{line.decode(errors='replace')}")
+        state = layout.read_state(self._transport, self._place)  # before the log, whose last lines come before it
+        for line in self._logs.read():
+            self._write(line.text)
         if state.phase in layout.OVER:
-            self.over, self.code = True, 3 if state.exit_code is None else state.exit_code
+            for line in self._logs.end():
+                self._write(line.text)
+            self.over, self.exit_code = True, 3 if state.exit_code is None else state.exit_code
             return
         if state.phase == "waiting" and self._invocation.executor == "slurm":
-            self._say_why_it_waits(write)
+            self._show_pending_reason()
         if state.updated and time.time() - state.updated < _LOST_SECONDS / 2:
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > _LOST_SECONDS:
-            self._seen = time.monotonic()
+            self._alive = time.monotonic()
+        elif time.monotonic() - self._alive > _LOST_SECONDS:
+            self._alive = time.monotonic()
             if not self._has_jobs():
-                for name in layout.logs_of(names, "slurm")[-1:]:  # what was said before Python could say anything
-                    said = self._transport.read(f"{self._place.logs}/{name}").decode(errors="replace")
-                    write("\n".join(f"{self._lead}| {line}" for line in said.splitlines()[-15:]))
-                write(f"{self._lead}no job of it is left; `holdfast resume {self._invocation.id}` continues it")
-                self.over = True
+                self._give_up()
 
-    def _say_why_it_waits(self, write: Callable[[str], None]) -> None:
-        """Slurm's reason in words, whenever it is another one."""
-        if time.monotonic() - self._asked < _ASK_SECONDS:
+    def _show_pending_reason(self) -> None:
+        """Show why Slurm has not started the job, whenever the reason changes."""
+        if time.monotonic() - self._asked < _REASON_SECONDS:
             return
         self._asked = time.monotonic()
-        ledger = Ledger(self._transport, self._invocation.directory)
-        chain = Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place)
         try:
-            live = chain.live("main")
+            live = self._chain().live("main")
         except ClusterError as error:
-            write(f"{self._lead}[info] why it waits cannot be asked: {error.message}")
+            self._write(f"[info] cannot ask Slurm why it is pending: {error.message}")
             self._asked = float("inf")
             return
-        waits = bool(live) and all(job.state == "pending" for job in live)
-        first = min(live, key=lambda job: int(job.id), default=None)  # what comes after it waits for it alone
-        why = f"job {first.handle} is pending: {first.why}" if waits and first and first.why else ""
-        if why and why != self._waits:
-            write(f"{self._lead}[info] {why}")
-        self._waits = why or self._waits
+        pending = bool(live) and all(job.state == "pending" for job in live)
+        first = min(live, key=lambda job: int(job.id), default=None)  # later jobs only wait for the first
+        reason = f"job {first.handle} is pending: {first.why}" if pending and first and first.why else ""
+        if reason and reason != self._reason:
+            self._write(f"[info] {reason}")
+        self._reason = reason or self._reason
 
     def _has_jobs(self) -> bool:
-        ledger = Ledger(self._transport, self._invocation.directory)
         if self._invocation.executor != "slurm":
+            ledger = Ledger(self._transport, self._invocation.directory)
             return bool(local.live_jobs(ledger, self._place.number))
-        return bool(Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place).live("main"))
+        return bool(self._chain().live("main"))
+
+    def _chain(self) -> Chain:
+        ledger = Ledger(self._transport, self._invocation.directory)
+        return Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place)
+
+    def _give_up(self) -> None:
+        """Report that no job is left, with the last output of the batch script: Python may never have started."""
+        logs = Logs(self._transport, self._place.logs, "slurm-*.log")
+        logs.skip_earlier_attempts()
+        for line in [*logs.read(), *logs.end()][-_LAST_LINES:]:
+            self._write(f"| {line.text}")
+        self._write(f"no job of it is left; `holdfast resume {self._invocation.id}` continues it")
+        self.over = True

@@ -17,7 +17,7 @@ from holdfast.formats.waza.files import content
 from holdfast.formats.waza.findings import at
 from holdfast.formats.waza.gotext import literal
 from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
-from holdfast.spec.load_graders import GRADERS, names_file, rubric_text
+from holdfast.spec.load_graders import GRADERS, grader_schema, names_file, rubric_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,10 +150,11 @@ class Graders:
         if kind == "tool_constraint" and not self._allowed(made):
             return None
         if kind in GRADERS:  # of the others it is said later, with all kinds there are
-            self._drop_unknown(made, GRADERS[kind])
-            if issubclass(GRADERS[kind], PatternBlock):
+            schema = grader_schema(kind)
+            self._drop_unknown(made, schema)
+            if issubclass(schema, PatternBlock):
                 fields["dialect"] = "re2"
-            for key in GRADERS[kind].templates:
+            for key in schema.templates:
                 if key in fields:
                     fields[key] = _literals(fields[key])
         return made

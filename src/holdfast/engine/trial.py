@@ -1,0 +1,299 @@
+"""The life of one trial: the conversation with the target, the record of its output, and its grades.
+
+Trials.run          generate an output unless there is one, then grade it
+Trial.generate      render the prompts, have the conversation, record the output
+Trial._converse     turn by turn: ask the target, grade at checkpoints, ask the simulated user
+Trial._ask          take the reply from the record, or ask live and record it
+Trial._attempt      ask once, inside the retries of `engine.retry`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.canonical import digest
+from holdfast.conversation.script import Script
+from holdfast.conversation.simulated_user import Decision
+from holdfast.conversation.turns import Conversation
+from holdfast.engine.replay import Replay, RestartTrial
+from holdfast.engine.retry import Deadline
+from holdfast.engine.workspace import Workspaces
+from holdfast.errors import AttemptError
+from holdfast.graders.types import Case
+from holdfast.store.blobs import Blobs
+from holdfast.store.index import read_output, read_steps
+from holdfast.store.records import NO_USAGE, Output, Timing
+from holdfast.targets.types import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.conversation.script import Prompts
+    from holdfast.engine.grading import Grading
+    from holdfast.engine.hooks import Hooks
+    from holdfast.engine.recorder import Recorder
+    from holdfast.engine.retry import Retrier
+    from holdfast.engine.setup import Opened, Parts
+    from holdfast.plan.plan import PendingTrial
+    from holdfast.store.index import OutputRef
+    from holdfast.store.records import Usage
+    from holdfast.targets.types import Turn
+
+
+class Halted(Exception):
+    """The run has stopped admitting work in the middle of a conversation, which continues in another process."""
+
+
+class Trials:
+    """Runs trials, one call of `run` for each, and holds what they share."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        parts: Parts,
+        recorder: Recorder,
+        retrier: Retrier,
+        grading: Grading,
+        hooks: Hooks | None,
+        *,
+        notice: Callable[[str], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        identity = opened.identified
+        self.spec = identity.spec
+        self.work = identity.work
+        self.target = parts.target
+        self.simulated_user = parts.player
+        self.recorder = recorder
+        self.retrier = retrier
+        self.grading = grading
+        self.hooks = hooks
+        self.notice = notice
+        self.stopping = stopping
+        """whether no new turn may start"""
+        self.script = Script(self.spec)
+        self.blobs = Blobs(opened.rundir.files)
+        self.workspaces = None
+        if self.spec.workspace is not None:
+            self.workspaces = Workspaces(self.spec, self.blobs, opened.rundir.path)
+        # Needed by each trial, and the same for all of them.
+        self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
+        self.checkpoints = grading.checkpoints
+        self._recorded_calls = opened.index.steps
+
+    async def run(self, pending: PendingTrial) -> None:
+        """Generate the trial's output unless it has one, and grade it."""
+        if pending.output is None:
+            try:
+                output, ref = await Trial(pending, self).generate()
+            finally:
+                if self.hooks is not None:
+                    await self.hooks.after_task(pending)
+        else:
+            output, ref = read_output(pending.output), pending.output
+        await self.grading.grade(Case(pending.sample, output, self.blobs), pending, ref)
+
+    async def open_replay(self, pending: PendingTrial) -> Replay:
+        """Return the record of a trial's calls, with those of earlier processes."""
+        recorded = read_steps(self._recorded_calls.pop(pending.key, []))
+        workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.of, pending)
+        return Replay(pending, self.recorder, recorded, self.notice, workspace)
+
+
+class _Answer(NamedTuple):
+    """A live reply of the target."""
+
+    reply: Reply
+    uncounted_usage: Usage
+    """what the reply used beside the calls that were counted one by one"""
+
+
+class Trial:
+    """One trial that has no output yet."""
+
+    def __init__(self, pending: PendingTrial, shared: Trials) -> None:
+        self._pending = pending
+        self._shared = shared
+        self._started, self._clock = time.time(), time.monotonic()
+        self._deadline = Deadline(self._clock + shared.spec.limits.trial_timeout)
+        self._conversation_started = self._started
+        self._replay: Replay | None = None
+        """None where a trial is a single call: a crash then loses no more than that call"""
+
+    async def generate(self) -> tuple[Output, OutputRef]:
+        """Have the conversation and record its output; return when that is on disk."""
+        shared, pending = self._shared, self._pending
+        try:
+            prompts = shared.script.render(pending.sample)
+            if shared.hooks is not None:
+                await shared.hooks.before_task(pending)
+            if shared.multi_call:
+                self._replay = await shared.open_replay(pending)
+        except AttemptError as error:
+            shared.retrier.never_asked(error, pending, self._clock)
+            raise
+        try:
+            conversation = await self._converse_with_restarts(prompts)
+        finally:
+            await self._close()
+        seconds = time.monotonic() - self._clock + (0.0 if self._replay is None else self._replay.replayed_seconds)
+        timing = Timing(round(self._started, 3), round(seconds, 6), conversation.reply.first_token)
+        attempt = 1 + shared.recorder.failed_attempts(pending.key, "target")
+        # Checkpoints grade the conversation as it was after a turn, which the marks say.
+        marked = conversation.turns > 1 or shared.checkpoints
+        stopped_by = shared.work.stop_digest(conversation.turns, pending.panel) if conversation.stopped else UNSET
+        output = replace(
+            self._output(conversation, timing, attempt),
+            state=conversation.state,
+            marks=conversation.marks if marked else UNSET,
+            stopped_by=stopped_by,
+        )
+        usage_counted = shared.multi_turn or (self._replay is not None and self._replay.usage_counted)
+        return output, await shared.recorder.output(output, usage_counted=usage_counted)
+
+    async def _close(self) -> None:
+        if self._replay is not None:
+            await self._replay.close()
+            if self._replay.workspace is not None:
+                await asyncio.to_thread(self._replay.workspace.close)
+
+    async def _converse_with_restarts(self, prompts: Prompts) -> Conversation:
+        """Have the conversation; begin it again where a call that must not happen twice was cut off."""
+        restarts = 0
+        while True:
+            try:
+                return await self._converse(prompts)
+            except RestartTrial as cut_off:
+                if self._replay is None or restarts == self._shared.spec.limits.retries:
+                    raise
+                restarts += 1
+                self._shared.notice(cut_off.message)
+                await self._replay.restart()
+
+    async def _converse(self, prompts: Prompts) -> Conversation:
+        conversation = Conversation(prompts, self._pending.sample, self._pending.trial)
+        self._conversation_started = time.time()
+        prompt = conversation.scripted_prompt
+        while prompt is not None:
+            reply = await self._ask(conversation.begin_turn(prompt))
+            conversation.end_turn(reply, self._conversation_seconds())
+            if await self._stopped_by_checkpoint(conversation):
+                conversation.stopped = True
+                break
+            prompt = conversation.scripted_prompt
+            if prompt is None and self._shared.simulated_user is not None:
+                prompt = await self._ask_simulated_user(conversation)
+        return conversation
+
+    def _conversation_seconds(self) -> float:
+        """Return how long the conversation has taken: by the record where there is one, so that it stays the same."""
+        if self._shared.multi_turn and self._replay is not None:
+            return round(self._replay.turn_seconds, 6)
+        return round(time.time() - self._conversation_started, 6)
+
+    async def _ask(self, turn: Turn) -> Reply:
+        """Return the target's reply. In a conversation of several turns it is on record before it is used."""
+        replay, target = self._replay, self._shared.target
+        assert target is not None
+        if replay is None:
+            return await self._shared.retrier.target(lambda: target.reply(turn), self._pending, self._deadline)
+        if self._shared.multi_turn:
+            request = turn.messages if turn.state is None else [turn.messages, turn.state]
+            key = (turn.number, "turn", digest(request), 1)
+            if (step := replay.take(key)) is not None:
+                response = step.response
+            else:
+                call = replay.begin_call(key)
+                answer = await self._ask_live(replay, turn)
+                response = msgspec.to_builtins(answer.reply)
+                await replay.end_call(call, response, answer.uncounted_usage)
+            replay.end_turn(turn.number, response)
+            reply = msgspec.convert(response, Reply)
+        else:
+            reply = (await self._ask_live(replay, turn)).reply
+        if replay.workspace is not None:
+            replay.workspace.ended(reply.files)
+        return reply
+
+    async def _ask_live(self, replay: Replay, turn: Turn) -> _Answer:
+        if turn.number > 1 and self._shared.stopping():
+            raise Halted
+        return await self._shared.retrier.target(
+            lambda: self._attempt(replay, turn), self._pending, self._deadline, lambda: replay.progress
+        )
+
+    async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
+        """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
+        assert self._shared.target is not None
+        calls = replay.begin_attempt(turn.number)
+        workspace = replay.workspace
+        try:
+            if workspace is not None:
+                await asyncio.to_thread(workspace.begin)
+            try:
+                reply = await self._shared.target.reply(replace(turn, calls=calls))
+            except AttemptError:
+                calls.raise_outage()  # which is why the target failed
+                raise
+            calls.raise_outage()
+            files = None if workspace is None else await asyncio.to_thread(workspace.keep)
+        finally:
+            calls.end()
+        uncounted = reply.usage if calls.usage is None else NO_USAGE
+        return _Answer(replace(calls.with_calls(reply), usage=calls.usage or reply.usage, files=files), uncounted)
+
+    async def _ask_simulated_user(self, conversation: Conversation) -> str | None:
+        """Return the simulated user's next message, which is on record before it is used; None: it stops."""
+        user, replay, turn = self._shared.simulated_user, self._replay, conversation.turns
+        assert user is not None and replay is not None
+        key = (turn, "responder", digest(conversation.messages), 1)
+        if (step := replay.take(key)) is not None:
+            decision = msgspec.convert(step.response, Decision)
+        else:
+            call = replay.begin_call(key)
+            decision = await self._shared.retrier.target(
+                lambda: user.decide(conversation.messages, self._pending.sample, turn), self._pending, self._deadline
+            )
+            await replay.end_call(call, msgspec.to_builtins(decision), decision.usage)
+        if decision.usage.requests:
+            conversation.usage += decision.usage
+        return decision.message
+
+    async def _stopped_by_checkpoint(self, conversation: Conversation) -> bool:
+        """Grade the conversation if there is a checkpoint after its last turn; True if that ends it."""
+        turn = conversation.turns
+        if turn not in self._shared.checkpoints:
+            return False
+        so_far = self._output(conversation, Timing(self._conversation_started, self._conversation_seconds()))
+        case = Case(self._pending.sample, so_far, self._shared.blobs)
+        started = time.monotonic()
+        try:
+            return await self._shared.grading.after_turn(turn, case, self._pending)
+        finally:
+            self._deadline.postpone(time.monotonic() - started)  # graders have time limits of their own
+
+    def _output(self, conversation: Conversation, timing: Timing, attempt: int = 1) -> Output:
+        """Return the record of the conversation as it is now."""
+        reply = conversation.reply
+        return Output(
+            key=self._pending.key,
+            sample=self._pending.sample.id,
+            trial=self._pending.trial,
+            attempt=attempt,
+            messages=[*conversation.messages],
+            output=reply.text,
+            turns=conversation.turns,
+            stop=conversation.stop,
+            usage=conversation.usage,
+            timing=timing,
+            digest=conversation.marks[-1].digest,
+            files=UNSET if reply.files is None else reply.files,
+            calls=conversation.calls,
+            trace=[*conversation.trace] if conversation.trace else UNSET,
+        )

@@ -1,0 +1,38 @@
+"""Where a grader or a target comes from: the eval file that it is part of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import ConfigError, Problem
+from holdfast.spec.fingerprint import file_inside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.document import Location
+    from holdfast.spec.load import Eval
+
+
+class Origin(NamedTuple):
+    """An eval, and the location of one of its blocks."""
+
+    spec: Eval
+    location: Location
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths of the eval file start from."""
+        return self.spec.folder
+
+    def where(self, *keys: str | int) -> str:
+        """Return `file:line: key` of the block, or of a key in the block, for messages."""
+        return self.spec.document.where((*self.location, *keys))
+
+    def read(self, name: str) -> bytes:
+        """Read a file of the eval's folder; raises ConfigError where that fails."""
+        return file_inside(self.folder, name, self.where())
+
+    def error(self, message: str, hint: str | None = None) -> ConfigError:
+        """Make an error that names the block's place in the eval file."""
+        return ConfigError([Problem(self.where(), message)], remedy=hint)

@@ -1,0 +1,213 @@
+"""Properties of `engine.replay`: random conversations, killed at any recorded call, continue from their record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.canonical import digest
+from holdfast.engine.replay import Replay, RestartTrial
+from holdfast.store.records import NO_USAGE, Usage
+
+if TYPE_CHECKING:
+    from holdfast.engine.replay import RecordedCalls
+    from holdfast.store.records import Step
+
+PENDING: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
+
+
+class Call(NamedTuple):
+    """A call that the scripted agent makes."""
+
+    kind: Literal["model", "tool"]
+    request: int
+    policy: Literal["record", "never"] = "record"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Kind and request as the record has them."""
+        return self.kind, digest({"ask": self.request} if self.kind == "model" else [f"tool{self.request}", {}])
+
+
+Turn = list[list[Call]]
+"""groups of calls; those of a group are made at the same time"""
+
+
+class Kill(NamedTuple):
+    """The moment at which a process is killed: while it writes this record, which survives or does not."""
+
+    writes: int
+    survives: bool
+
+
+class Killed(BaseException):
+    pass
+
+
+class Process:
+    """One process of a trial: makes the calls of the conversation, and may be killed at one of its records."""
+
+    def __init__(self, conversation: list[Turn], disk: list[Step], kill: Kill | None) -> None:
+        self.conversation = conversation
+        self.disk = disk
+        self.kill = kill
+        self.written = 0
+        self.executed: Counter[tuple[int, str, str]] = Counter()
+        self.replay = Replay(PENDING, self, self.since_restart(), lambda _: None)  # type: ignore[arg-type]
+        self.on_disk_at_start = self.calls_on_disk()
+
+    def since_restart(self) -> list[Step]:
+        """The records that count, as `store.index` reads them."""
+        restarts = [number for number, step in enumerate(self.disk) if step.kind == "restart"]
+        return self.disk[restarts[-1] + 1 :] if restarts else self.disk[:]
+
+    def calls_on_disk(self) -> Counter[tuple[int, str, str]]:
+        return Counter((step.turn, step.kind, step.request) for step in self.since_restart())
+
+    async def step(self, record: Step) -> None:
+        """Stand in for `Recorder.step`."""
+        if self.kill is not None and self.written >= self.kill.writes:
+            if self.written == self.kill.writes and self.kill.survives:
+                self.disk.append(record)
+            self.written += 1
+            raise Killed
+        await asyncio.sleep(0)  # other calls go on while this one waits for the disk
+        self.written += 1
+        self.disk.append(record)
+
+    async def run(self) -> list[Any]:
+        """Have the conversation as `engine.trial` does; return its replies."""
+        while True:
+            try:
+                return [await self.ask(number, turn) for number, turn in enumerate(self.conversation, 1)]
+            except RestartTrial:
+                await self.replay.restart()
+                self.executed.clear()
+                self.on_disk_at_start.clear()
+
+    async def ask(self, number: int, turn: Turn) -> Any:
+        key = (number, "turn", digest(number), 1)
+        if (step := self.replay.take(key)) is not None:
+            response = step.response
+        else:
+            call = self.replay.begin_call(key)
+            calls = self.replay.begin_attempt(number)
+            response = [await self.make_at_once(calls, number, group) for group in turn]
+            calls.end()
+            await self.replay.end_call(call, response, NO_USAGE)
+        self.replay.end_turn(number, response)
+        return response
+
+    async def make_at_once(self, calls: RecordedCalls, turn: int, group: list[Call]) -> list[Any]:
+        tasks = [asyncio.create_task(self.make(calls, turn, call)) for call in group]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def make(self, calls: RecordedCalls, turn: int, call: Call) -> Any:
+        async def live() -> str:
+            identity = (turn, *call.identity)
+            self.executed[identity] += 1
+            in_script = sum(each.identity == call.identity for group in self.conversation[turn - 1] for each in group)
+            assert self.executed[identity] + self.on_disk_at_start[identity] <= in_script, "made again"
+            if call.policy == "never":
+                intents = self.on_disk_at_start[turn, "intent", call.identity[1]]
+                assert self.executed[identity] + intents <= in_script, "made again after it was cut off"
+            await asyncio.sleep(0)
+            return f"{call.request} {len(self.disk)} {self.executed[identity]}"
+
+        if call.kind == "model":
+            result = await calls.model({"ask": call.request}, live, lambda _: Usage())
+        else:
+            result = await calls.tool(f"tool{call.request}", {}, live, call.policy)
+        responses = [
+            step.response if call.kind == "model" else step.response["result"]
+            for step in self.since_restart()
+            if (step.turn, step.kind, step.request) == (turn, *call.identity)
+        ]
+        assert result in responses, "used before it was on disk"
+        return result
+
+
+def run_process(conversation: list[Turn], disk: list[Step], kill: Kill | None = None) -> tuple[list[Any] | None, int]:
+    """Run a process until it ends or is killed; return its replies, and how many calls it made."""
+    process = Process(conversation, disk, kill)
+    try:
+        replies = asyncio.run(process.run())
+    except Killed:
+        replies = None
+    return replies, sum(process.executed.values())
+
+
+calls = st.one_of(
+    st.builds(Call, st.just("model"), st.integers(0, 2)),
+    st.builds(Call, st.just("tool"), st.integers(0, 1), st.sampled_from(("record", "never"))),
+)
+conversations = st.lists(st.lists(st.lists(calls, min_size=1, max_size=3), max_size=3), min_size=1, max_size=3)
+kills = st.lists(st.builds(Kill, st.integers(0, 12), st.booleans()), max_size=4)
+
+
+@given(conversations, kills)
+def test_a_recorded_call_is_never_made_again_and_its_result_is_kept(
+    conversation: list[Turn], kills: list[Kill]
+) -> None:
+    disk: list[Step] = []
+    for kill in kills:
+        run_process(conversation, disk, kill)
+    replies, _ = run_process(conversation, disk)
+    assert replies is not None
+    assert run_process(conversation, disk) == (replies, 0)
+
+
+@given(conversations, kills)
+def test_the_record_is_in_the_order_of_the_conversation(conversation: list[Turn], kills: list[Kill]) -> None:
+    disk: list[Step] = []
+    for kill in kills:
+        run_process(conversation, disk, kill)
+    run_process(conversation, disk)
+    steps = [step for step in Process(conversation, disk, None).since_restart() if step.kind != "intent"]
+    for number, turn in enumerate(conversation, 1):
+        for group in turn:
+            inside, steps = steps[: len(group)], steps[len(group) :]
+            assert Counter((step.kind, step.request) for step in inside) == Counter(call.identity for call in group)
+            assert {step.turn for step in inside} == {number}
+        assert (steps[0].turn, steps[0].kind) == (number, "turn")
+        steps = steps[1:]
+    assert steps == []
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_a_conversation_that_diverges_uses_no_record_from_there_on(before: list[int], after: list[int]) -> None:
+    """The record answers until the first new call; the recorded calls that it skipped are dropped."""
+
+    async def make(requests: list[int], disk: list[Step], answer: str) -> list[str]:
+        process = Process([], disk, None)
+        attempt = process.replay.begin_attempt(1)
+
+        async def live() -> str:
+            return answer
+
+        return [await attempt.model({"ask": request}, live, lambda _: Usage()) for request in requests]
+
+    disk: list[Step] = []
+    asyncio.run(make(before, disk, "recorded"))
+    unused = Counter(before)
+    numbers: Counter[int] = Counter()
+    expected = []
+    for request in after:
+        numbers[request] += 1
+        if unused and numbers[request] <= Counter(before)[request]:
+            expected.append("recorded")
+            unused -= Counter([request])
+        else:
+            expected.append("live")
+            unused.clear()
+    assert asyncio.run(make(after, disk, "live")) == expected
