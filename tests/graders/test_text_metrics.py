@@ -1,6 +1,5 @@
 """Text metrics: the numbers of the libraries that define them, for each answer and for the whole run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -113,26 +112,26 @@ def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
         )
 
     run = evaluate(rows)
-    found = run.metrics["metrics"]
+    found = run.metrics.graders
     transposed = [list(column) for column in zip(*REFERENCES, strict=True)]
-    assert found["bleu"]["corpus"] == pytest.approx(sacrebleu.BLEU().corpus_score(SAID, transposed).score / 100)
-    assert found["chrf"]["corpus"] == pytest.approx(sacrebleu.CHRF().corpus_score(SAID, transposed).score / 100)
+    assert found["bleu"].totals["corpus"] == pytest.approx(sacrebleu.BLEU().corpus_score(SAID, transposed).score / 100)
+    assert found["chrf"].totals["corpus"] == pytest.approx(sacrebleu.CHRF().corpus_score(SAID, transposed).score / 100)
     best = [
         min((Levenshtein.distance(ref.split(), said.split()) / len(ref.split()), len(ref.split())) for ref in refs)
         for said, refs in zip(SAID, REFERENCES, strict=True)
     ]
     rate = sum(share * length for share, length in best) / sum(length for _, length in best)
-    assert found["wer"]["error_rate"] == pytest.approx(rate) and found["wer"]["corpus"] == pytest.approx(
+    assert found["wer"].totals["error_rate"] == pytest.approx(rate) and found["wer"].totals["corpus"] == pytest.approx(
         max(0, 1 - rate)
     )
-    assert "corpus" not in found["rouge"] and all(
+    assert not found["rouge"].totals and all(
         "counts" not in line for line in lines(run.path / "grades.jsonl") if line["type"] == "rouge"
     )
     (run.path / "metrics.json").unlink()
     again = evaluate(rows)
-    assert again.metrics["metrics"] == json.loads(json.dumps(found)), "rebuilt from the journals"
+    assert again.metrics.graders == found, "rebuilt from the journals"
     more = evaluate([*rows, {"id": "3", "say": "yes", "expected": "yes"}])
     assert (
-        more.metrics["metrics"]["bleu"]["n"] == 4
-        and more.metrics["metrics"]["bleu"]["corpus"] > found["bleu"]["corpus"]
+        more.metrics.graders["bleu"].n == 4
+        and more.metrics.graders["bleu"].totals["corpus"] > found["bleu"].totals["corpus"]
     )

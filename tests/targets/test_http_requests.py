@@ -9,8 +9,8 @@ import pytest
 import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.setup import planned
-from holdfast.export.run_reader import RunReader, Trial
 from holdfast.plan.keys import generation_key, work_digest
+from holdfast.report.run_view import RunView, Trial
 from tests.support.running import lines, server
 from tests.support.specs import Ended, command, load, who, write_spec
 from tests.support.workflow import Answer, Asked, Workflow, workflow
@@ -145,7 +145,7 @@ class Service:
         self._service.asked.clear()
         run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert run.score == 1 and run.path == self.rundir.path
-        trials = list(RunReader(self.rundir).everything())
+        trials = list(RunView(self.rundir).everything())
         assert [len(trial.grades) for trial in trials if isinstance(trial, Trial)] == [1] * len(rows)
         assert [trial.fields for trial in trials] == rows
         return self.plan.to_run, [asked.body["n"] for asked in self._service.asked]

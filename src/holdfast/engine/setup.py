@@ -8,12 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast import __version__
 from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.parameters import check_parameters
-from holdfast.errors import Fault, VersionError
+from holdfast.errors import Fault, ResultsError, VersionError
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.plan.identity import Identified, identify
@@ -148,8 +146,8 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)
-    with suppress(OSError, msgspec.DecodeError, VersionError):
-        if rundir.has_lost_lines(rundir.read_metrics()):
+    with suppress(OSError, ResultsError, VersionError):
+        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing what they held again")
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
