@@ -501,7 +501,7 @@ def test_wazas_own_executor_is_refused_with_the_command_to_type(tmp_path: Path) 
     said = refused(path)
     assert f"{path}:3: config.executor: the executor 'copilot-sdk' is waza's own" in said
     assert f"holdfast eval {path} -m gpt-5" in said and "target.command=" in said
-    assert load(path, "target.command=[./agent]").target.command == ["./agent"]
+    assert load(path, "target.command=[./agent]").target.label == "agent"
 
 
 def test_any_target_is_measured_by_override(tmp_path: Path, provider: Server) -> None:

@@ -287,7 +287,7 @@ def grading(folder: Path) -> Any:
 @pytest.fixture
 def by_run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the verdicts on all rows the key of rows with other values, as earlier versions did where there was one."""
-    monkeypatch.setattr("holdfast.graders.python.gets_other_values", lambda *_: lambda _: True)
+    monkeypatch.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: lambda _: True)
     return monkeypatch
 
 
@@ -344,7 +344,7 @@ class TestVerdictsOfEarlierVersions:
         self, grading: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as before:
-            before.setattr("holdfast.graders.python.gets_other_values", lambda *_: None)
+            before.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: None)
             grading.evaluate([*PLAIN, *OTHERS], **STOPS)
         run, grade, asked = grading.evaluate([*PLAIN, *OTHERS], **STOPS)
         assert (run, grade) == (1, 3), "what such a verdict has ended is said again"

@@ -24,7 +24,7 @@ from holdfast.spec.load_graders import with_rubric
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import validate_block
 from holdfast.targets.prices import Prices
-from holdfast.targets.types import Reply
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ _OF_GRADERS: Final = frozenset({"prompt", "threshold", "weight", "where", "trans
 """keys of a prompt grader that a judge of pairs does not have"""
 
 
-class PairJudge:
+class PairJudge(Target):
     """The target of such a run: says which of two answers is better."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:

@@ -18,7 +18,6 @@ from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_s
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import Trial
-from holdfast.spec.schema import TARGETS
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.durable import replacing
 
@@ -60,7 +59,7 @@ class _Whole:
         self._spec = view.spec
         self._places = grader_places(self._spec)
         self._about = _block(_block(view.manifest.eval, "metadata"), "waza")
-        self._kind = next(kind for kind, block in TARGETS.items() if isinstance(self._spec.target, block))
+        self._kind = self._spec.target.kind
         target = view.manifest.target
         self._model = str(self._about.get("model") or target) if self._kind == "mock" else target
         self._stats: list[dict[str, Any]] = []
