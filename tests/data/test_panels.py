@@ -200,7 +200,7 @@ class TestRunsFromBefore:
     def run(self, evaluate: Any) -> Any:
         run = evaluate(HARD, LONG, NOT_D)
         manifest = RunDir(run.path).read_manifest()
-        fingerprints = manifest.fingerprints["graders"]
+        fingerprints = manifest.fingerprints.graders
         with (run.path / "grades.jsonl").open("ab") as file:
             for output in run.outputs():
                 for name, seen in SEEN.items():

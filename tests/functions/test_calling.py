@@ -226,7 +226,7 @@ class TestEarlierGrades:
         (folder / "checks.py").write_text(code + "\n")
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
-        assert found.identity["graders"]["python"].get("revision") == (1 if revised else None)
+        assert found.identity.graders["python"].get("revision") == (1 if revised else None)
         assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.parts
         (slot,) = found.work.slots
         assert slot.identified(reread=revised)[0] == found.parts["graders"]["python"], "as it always was"

@@ -152,7 +152,7 @@ def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluat
 
 def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate: Any) -> None:
     run = evaluate({**READS, **DOES_NOT}, {})
-    fingerprints = RunDir(run.path).read_manifest().fingerprints["graders"]
+    fingerprints = RunDir(run.path).read_manifest().fingerprints.graders
     (output,) = run.outputs()
     grades = lines(run.path / "grades.jsonl")
     with (run.path / "grades.jsonl").open("wb") as file:

@@ -116,10 +116,10 @@ def test_only_requests_whose_values_were_once_sent_as_texts_have_another_key(
 ) -> None:
     target = {"http": "http://127.0.0.1:1", "request": request_}
     found = who(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
-    assert ("request_values" in found.identity["target"]) == typed
-    texts = {key: value for key, value in found.identity["target"].items() if key != "request_values"}
+    assert ("request_values" in found.identity.target) == typed
+    texts = {key: value for key, value in found.identity.target.items() if key != "request_values"}
     values = {**texts, "request_values": "JSON"}
-    work = work_digest(found.identity["conversation"], values if typed else texts)
+    work = work_digest(found.identity.conversation, values if typed else texts)
     (sample,) = found.dataset
     assert next(found.work.keys(found.survey)) == generation_key(sample.digest, 1, work)
 

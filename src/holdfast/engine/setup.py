@@ -21,8 +21,8 @@ from holdfast.spec.load import target_name
 from holdfast.spec.redact import without_secrets
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
+from holdfast.store.manifest import DatasetInfo, Fingerprints, Manifest
 from holdfast.store.run_lock import hold
-from holdfast.store.rundir import Manifest, RunDir
 from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
     from holdfast.store.lease import RunLease
+    from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
 
@@ -175,16 +176,16 @@ def manifest_of(found: Identified, *, fresh: bool = False) -> Manifest:
         holdfast=__version__,
         python=platform.python_version(),
         platform=f"{host.system} {host.release} {host.machine}",
-        fingerprints={**found.parts, "work": found.work_digest},
+        fingerprints=Fingerprints(**found.parts, work=found.work_digest),
         identity=found.identity,
         fresh=fresh,
         drift=found.drift,
-        dataset={
-            "source": found.dataset.source,
-            "digest": found.survey.digest,
-            "count": found.survey.count,
-            "revision": found.dataset.revision,
-        },
+        dataset=DatasetInfo(
+            source=found.dataset.source,
+            digest=found.survey.digest,
+            count=found.survey.count,
+            revision=found.dataset.revision,
+        ),
         trials=spec.trials,
         eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
         folder=str(spec.folder),

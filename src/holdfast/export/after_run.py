@@ -58,7 +58,7 @@ def write_nat_copy(rundir: RunDir, spec: Eval, failed: Callable[[str], None]) ->
 def write_folder(view: RunView, folder: Path) -> list[Path]:
     """Write both; the results have the metrics and the eval that gave them."""
     manifest = view.manifest
-    sources = manifest.dataset.get("source") or ["samples"]
+    sources = manifest.dataset.source or ["samples"]
     place = folder / slug(manifest.target) / slug(Path(str(sources[0])).name.partition(".")[0] or manifest.name)
     make_directory(place)
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"

@@ -12,7 +12,6 @@ import msgspec
 from holdfast.data.dataset import Dataset
 from holdfast.errors import HoldfastError
 from holdfast.report.run_view import RunView
-from holdfast.store.index import read_line
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Run:
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The transcripts, in the order in which they finished."""
         for ref in RunDir(self.path).load(mend=False).outputs.values():
-            yield msgspec.json.decode(read_line(ref))
+            yield msgspec.json.decode(ref.line.read())
 
     def __repr__(self) -> str:
         if self.metrics is None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.report.run_view import RunView
+    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
-    from holdfast.store.rundir import Manifest
 
 _LONGEST = 20
 """lists up to this long are taken apart"""
@@ -65,7 +65,7 @@ def about(view: RunView) -> dict[str, Any]:
         "version": manifest.holdfast,
         "created": manifest.created,
         "finished": view.rundir.finished,
-        "dataset": manifest.dataset,
+        "dataset": msgspec.to_builtins(manifest.dataset),
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_alone, grader_changes, identity_changes
 from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_difference, sign_flip
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.report.run_view import RunView
+    from holdfast.store.manifest import Identity
     from holdfast.store.metrics import Metrics
     from holdfast.store.records import GradeStatus
 
@@ -33,8 +36,7 @@ class ScoredRun:
 
     path: str
     metrics: Metrics
-    identity: dict[str, Any]
-    """what defines the run: conversation, target, graders, trials"""
+    identity: Identity
     dataset: str
     """digest of the dataset"""
     scores: dict[str, Scores] = field(default_factory=dict)
@@ -62,9 +64,7 @@ class ScoredRun:
 def read_scores(view: RunView) -> ScoredRun:
     """Read the scores of a finished run."""
     manifest = view.manifest
-    run = ScoredRun(
-        str(view.rundir.path), view.final_metrics(), manifest.identity, str(manifest.dataset.get("digest", ""))
-    )
+    run = ScoredRun(str(view.rundir.path), view.final_metrics(), manifest.identity, manifest.dataset.digest)
     for trial in view.results():
         run.keys.setdefault(trial.sample, []).append(trial.key)
         if trial.status in ("passed", "failed"):
@@ -95,7 +95,7 @@ def shared_names(first: ScoredRun, second: ScoredRun) -> list[str]:
 
 def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]:
     """Graders that have a name in common and nothing else, each with what differs, from first to second."""
-    ours, theirs = (run.identity.get("graders", {}) for run in (first, second))
+    ours, theirs = (run.identity.graders for run in (first, second))
     changes = {
         name: grader_changes(grader_alone(ours[name]), grader_alone(theirs[name])) for name in ours if name in theirs
     }
@@ -111,7 +111,7 @@ def changed_thresholds(first: ScoredRun, second: ScoredRun) -> dict[str, tuple[A
 
 def differences(first: ScoredRun, second: ScoredRun) -> list[str]:
     """List what differs between two runs, from first to second, apart from their verdicts."""
-    plain = [{**run.identity, "graders": {}} for run in (first, second)]
+    plain = [msgspec.structs.replace(run.identity, graders={}) for run in (first, second)]
     found = identity_changes(*plain, same_rows=first.dataset == second.dataset)
     ours, theirs = (run.metrics.graders.keys() for run in (first, second))
     found += [f"grader `{name}` only in the first" for name in ours if name not in theirs]

@@ -25,17 +25,17 @@ from holdfast.plan.plan import Slot, Work, verdict_key
 from holdfast.report.verdicts import grading_rules, judge_output
 from holdfast.spec.load import eval_of_run
 from holdfast.store.index import OutputRef, VerdictRef, read_output, read_steps
-from holdfast.store.lines import scan
+from holdfast.store.lines import LineRef, scan
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from holdfast.spec.load import Eval
+    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
     from holdfast.store.records import Step
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.rundir import RunDir
 
 _grade = msgspec.json.Decoder(Grade)
 _error = msgspec.json.Decoder(ErrorRecord)
@@ -166,7 +166,7 @@ class RunView:
         errors = self._errors()
         conditions = Conditions(self.spec)
         # Without such a mark all rows were sent as texts, also those that would not be now.
-        may_be_typed = "request_values" in self.manifest.identity["target"]
+        may_be_typed = "request_values" in self.manifest.identity.target
         try:
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
@@ -196,19 +196,21 @@ class RunView:
         return read_steps(self._steps.get(key, ()))
 
     @cached_property
-    def _steps(self) -> dict[str, list[tuple[Path, int, int]]]:
+    def _steps(self) -> dict[str, list[LineRef]]:
         """Where the recorded calls are, by the trial's key; the index forgets them once there is an output."""
-        places: dict[str, list[tuple[Path, int, int]]] = {}
+        lines: dict[str, list[LineRef]] = {}
         for path in self.rundir.journals("steps"):
             for line in scan(path):
                 if line.sound:
-                    places.setdefault(_keyed.decode(line.data).key, []).append((path, line.offset, len(line.data)))
-        return places
+                    lines.setdefault(_keyed.decode(line.data).key, []).append(
+                        LineRef(path, line.offset, len(line.data))
+                    )
+        return lines
 
     def _slot(self, place: GraderPlace) -> Slot:
-        fingerprint = self.manifest.fingerprints.get("graders", {}).get(place.name, "")
+        fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
         other = None
-        if place.block.type == "python" and (identity := self.manifest.identity["graders"].get(place.name)):
+        if place.block.type == "python" and (identity := self.manifest.identity.graders.get(place.name)):
             plain = grader_alone(identity)
             fingerprint, other = digest(plain), digest(revised(plain))
         return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)

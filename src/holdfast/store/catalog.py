@@ -18,8 +18,8 @@ from holdfast.store.rundir import ARCHIVE, RunDir
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
-    from holdfast.store.rundir import Manifest
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
@@ -172,9 +172,9 @@ def look_at(rundir: RunDir) -> Listed | None:
         id=manifest.id,
         name=manifest.name,
         target=manifest.target,
-        dataset=", ".join(map(str, manifest.dataset.get("source", []))),
+        dataset=", ".join(manifest.dataset.source),
         status=status,
-        total=int(manifest.dataset.get("count", 0)) * manifest.trials,
+        total=manifest.dataset.count * manifest.trials,
         created=manifest.created,
         **common,
     )

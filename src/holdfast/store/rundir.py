@@ -12,6 +12,7 @@ import msgspec
 from holdfast.errors import ManifestError, ResultsError
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
+from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.metrics import Metrics, Results
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version, parse_version
@@ -28,72 +29,8 @@ ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is. Written first, once, and never changed."""
-
-    schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
-    id: str
-    name: str
-    target: str
-    created: str
-    holdfast: str
-    python: str
-    platform: str
-    fingerprints: dict[str, Any]
-    identity: dict[str, Any]
-    """what the fingerprints are made of: conversation, target, graders, trials"""
-    fresh: bool = False
-    """begun with --fresh: it never takes anything from other runs"""
-    drift: dict[str, Any] | None = None
-    """set when outputs were kept although the target's code had changed"""
-    dataset: dict[str, Any]
-    trials: int
-    eval_file: str | None
-    folder: str
-    """what relative paths in the eval are relative to"""
-    eval: dict[str, Any]
-
-
 class _Version(msgspec.Struct):
     schema_version: Any = msgspec.field(name="schemaVersion", default=None)
-
-
-class _Fingerprints(msgspec.Struct):
-    dataset: str
-    conversation: str
-    target: str
-    work: str
-
-
-class _Target(msgspec.Struct):
-    kind: str
-    source: dict[str, str] = {}
-    files: dict[str, str] = {}
-
-
-class _Identity(msgspec.Struct):
-    conversation: dict[str, Any]
-    target: _Target
-    graders: dict[str, Any]
-
-
-class _Dataset(msgspec.Struct):
-    count: int
-    source: list[str] = []
-
-
-class _Inside(msgspec.Struct):
-    """What other runs look at in a manifest: where it is not so, the manifest is not one of ours."""
-
-    fingerprints: _Fingerprints
-    identity: _Identity
-    dataset: _Dataset
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """A manifest out of its file; msgspec's DecodeError where it is none."""
-    msgspec.json.decode(data, type=_Inside)
-    return msgspec.json.decode(data, type=Manifest)
 
 
 class RunDir:
