@@ -204,9 +204,9 @@ def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("127.0.0.1:8000", "'127.0.0.1:8000' is no URL: it begins with http:// or https://"),
-        (["http://a/v1", "b"], "'b' is no URL"),
-        ([], "is a URL, or a list of at least one"),
+        ("127.0.0.1:8000", "'127.0.0.1:8000' is not a URL: it must start with http:// or https://"),
+        (["http://a/v1", "b"], "'b' is not a URL"),
+        ([], "needs at least one URL"),
         (7, "should be text or a list, not 7"),
     ],
 )

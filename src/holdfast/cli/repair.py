@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import Fault, ManifestError, UsageError, VersionError
+from holdfast.errors import Fault, ManifestError, ResultsError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.command("repair")
 @click.argument("run")
-@click.option("-d", "-n", "--dry-run", is_flag=True, help="Only verify.")
+@click.option("-d", "-n", "--dry-run", is_flag=True, help="Verify without repairing; exit with 1 if there is damage.")
 @runs_dir_option
 def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
-    """Verify every line of RUN (path or id) and set damaged ones aside.
+    """Verify every line of RUN (path or id) and set damaged lines aside.
 
-    What is set aside or missing counts as not done: the next `holdfast eval` does it again. Exit code 0 when the run
-    is sound or was made so, 1 when --dry-run found damage.
+    Work that is damaged or missing counts as not done: the next `holdfast eval` does it again. The exit code is 0 if
+    the run is sound or was repaired.
     """
     from holdfast.store.rundir import RunDir
 
@@ -83,12 +82,18 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
         problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
     if index.damage:
         return problems  # which is why lines are missing
-    with suppress(OSError, msgspec.DecodeError, VersionError):
-        metrics = rundir.read_metrics()
-        counted = metrics.get("outputs")
-        if isinstance(counted, int) and counted > len(index.outputs):
-            lost = counted - len(index.outputs)
-            problems.append(f"outputs.jsonl: {lost:,} of the {counted:,} outputs that metrics.json counts are missing")
+    with suppress(VersionError):
+        try:
+            metrics = rundir.read_metrics()
+            if metrics is None:
+                return problems
+            rundir.read_results()
+        except ResultsError as error:
+            return [*problems, error.message]
+        lost = metrics.outputs - len(index.outputs)
+        if lost > 0:
+            counted = f"{metrics.outputs:,} outputs that metrics.json counts"
+            problems.append(f"outputs.jsonl: {lost:,} of the {counted} are missing")
         elif rundir.has_lost_lines(metrics):
             problems.append("the journals are shorter than when metrics.json was written: lines are missing")
     return problems

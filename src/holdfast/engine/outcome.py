@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from holdfast.errors import Interrupted, VersionError
+from holdfast.errors import Interrupted, ResultsError, VersionError
 from holdfast.plan.identity import new_manifest
 from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
-from holdfast.report.metrics import grading_rules, report_so_far
+from holdfast.report.gate import metric_value
+from holdfast.report.metrics import report_so_far
 from holdfast.report.outcome import Outcome
+from holdfast.report.verdicts import grading_rules
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index
+    from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
 
 _QUICK_VERDICTS: Final = 50_000
@@ -34,7 +35,7 @@ def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) ->
     if not rundir.manifest.exists():
         rundir.write_manifest(new_manifest(identity))
     samples, trials = identity.survey.count, identity.spec.trials
-    incomplete = metrics["coverage"] < 1
+    incomplete = metrics.coverage < 1
     return Outcome(
         rundir,
         Plan(samples, trials, finished=samples * trials, to_grade=0, to_run=0),
@@ -46,30 +47,24 @@ def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) ->
     )
 
 
-def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -> dict[str, Any] | None:
+def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -> Metrics | None:
     try:
         metrics = rundir.read_metrics()
-        rules = {
-            name: {key: values[key] for key in ("threshold", "weight")} for name, values in metrics["metrics"].items()
-        }
-        incomplete = metrics["coverage"] < 1
-        ungraded = bool(rules) and metrics["graded"] < metrics["outputs"]
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, VersionError, KeyError, TypeError, AttributeError):
+    except (ResultsError, VersionError):
         return None  # not ours, or damaged: it is rebuilt from the journals if the manifest's version is ours
-    if rundir.has_lost_lines(metrics) or rules != grading_rules(identity.spec):
+    if metrics is None or rundir.has_lost_lines(metrics) or metrics.rules != grading_rules(identity.spec):
         return None
-    if (options.retry_failed and incomplete) or (options.grade_only and ungraded):
+    ungraded = bool(metrics.graders) and metrics.graded < metrics.outputs
+    if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
         return None
     return metrics
 
 
-def missed_gates(spec: Eval, metrics: dict[str, Any]) -> tuple[str, ...]:
+def missed_gates(spec: Eval, metrics: Metrics) -> tuple[str, ...]:
     """Describe each gate of the eval file that is not met."""
     missed = []
     for name, minimum in spec.gate.items():
-        value = metrics[name] if name in ("score", "passed") else metrics["metrics"][name]["score"]
+        value = metric_value(metrics, name)
         if value is None or value < minimum:
             missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {minimum:g}")
     return tuple(missed)
@@ -84,7 +79,7 @@ def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason:
         return None  # a summary of records that stay on disk
 
 
-def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> dict[str, Any] | None:
+def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> Metrics | None:
     """Compute the numbers of an unfinished run that has grades; after an interruption only if that is quick."""
     verdicts = identity.survey.count * identity.spec.trials * max(1, len(identity.work.slots))
     if not index.verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):

@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.budget import check_prices
 from holdfast.engine.log import RunLog
@@ -29,7 +27,7 @@ from holdfast.engine.loop import run_loop
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures, missed_gates
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import DataError, Fault, HoldfastError, VersionError
+from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders, grader_places
 from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
@@ -195,7 +193,7 @@ class Session:
             end_rounds(self.rundir)
         except (Fault, DataError, OSError) as error:
             return Outcome(self.rundir, left, None, self.index.spent, _report_fault(error))
-        self.log.write(f"finished score={metrics['score']} coverage={metrics['coverage']}")
+        self.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
         return Outcome(
             self.rundir,
             left,
@@ -370,8 +368,8 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)
-    with suppress(OSError, msgspec.DecodeError, VersionError):
-        if rundir.has_lost_lines(rundir.read_metrics()):
+    with suppress(OSError, ResultsError, VersionError):
+        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing what they held again")
     index = rundir.load(mend=True)
     index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}

@@ -13,8 +13,6 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
 from holdfast.engine.sources import Chunks
@@ -148,8 +146,7 @@ def run_worker(
         spec, claim_round, folder = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
         if rundir.finished:  # as a job finds it that is started again too late
-            metrics = msgspec.json.decode(rundir.metrics.read_bytes())
-            return Outcome(rundir, Plan(0, 0, 0, 0, 0), metrics, None, already=True)
+            return Outcome(rundir, Plan(0, 0, 0, 0, 0), rundir.read_metrics(), None, already=True)
         raise
     options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
     identity = with_outputs_of((rundir, manifest), identify(spec))

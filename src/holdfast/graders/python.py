@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
-from holdfast.functions import Function, function_source, load_function, split_reference, user_error
+from holdfast.functions import Function, find_function, function_source, load_function, user_error
 from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import PythonGrader
@@ -102,7 +102,7 @@ class PythonCheck(WaitingGrader):
         try:
             msgspec.json.encode(verdict)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _wrong(f"what the function returned cannot be kept as JSON: {error}") from error
+            raise _wrong(f"what the function returned cannot be serialized as JSON: {error}") from error
         return verdict
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
@@ -129,10 +129,10 @@ _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
 
 def _parameters(reference: str, spec: Eval) -> frozenset[str]:
     """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
-    path, name = split_reference(reference, spec.folder)
     if reference not in spec.functions:
-        with suppress(OSError, SyntaxError, ValueError):
-            if (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
+        with suppress(HoldfastError, OSError, SyntaxError, ValueError):
+            found = find_function(reference, spec.folder, "")
+            if found.path is not None and (names := _defined(found.path.read_text("utf-8"), found.name)) is not None:
                 return names
     try:
         function = load_function(reference, spec.folder, "", spec.functions)
@@ -158,13 +158,13 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
-        score = _score(returned.score)
+        score = check_score(returned.score)
         _agree(score, returned.passed, threshold)
         return Verdict(score, str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
         known = {"score", "passed", "feedback", "reason", "details"}
         rest = {key: value for key, value in returned.items() if key not in known}
-        score = _score(returned.get("score", returned.get("passed")))
+        score = check_score(returned.get("score", returned.get("passed")))
         if "score" in returned:
             _agree(score, returned.get("passed"), threshold)
         return Verdict(
@@ -172,7 +172,7 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
             str(returned.get("feedback") or returned.get("reason") or ""),
             returned.get("details", rest or None),
         )
-    return Verdict(_score(returned))
+    return Verdict(check_score(returned))
 
 
 def _agree(score: float | None, passed: Any, threshold: float) -> None:
@@ -188,7 +188,8 @@ def _agree(score: float | None, passed: Any, threshold: float) -> None:
         )
 
 
-def _score(value: Any) -> float | None:
+def check_score(value: Any) -> float | None:
+    """Return a score as a number; raises AttemptError where it is not from 0 to 1."""
     if value is None:
         return None
     try:

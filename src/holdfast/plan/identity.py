@@ -20,14 +20,17 @@ from holdfast.spec.load import target_name
 from holdfast.spec.redact import without_secrets
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.durable import slug
-from holdfast.store.rundir import Manifest, RunDir
+from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
+from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
+    from holdfast.store.manifest import Drift
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,12 @@ class RunIdentity:
     work: Work
     fingerprints: dict[str, Any]
     """digests of all that defines the run"""
-    contents: dict[str, Any]
-    """what the fingerprints are digests of, to say what changed"""
+    contents: Identity
+    """the values behind the fingerprints, to explain what changed"""
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
-    drift: dict[str, Any] | None = None
+    drift: Drift | None = None
     place: Path | None = None
     """where it is, when that is already known: a run may have been moved"""
 
@@ -92,7 +95,7 @@ def identify(spec: Eval) -> RunIdentity:
     ]:
         parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
         identities |= {name: {**identities[name], "reread": True} for name in reread}
-    identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
+    identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
     return RunIdentity(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 
 
@@ -108,16 +111,16 @@ def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
         holdfast=__version__,
         python=platform.python_version(),
         platform=f"{host.system} {host.release} {host.machine}",
-        fingerprints={**identity.fingerprints, "work": identity.work_digest},
+        fingerprints=Fingerprints(**identity.fingerprints, work=identity.work_digest),
         identity=identity.contents,
         fresh=fresh,
         drift=identity.drift,
-        dataset={
-            "source": identity.dataset.source,
-            "digest": identity.survey.digest,
-            "count": identity.survey.count,
-            "revision": identity.dataset.revision,
-        },
+        dataset=DatasetInfo(
+            source=identity.dataset.source,
+            digest=identity.survey.digest,
+            count=identity.survey.count,
+            revision=identity.dataset.revision,
+        ),
         trials=spec.trials,
         eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
         folder=str(spec.folder),
@@ -143,6 +146,23 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
             )
         )
     return tuple(slots), identities
+
+
+def installed_code(identity: RunIdentity) -> list[str]:
+    """Describe the installed code of an eval, which is identified by the version of its distribution."""
+    return sorted({f"{module} ({distribution})" for module, distribution in _installed(identity.contents)})
+
+
+def _installed(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        for value in node:
+            yield from _installed(value)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "source" and isinstance(value, dict):
+                yield from ((name, version) for name, version in value.items() if not name.endswith(".py"))
+            else:
+                yield from _installed(value)
 
 
 def common_files(spec: Eval) -> dict[str, Path | str]:

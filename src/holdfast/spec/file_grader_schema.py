@@ -1,4 +1,4 @@
-"""What users may write in a grader that looks at a trial's files or runs a program on them. Unknown keys are errors."""
+"""Models of graders that check the files of a trial, or run a program on them. Unknown keys are errors."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
@@ -10,11 +10,14 @@ from holdfast.spec.schema import Block, EvalPath, Names, Pattern, Seconds, Works
 
 
 class ContentPattern(Block):
-    """What is in a file."""
+    """Patterns for the content of one file."""
 
     path: WorkspacePath
+    """File in the workspace."""
     must_match: tuple[Pattern, ...] = ()
+    """Patterns that must be found in the file."""
     must_not_match: tuple[Pattern, ...] = ()
+    """Patterns that must not be found in the file."""
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
@@ -24,12 +27,15 @@ class ContentPattern(Block):
 
 
 class FileGrader(PatternBlock):
-    """Which files are there, and what is in them."""
+    """Checks which files exist, and what they contain."""
 
     type: Literal["file"]
     must_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must exist."""
     must_not_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must not exist."""
     content_patterns: tuple[ContentPattern, ...] = ()
+    """Patterns for the contents of files: a list of `{path, must_match, must_not_match}`."""
 
     checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
     templates: ClassVar[tuple[str, ...]] = ()
@@ -43,13 +49,14 @@ class FileGrader(PatternBlock):
 
 
 class ExpectedFile(Block):
-    """A file and what it should be."""
+    """A file with its expected content."""
 
     path: WorkspacePath
+    """File in the workspace."""
     snapshot: EvalPath | None = None
-    """a file in the eval's folder with the same content, byte for byte"""
+    """File in the eval file's folder with the expected content, byte for byte."""
     contains: Names = ()
-    """texts in it; with `-` in front, texts that are not; a `+` in front is only for show"""
+    """Texts that must occur in the file. A leading `-` means that the text must not occur; a leading `+` is ignored."""
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
@@ -68,42 +75,50 @@ class ExpectedFile(Block):
 
 
 class DiffGrader(GraderBlock):
-    """Files compared with what they should be."""
+    """Compares files with their expected contents."""
 
     type: Literal["diff"]
     expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
+    """Files to compare: a list of `{path, snapshot, contains}`."""
     snapshots: dict[str, str | dict[Literal["base64"], str]] = Field(default={})
-    """contents of snapshots by their names, instead of files in the eval's folder: a text or {base64: …}"""
+    """Contents of snapshots by name, as a text or `{base64: …}`, instead of files in the eval file's folder."""
 
     templates: ClassVar[tuple[str, ...]] = ()
     needs_workspace: ClassVar[bool] = True
 
 
 class ProgramGrader(TextBlock):
-    """A program that says by its exit code whether the output is good."""
+    """Runs a program whose exit code is the verdict."""
 
     type: Literal["program"]
     command: str = Field(min_length=1)
-    """a file in the eval's folder, or a program on the PATH"""
+    """Program to run: a file in the eval file's folder, or a program on the `PATH`."""
     args: tuple[str, ...] = ()
-    """templates over the row; one that names a file in the eval's folder is that file"""
+    """Arguments, as templates over the row. An argument that names a file in the eval file's folder stands for that
+    file."""
     timeout: Seconds = 30
+    """Time limit of the program."""
     on_timeout: OnTimeout = "fail"
+    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
     network: bool = False
-    """whether it may talk to others"""
+    """Allow access to the network."""
 
     templates: ClassVar[tuple[str, ...]] = ("args",)
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
 
 class CodeGrader(TextBlock):
-    """Expressions that have to be true."""
+    """Evaluates expressions that must be true."""
 
     type: Literal["code"]
     assertions: Names = Field(min_length=1)
+    """Expressions that must be true, each of which is one check."""
     language: Literal["python", "javascript"] = "python"
+    """Language of the expressions. `javascript` needs `node`."""
     timeout: Seconds = 30
+    """Time limit for all assertions together."""
     on_timeout: OnTimeout = "fail"
+    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
 
     templates: ClassVar[tuple[str, ...]] = ()
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")

@@ -1,7 +1,4 @@
-"""What users may write in a grader that looks at what was said. Unknown keys are errors.
-
-What every kind has is here too; graders of tool calls are in `tool_fields`, those of files in `file_fields`.
-"""
+"""Models of the keys that all graders share, and of graders that check what was said. Unknown keys are errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -11,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, Seconds, Strings, refuse_secret_paths
+from holdfast.spec.schema import BaseUrl, Block, EvalPath, FunctionName, Seconds, Strings, refuse_secret_paths
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -33,16 +30,19 @@ Expected = Annotated[str | int | float | bool | list[str | int | float | bool], 
 
 
 class GraderBlock(Block):
-    """What every grader has."""
+    """Keys that every grader has."""
 
     type: str
+    """Type of the grader."""
     name: str = ""
+    """Name in reports. Default: the type. `overall`, `score`, `passed`, `coverage` and `target` are reserved."""
     weight: float = Field(default=1.0, ge=0)
-    """of this grader in a trial's overall score"""
+    """Weight in the trial's overall score."""
     threshold: float | None = Field(default=None, ge=0, le=1)
-    """the score from which it passes"""
+    """Minimum score to pass. The default depends on the type."""
     where: str | None = None
-    """an expression over the row's fields: where it is false, the grader does not apply"""
+    """Expression over the row's fields. Where it is false, the grader does not apply to the row and counts in no
+    number."""
 
     checks: ClassVar[tuple[str, ...]] = ()
     """of these fields at least one must be set, or the grader would check nothing"""
@@ -93,14 +93,15 @@ class TextBlock(GraderBlock):
     """A grader that looks at text."""
 
     transcript: Literal["last", "all"] = "last"
-    """the last reply, or all that the target has said so far, joined by blank lines"""
+    """What to look at: the `last` reply, or `all` replies so far, joined by blank lines."""
 
 
 class PatternBlock(GraderBlock):
     """A grader with regular expressions."""
 
     dialect: Dialect = "python"
-    """whose meaning a pattern has that both Python's `re` and RE2 can read: `python`, or `re2` (Go's)"""
+    """Meaning of [patterns](graders.md#patterns) that both Python's `re` and RE2 can read: `python`, or `re2` as in
+    Go."""
 
     def patterns(self) -> Iterable[tuple[str, bool]]:
         """Return all regular expressions, each with whether it ignores case."""
@@ -115,28 +116,39 @@ class PatternBlock(GraderBlock):
 
 
 class ExactGrader(TextBlock):
-    """The whole answer equals the expected one."""
+    """Checks that the whole answer equals the expected one."""
 
     type: Literal["exact"]
     expected: Expected = "{{ expected }}"
+    """Expected answer, or a list of accepted answers. Templates over the row."""
     ignore_case: bool = False
+    """Ignore upper and lower case."""
     strip: bool = True
+    """Ignore white space around the answer and the expected value."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class TextGrader(PatternBlock, TextBlock):
-    """The answer contains, or matches, what it should. Ignores case unless the key ends in `_cs`."""
+    """Checks which texts and patterns the answer contains. Keys that end in `_cs` match case."""
 
     type: Literal["text"]
     contains: Strings = []
+    """Texts that must all occur, ignoring case. Templates over the row."""
     contains_cs: Strings = []
+    """Texts that must all occur, matching case. Templates over the row."""
     contains_any: Strings = []
+    """Texts of which at least one must occur, ignoring case. Templates over the row."""
     contains_any_cs: Strings = []
+    """Texts of which at least one must occur, matching case. Templates over the row."""
     not_contains: Strings = []
+    """Texts that must not occur, ignoring case. Templates over the row."""
     not_contains_cs: Strings = []
+    """Texts that must not occur, matching case. Templates over the row."""
     regex_match: Strings = []
+    """Patterns that must be found."""
     regex_not_match: Strings = []
+    """Patterns that must not be found."""
 
     checks: ClassVar[tuple[str, ...]] = (
         "contains",
@@ -165,28 +177,29 @@ class TextGrader(PatternBlock, TextBlock):
 
 
 class ChoiceGrader(TextBlock):
-    """The letter of a multiple-choice answer."""
+    """Checks the letter of a multiple-choice answer."""
 
     type: Literal["choice"]
     expected: Annotated[str | int | list[str | int], _Given] = "{{ expected }}"
-    """a letter, or the position of the right choice counted from 0; of a list any one"""
+    """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
-    """the letters that count"""
+    """Letters that count as choices."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class NumberGrader(PatternBlock, TextBlock):
-    """A number in the answer: the last one, or the one after a pattern."""
+    """Checks a number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
     expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
-    """one number, or a list of which any one will do"""
+    """Expected number, or a list of accepted numbers. Templates over the row."""
     after: str | None = None
-    """a regular expression; the first number after its last match counts"""
+    """Pattern. The first number after its last match is compared. Default: the last number of the answer."""
     tolerance: float = Field(default=0.0, ge=0)
+    """Largest accepted difference."""
     relative: bool = False
-    """the tolerance is a share of the expected number"""
+    """Take `tolerance` as a share of the expected number."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
@@ -223,51 +236,61 @@ class NumberGrader(PatternBlock, TextBlock):
 
 
 class JsonSchemaGrader(GraderBlock):
-    """The answer is JSON that fits a schema."""
+    """Checks that the answer is JSON that fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON Schema that the answer must fit."""
     schema_file: str | None = None
+    """File with the JSON Schema, in the eval file's folder."""
     extract: bool = False
-    """look for the JSON in a ```json block or between the first and last brace"""
+    """Look for the JSON in a ```` ```json ```` block, or between the first and the last brace, instead of parsing
+    the whole answer."""
 
     checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
     templates: ClassVar[tuple[str, ...]] = ()
 
 
 class PythonGrader(TextBlock):
-    """A Python function, `file.py:function`, given what its parameters name."""
+    """Calls a Python function with the values that its parameters name."""
 
     type: Literal["python"]
-    function: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    function: FunctionName
+    """Function to call, as `file.py:function` or `package.module:function`."""
     expected: str | int | float | bool | None = None
-    """default: the row's field of the parameter's name, else `expected`, `answer`, `ground_truth`, `target`, `ideal`"""
+    """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
+    `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
     params: dict[str, Any] = {}
-    """further keyword arguments"""
+    """Further keyword arguments."""
     version: str | None = None
+    """Change this when the function grades differently for a reason its source does not show."""
 
 
 class SimilarityGrader(TextBlock):
-    """How alike the answer and the expected one are, letter by letter."""
+    """Scores how similar the answer is to the expected one."""
 
     type: Literal["similarity"]
     expected: Expected = "{{ expected }}"
-    """of a list the one that is most alike counts"""
+    """Expected text, or a list of which the most similar counts. Templates over the row."""
     method: Literal["ratio", "partial", "token_sort", "token_set", "levenshtein", "jaro_winkler"] = "ratio"
+    """How similarity is measured: `partial` uses the best matching part of the longer text, `token_sort` and
+    `token_set` compare words in any order or as sets."""
     ignore_case: bool = False
+    """Ignore upper and lower case."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
 
 class MathGrader(TextBlock):
-    """The answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
+    """Checks that the answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
 
     type: Literal["math"]
     expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
-    """of a list any one will do"""
+    """Expected value, or a list of accepted values. Templates over the row."""
     timeout: Seconds = 10
-    """for one comparison"""
+    """Time limit for one comparison."""
     on_timeout: OnTimeout = "fail"
+    """Whether a timeout fails the check with score 0 (`fail`), or is an `error` that the next command retries."""
 
     later: ClassVar[tuple[str, ...]] = (*TextBlock.later, "on_timeout")
 
@@ -275,15 +298,15 @@ class MathGrader(TextBlock):
 
 
 class TriggerGrader(GraderBlock):
-    """Whether the prompt is one that a skill is meant for, by the words of its SKILL.md."""
+    """Scores whether the prompt should trigger a skill, by the words of its SKILL.md."""
 
     type: Literal["trigger"]
     skill_path: EvalPath | None = None
-    """the SKILL.md, or the folder it lies in"""
+    """The skill's `SKILL.md`, or its folder, in the eval file's folder."""
     skill: str | None = None
-    """the text of the SKILL.md, where the file is not to be read"""
+    """Text of the skill's `SKILL.md`, instead of a file."""
     mode: Literal["positive", "negative"]
-    """`negative`: the prompt should not be one"""
+    """Whether the prompt should trigger the skill (`positive`) or not (`negative`)."""
 
     templates: ClassVar[tuple[str, ...]] = ()
 
@@ -295,24 +318,25 @@ class TriggerGrader(GraderBlock):
 
 
 class NatGrader(GraderBlock):
-    """An evaluator of NeMo Agent Toolkit, run in this process."""
+    """Runs an evaluator of NeMo Agent Toolkit in this process."""
 
     type: Literal["nat"]
     config_file: str | None = Field(default=None, pattern=r"\.(ya?ml|json)$")
-    """the configuration that has the evaluator, and the components it names; default: the target's"""
+    """NAT configuration with the evaluator and its components, relative to the eval file. Default: the target's."""
     evaluator: str | dict[str, Any] | None = None
-    """its name under `eval.evaluators`, or its block with a `_type`; default: the grader's name"""
+    """Name of the evaluator under `eval.evaluators`, or its block with a `_type`. Default: the grader's name."""
     override: dict[str, Any] = {}
-    """values laid over the configuration, by dotted path"""
+    """Values that override the configuration, by dotted path. Default: the target's."""
     question: str | None = None
-    """what the evaluator gets as the question; a template; default: the first user message"""
+    """Template of the question passed to the evaluator. Default: the first user message."""
     expected: str | int | float | bool | None = None
-    """what it gets as the expected answer; a template; default: the row's `expected`, else its `answer`"""
+    """Template of the expected answer passed to the evaluator. Default: the row's `expected`, else its `answer`."""
     range: tuple[float, float] | None = None
-    """the evaluator's lowest and highest score, mapped to 0 and 1; default: it scores from 0 to 1"""
+    """Lowest and highest score of the evaluator, such as `[1, 5]`, mapped to 0 and 1. Default: 0 to 1."""
     measure: bool = False
-    """keep its number as a measurement, without a verdict"""
+    """Record the number as a measurement, such as seconds or tokens, without a verdict."""
     version: str | None = None
+    """Change this when an installed package grades differently from now on."""
 
     templates: ClassVar[tuple[str, ...]] = ("question", "expected")
 
@@ -332,22 +356,30 @@ RUBRIC_FILES = (".md", ".yaml", ".yml", ".txt")
 
 
 class PromptGrader(GraderBlock):
-    """A judge model with a rubric, or with a prompt of the user's and two tools to say passed and failed with."""
+    """Asks a judge model, with a rubric, or with a prompt of the user's and two tools that report pass and fail."""
 
     type: Literal["prompt"]
     rubric: str | None = Field(default=None, min_length=1)
-    """what to judge by; a template over the row, with `output` and `messages`, or a file in the eval's folder"""
+    """Criteria for the judge: a template with `output`, `messages` and the row's fields, or a `.md`, `.yaml`, `.yml`
+    or `.txt` file in the eval file's folder. A heading between `---` lines is left out."""
     prompt: str | None = Field(default=None, min_length=1)
-    """the judge's task in the user's words; it answers by calling set_waza_grade_pass and set_waza_grade_fail"""
+    """Instructions for the judge in your own words, as a template. The judge answers by calling
+    `set_waza_grade_pass` and `set_waza_grade_fail`."""
     model: str | None = None
-    """the judge; default: the target's model and endpoint"""
+    """The judge. Default: the target's model and endpoint."""
     base_url: BaseUrl | None = None
+    """URL of the judge, or a list of URLs. `${NAME}` takes it from the environment. Not part of the key."""
     api_key_env: str | None = None
+    """Environment variable that holds the judge's API key. Not part of the key."""
     params: dict[str, Any] = {"temperature": 0}
+    """Parameters sent with each request. A reply has at most 4,096 tokens unless `max_tokens` or
+    `max_completion_tokens` is set here."""
     transcript: Literal["last", "all"] = "last"
-    """what the judge sees: the last reply, or the whole conversation"""
+    """What the judge sees: the `last` reply, or `all` of the conversation with its roles."""
     continue_session: bool = False
+    """Not supported: a judge never continues the target's session. Use `transcript: all`."""
     mode: Literal["independent", "pairwise"] = "independent"
+    """Only `independent` is supported. Use `holdfast compare --judge` to compare the answers of two runs."""
 
     checks: ClassVar[tuple[str, ...]] = ("rubric", "prompt")
     templates: ClassVar[tuple[str, ...]] = ("rubric", "prompt")

@@ -1,16 +1,18 @@
-"""What users may write in an eval file, one model per block. Unknown keys are errors."""
+"""Models of the eval file, one per block. Unknown keys are errors."""
 
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from holdfast.spec.redact import bare_url
 from holdfast.spec.regex import compile_regex
 
 SCHEMA_VERSION = "1.2"
-"""Version of the eval file, MAJOR.MINOR. Part of no key. docs/versions.md has what changed in which."""
+"""Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
 
@@ -44,9 +46,9 @@ def _inside(path: str) -> str:
 def _urls(given: str | list[str]) -> str | list[str]:
     for url in urls_of(given):
         if not re.match(r"https?://[^/\s]+|\$\{\w+\}", url):
-            raise ValueError(f"{url!r} is no URL: it begins with http:// or https://, or with a variable as ${{NAME}}")
+            raise ValueError(f"{url!r} is not a URL: it must start with http:// or https:// (or ${{NAME}})")
     if not given:
-        raise ValueError("is a URL, or a list of at least one")
+        raise ValueError("needs at least one URL")
     return given
 
 
@@ -77,12 +79,20 @@ def _compiles_loosely(pattern: str) -> str:
     return pattern
 
 
+def _names_function(reference: str) -> str:
+    if not re.fullmatch(r"([^:]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*", reference):
+        raise ValueError(f"{reference!r} does not name a function: write FILE.py:NAME or PACKAGE.MODULE:NAME")
+    return reference
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
-"""texts of which none is empty; one may stand alone"""
+"""texts, none of them empty; a single text stands for a list of one"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
-"""where a model is asked: one URL, or several, of which each request goes to the least busy one"""
+"""where a model is served: one URL, or several, of which each request goes to the least busy one"""
+FunctionName = Annotated[str, AfterValidator(_names_function)]
+"""a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
 """a file in the eval's folder"""
 WorkspacePath = EvalPath
@@ -105,49 +115,55 @@ class Block(BaseModel):
 
 
 class DatasetBlock(Block):
-    """Where the samples come from."""
+    """The dataset: where the samples come from."""
 
     path: Annotated[Strings, Field(min_length=1)]
-    """file, glob or `hf://owner/name`; relative to the eval file"""
+    """File, glob or list of them, relative to the eval file, or `hf://owner/name`. Reads `.jsonl`, `.json`, `.csv`,
+    `.tsv` and `.parquet`, also compressed as `.gz`, `.zst`, `.bz2` or `.xz`."""
     format: Literal["jsonl", "json", "csv", "parquet"] | None = None
-    """when the name does not tell"""
+    """Format of the files. Default: inferred from the file name."""
     id: str | None = None
-    """the field that names a sample; default `id`, else a digest of the row"""
+    """Field that names a sample. Default: `id`, or a digest of the row where there is no such field."""
     limit: int | None = Field(default=None, ge=1)
+    """Keep only the first N rows, after `where`, `ids`, `tags`, `shuffle` and `offset`."""
     offset: int = Field(default=0, ge=0)
+    """Skip the first N rows, after `where`, `ids`, `tags` and `shuffle`."""
     shuffle: int | None = None
-    """a seed; the order then depends on it and on the rows alone"""
+    """Seed of a random order. The order depends only on the seed and the rows, so a new row never reorders the
+    others. Shuffled rows are held in memory."""
     where: str | None = None
-    """an expression over the row's fields: rows for which it is false are left out"""
+    """Expression over the row's fields, such as `level == "hard" and steps > 3`. Rows for which it is false are left
+    out."""
     ids: Strings = []
-    """globs: only rows whose id, or `name`, matches one"""
+    """Globs. Keep only rows whose id or `name` matches one of them."""
     tags: Strings = []
-    """globs: only rows of whose field `tags` one matches one"""
+    """Globs. Keep only rows with at least one matching entry in their field `tags`."""
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
-    """CSV only: what separates values; default: a comma, or a tab for `.tsv`"""
+    """CSV only: the character between values, such as `";"`. Default: a comma, or a tab for `.tsv`."""
     encoding: str = "utf-8"
-    """of text files, for example `latin-1` or `cp1252`"""
+    """Encoding of text files, such as `latin-1` or `cp1252`."""
     field: str | None = None
-    """JSON only: the key under which a file has its list of rows"""
+    """JSON only: the key that holds the list of rows, with dots for nested keys, as in `data.rows`."""
     split: str = "test"
-    """Hugging Face only"""
+    """Hugging Face only: the split to read."""
     subset: str | None = None
-    """Hugging Face only: the configuration's name"""
+    """Hugging Face only: the name of the configuration."""
     revision: str | None = None
-    """Hugging Face only; the commit it stands for is kept in the manifest"""
+    """Hugging Face only: branch, tag or commit. The commit is recorded in the manifest."""
 
 
 class McpBlock(Block):
     """A server of tools: a program that is started, or a URL."""
 
     command: list[str] = []
-    """started in the trial's workspace, else in the eval file's folder"""
+    """Program and arguments of a server on standard input and output. It is started in the trial's workspace, else
+    in the eval file's folder."""
     url: str | None = Field(default=None, pattern=r"^(https?://|\$\{\w+\})")
-    """may name environment variables as ${NAME}"""
+    """Address of a server over HTTP. May name environment variables as `${NAME}`."""
     env: dict[str, str] = {}
-    """for the program; values may name environment variables as ${NAME}"""
+    """Environment variables for the program. Values may name environment variables as `${NAME}`."""
     headers: dict[str, str] = {}
-    """for the URL; values may name environment variables as ${NAME}"""
+    """HTTP headers for the URL. Values may name environment variables as `${NAME}`."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -160,46 +176,52 @@ class McpBlock(Block):
 
 
 class ScriptedResponse(Block):
-    """What a scripted tool answers to the calls that fit. Without any `match` it fits every call."""
+    """A response of a scripted tool to the calls that match. Without any `match` key it matches every call."""
 
     match: dict[str, Any] = {}
-    """the call's arguments, all of them"""
+    """Match calls with exactly these arguments."""
     match_regex: dict[str, str] = {}
-    """patterns (RE2) by argument; a value that is no text is taken as JSON"""
+    """Match calls by a pattern (RE2) for each named argument. A value that is not text is matched as JSON."""
     match_schema: dict[str, Any] = {}
-    """a JSON Schema for the arguments"""
+    """Match calls whose arguments fit this JSON Schema."""
     result: Any = None
-    """the answer; what is no text is given as JSON"""
+    """Result to return. A value that is not text is returned as JSON."""
     error: str | None = None
-    """the answer is this error instead"""
+    """Error to return instead of a result."""
 
 
 class ScriptedTool(Block):
-    """A tool that answers by a script: the first response that fits a call."""
+    """A tool that answers from a script: the first response that matches a call."""
 
     name: str = Field(min_length=1)
+    """Name of the tool, as the model sees it."""
     description: str = ""
+    """Description of the tool, as the model sees it."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
-    """a JSON Schema, for the model to see"""
+    """JSON Schema of the arguments, as the model sees it. Default: no arguments."""
     responses: list[ScriptedResponse] = Field(min_length=1)
+    """Responses to choose from. The first one that matches a call is used; a call that matches none gets an error."""
 
 
 class ToolBlock(Block):
     """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
 
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """`file.py:function`; its signature and docstring say what it takes"""
+    python: FunctionName | None = None
+    """Function to call, as `file.py:function` or `package.module:function`. Its signature and docstring describe it
+    to the model."""
     mcp: McpBlock | None = None
+    """MCP server whose tools the model may call. Needs `pip install mcp`."""
     scripted: ScriptedTool | None = None
+    """Tool that answers from a script instead of running code."""
     only: list[str] = []
-    """of a server's tools these"""
+    """Names of the MCP server's tools to offer. Default: all."""
     per: Literal["trial", "run"] = "trial"
-    """how long a server lives: one for each trial, or one that all share"""
+    """Lifetime of an MCP server: one for each `trial`, or one that the whole `run` shares."""
     replay: Literal["record", "never", "again"] = "record"
-    """after a crash: a finished call is answered from the record; `never`: it has side effects, and a trial that was
-    cut off in it starts from scratch; `again`: it is run again, to bring a server's own state back"""
+    """How a recorded call is handled after a crash: answered from the record (`record`), the same but never repeated
+    if it was cut off (`never`, for side effects), or run again to restore the tool's state (`again`)."""
     version: str | None = None
-    """change it when the same tool answers differently from now on"""
+    """Change this when the tool answers differently from now on."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -211,41 +233,76 @@ class ToolBlock(Block):
 
 
 class StateBlock(Block):
-    """How an agent's own state is kept after each turn, and given back after a crash."""
+    """Functions that save an agent's own state after each turn, and restore it after a crash."""
 
-    save: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """a function given `context`, returns JSON"""
-    restore: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """a function given `state` and `context`"""
+    save: FunctionName
+    """Function called after each turn with `context`. It returns the state as JSON."""
+    restore: FunctionName
+    """Function called with `state` and `context` before a turn, when the previous turn failed or ran in another
+    process."""
 
 
-class ModelTarget(Block):
+class TargetBlock(Block):
+    """What every target has."""
+
+    multi_call: ClassVar[bool] = False
+    """a reply may take several model or tool calls, which are recorded one by one"""
+
+    _kind: str = PrivateAttr(default="")
+
+    @property
+    def kind(self) -> str:
+        """The kind of target: the key that built-in kinds are written with, or a plug-in's name."""
+        return self._kind
+
+    def with_kind(self, kind: str) -> Self:
+        """Set the kind, once the block is read."""
+        self._kind = kind
+        return self
+
+    @property
+    def label(self) -> str:
+        """The target's name in tables and directory names."""
+        return self.kind
+
+
+class ModelTarget(TargetBlock):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
     model: str = Field(min_length=1)
+    """Name of the model. `local/smollm2-135m` is the embedded model, which Holdfast starts on this machine and stops
+    with the run."""
     base_url: BaseUrl | None = None
-    """one URL or several, ${NAME} for the environment's; default: $OPENAI_BASE_URL"""
+    """URL of the API, or a list of URLs that serve the same model. `${NAME}` takes one URL, or several separated by
+    commas, from the environment. Default: `$OPENAI_BASE_URL`, else OpenAI's API."""
     api_key_env: str = "OPENAI_API_KEY"
-    """the environment variable that holds the key"""
+    """Environment variable that holds the API key. Keys are never written into files."""
     api: Literal["chat", "completions"] = "chat"
+    """Which API to call."""
     params: dict[str, Any] = {}
-    """sent with each request: temperature, max_tokens, stop, seed …"""
+    """Parameters sent with each request, such as `temperature`, `max_tokens`, `stop` or `seed`."""
     stream: bool = False
-    """read the reply as it comes, and note when its first token came"""
+    """Stream the reply and record the time to its first token."""
     identity: Literal["name", "url"] = "name"
-    """`url`: the same model name behind another base_url is another model"""
+    """What identifies the model: its `name` alone, or its name together with the `url`, so that another `base_url`
+    counts as another model."""
     version: str | None = None
-    """change it when the same name answers differently from now on"""
+    """Change this when the same name answers differently from now on."""
     tools: list[ToolBlock] = []
-    """what the model may call: Python functions and MCP servers"""
+    """Tools the model may call: see [agents and tools](agents.md)."""
     max_steps: int = Field(default=20, ge=1)
-    """model calls in one turn, where there are tools"""
+    """Maximum number of model calls in one turn, for models with tools."""
 
     @model_validator(mode="after")
     def _tools_need_chat(self) -> Self:
         if self.tools and self.api != "chat":
             raise ValueError("tools need `api: chat`")
         return self
+
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.model
 
 
 def is_embedded(model: str) -> bool:
@@ -257,117 +314,131 @@ SESSION = "<session>.py:"
 """stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
 
 
-class PythonTarget(Block):
+class PythonTarget(TargetBlock):
     """A Python function, `file.py:function`, relative to the eval file."""
 
-    python: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    python: FunctionName
+    """Function, class or object to call, as `file.py:name`, relative to the eval file, or `package.module:name`."""
     params: dict[str, Any] = {}
-    """handed to the function as `context.params`"""
+    """Values passed to the function as `context.params`."""
     version: str | None = None
+    """Change this when the function answers differently for a reason its source does not show."""
     base_url: BaseUrl | None = None
-    """where `context.model` and `context.base_url` ask; default: $OPENAI_BASE_URL"""
+    """Where `context.model` and `context.base_url` send requests: a URL or a list of URLs. Default:
+    `$OPENAI_BASE_URL`."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key for `base_url`."""
     tools: list[ToolBlock] = []
-    """what `context.tool` can call by name"""
+    """Tools that `context.tool` can call by name."""
     state: StateBlock | None = None
-    """for an agent that keeps its own"""
+    """Functions that save and restore the agent's own memory between turns."""
+
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The file's name and the function, however the path is spelled."""
+        return Path(self.python).name.removeprefix(SESSION)
 
 
-class HttpTarget(Block):
+class HttpTarget(TargetBlock):
     """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
 
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
-    """may name environment variables as ${NAME}"""
+    """URL to post to. May name environment variables as `${NAME}`."""
     request: dict[str, Any]
-    """the body; texts in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text that is one
-    `{{ expression }}` and nothing else becomes the expression's value: a list, a number, an object"""
+    """Body of the request. Texts in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text
+    that is a single `{{ expression }}` keeps the type of its value."""
     response: str = "@"
-    """a JMESPath to the answer in the reply, or in each event of a stream"""
+    """[JMESPath](https://jmespath.org) of the answer in the reply, or in each event of a stream. Default: the whole
+    reply."""
     stream_end: str | None = Field(default=None, min_length=1)
-    """the data or the name of the event that ends a stream: without it, a stream was cut off. `close`: the end of the
-    connection is enough. Default: `[DONE]`, or the end of the transport's last chunk"""
+    """Data or name of the event that ends a stream. `close` accepts the end of the connection. Default: `[DONE]`, or
+    the last chunk of the transfer."""
     headers: dict[str, str] = {}
-    """values may name environment variables as ${NAME}"""
+    """HTTP headers. Values may name environment variables, as in `"Bearer ${TOKEN}"`."""
     version: str | None = None
+    """Change this when the workflow answers differently from now on."""
 
     templates: ClassVar[tuple[str, ...]] = ("request",)
 
+    @property
+    def label(self) -> str:
+        """The URL without credentials and query."""
+        return bare_url(self.http)
 
-class CommandTarget(Block):
+
+class CommandTarget(TargetBlock):
     """A program; its standard output is the answer."""
 
     command: list[str] = Field(min_length=1)
-    """the arguments; each is a template with `prompt` and the row's fields"""
+    """Program and arguments. Each is a template with `prompt` and the row's fields."""
     stdin: str | None = None
-    """a template for what the program reads"""
+    """Template of the text the program reads from standard input. Default: nothing."""
     env: str | None = None
-    """an expression over the row that gives more of the program's environment: a map of names to texts"""
+    """Expression over the row that returns further environment variables, as a mapping of names to texts."""
     working_directory: str | None = None
-    """a template for the folder of the workspace that it starts in; default: the workspace itself"""
+    """Template of the folder in the workspace to start in. Default: the workspace itself."""
     path: list[str] = []
-    """folders of the workspace in which programs are looked for first"""
+    """Folders of the workspace to search for programs first."""
     version: str | None = None
+    """Change this when the program answers differently for a reason its files do not show."""
     proxy: bool = True
-    """give the program an OPENAI_BASE_URL of ours, so that its model calls are recorded, counted and replayed"""
+    """Set `OPENAI_BASE_URL` for the program, so that its model calls are recorded, counted and replayed."""
     base_url: BaseUrl | None = None
-    """where those calls go; default: $OPENAI_BASE_URL"""
+    """Where the proxy sends the program's model calls: a URL or a list of URLs. Default: `$OPENAI_BASE_URL`."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key. The proxy sends it; the program needs none."""
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The program's name."""
+        return Path(self.command[0]).name
 
 
-class NatTarget(Block):
+class NatTarget(TargetBlock):
     """A workflow of NeMo Agent Toolkit, run in this process."""
 
     nat: str = Field(pattern=r"\.(ya?ml|json)$")
-    """its configuration, relative to the eval file"""
+    """Configuration file of the workflow, relative to the eval file."""
     override: dict[str, Any] = {}
-    """values laid over the configuration, by dotted path: `llms.main.temperature`"""
+    """Values that override the configuration, by dotted path, as in `llms.main.temperature`."""
     version: str | None = None
-    """change it when an installed component answers differently from now on"""
+    """Change this when an installed component answers differently from now on."""
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:
         refuse_secret_paths(self.override)
         return self
 
-
-class MockTarget(Block):
-    """A target that says again what it was asked: for trying out an eval without a model."""
-
-    mock: Literal["waza"]
-    """in whose words: those of waza's mock executor"""
-
-
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | NatTarget | MockTarget
-
-TARGETS: dict[str, type[Block]] = {
-    "model": ModelTarget,
-    "python": PythonTarget,
-    "http": HttpTarget,
-    "command": CommandTarget,
-    "nat": NatTarget,
-    "mock": MockTarget,
-}
+    @property
+    def label(self) -> str:
+        """The configuration file's name."""
+        return Path(self.nat).name
 
 
 class Limits(Block):
-    """How fast, how long, how much. Never part of a key."""
+    """Concurrency, timeouts, retries and budgets. Never part of a key."""
 
     concurrency: int | Literal["auto"] | None = None
-    """requests in flight; default 64 (4 for the embedded model)"""
+    """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
+    for a while. Default: 64, or 4 for the embedded model."""
     turn_timeout: Seconds = 120
-    """for one reply of the target; default an hour where a model runs on this machine"""
+    """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
-    """for a whole trial, its retries included but not its waits for a rate limit; default 6 hours for such a model"""
+    """Time limit for a whole trial with its retries. Waiting for a rate limit does not count. Default for the
+    embedded model: 6 hours."""
     retries: int = Field(default=5, ge=0)
-    """how often a failed attempt is repeated in one process; a rate limit is no failure and is waited out"""
+    """How often one process retries a failed attempt. A rate limit is not a failure."""
     max_cost: float | None = Field(default=None, gt=0)
-    """dollars, for the whole run"""
+    """Budget of the whole run in US dollars. Once it is spent, no more trials start."""
     token_budget: int | None = Field(default=None, gt=0)
-    """tokens, for the whole run; the length of a reply is `target.params.max_tokens`"""
+    """Budget of the whole run in tokens. The length of a single reply is `target.params.max_tokens`."""
     max_time: Seconds | None = None
-    """for the whole run"""
+    """Time budget of the whole run. Once it is used up, no more trials start."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
@@ -391,26 +462,34 @@ class Price(Block):
     """US dollars per million tokens."""
 
     input: float = Field(ge=0)
+    """US dollars per million input tokens."""
     output: float = Field(ge=0)
+    """US dollars per million output tokens."""
 
 
 class ResponderBlock(Block):
     """A simulated user: it replies to the target, stops, or abstains. A model with instructions, or a function."""
 
     model: str | None = None
-    """who plays the user; default: the target's own model and endpoint"""
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """a function given what its parameters name: messages, sample, turn; returns a text, or None to stop"""
+    """Model that plays the user. Default: the target's model and endpoint."""
+    python: FunctionName | None = None
+    """Function that plays the user instead of a model, as `file.py:function` or `package.module:function`. It may take
+    `messages`, `sample` and `turn`, and returns the next message, or None to stop."""
     instructions: str | None = None
-    """who the user is and what it wants; a template over the row"""
+    """Who the user is and what they want. A template over the row."""
     max_followups: Annotated[int, Field(ge=1)] | str
-    """how many replies it may give; or an expression over the row that says so, 0 where a row has no such user"""
+    """Maximum number of messages after the prompt, or an expression over the row, with 0 for rows without a
+    simulated user."""
     stop_when: str | None = None
-    """an expression over `output`, `turn` and the row's fields: once true the conversation is over"""
+    """Expression over `output`, `turn` and the row's fields. The conversation ends as soon as it is true."""
     base_url: BaseUrl | None = None
+    """URL of the model that plays the user, or a list of URLs. Default: the target's."""
     api_key_env: str | None = None
+    """Environment variable that holds the API key. Default: the target's."""
     params: dict[str, Any] = {"temperature": 0}
+    """Parameters sent with each request."""
     version: str | None = None
+    """Change this when the simulated user behaves differently from now on."""
 
     templates: ClassVar[tuple[str, ...]] = ("instructions",)
 
@@ -427,32 +506,38 @@ class CheckpointBlock(Block):
     """Graders that run after a turn and may end the conversation."""
 
     after_turn: int = Field(ge=1)
+    """Number of the turn to check, counted from 1."""
     on_failure: Literal["continue", "stop"] = "continue"
+    """What a failed checkpoint does: `continue` the conversation, or `stop` it with score 0. The trial fails in
+    either case."""
     where: str | None = None
-    """an expression over the row's fields: where it is false, the checkpoint does not apply"""
+    """Expression over the row's fields. Where it is false, the checkpoint does not apply."""
     graders: list[dict[str, Any]] = Field(min_length=1)
+    """Graders that check the conversation up to this turn."""
 
 
 class WorkspaceBlock(Block):
     """A folder for each trial. Agents and tools work in it, graders look at it, and it is kept after each turn."""
 
     folder: str | None = None
-    """what it starts with: a folder, relative to the eval file"""
+    """Folder to copy into each trial's workspace, relative to the eval file."""
     files: str | None = None
-    """an expression over the row that gives more of its files: a map of paths to contents"""
+    """Expression over the row that returns further files, as a mapping of paths to contents: a text, `{base64: …}`,
+    or `{text: …, executable: true}`."""
 
 
 class HookBlock(Block):
-    """A program that runs before or after."""
+    """A program to run before or after a run or a trial."""
 
     command: str | Annotated[list[str], Field(min_length=1)]
-    """a text is split at blanks; there is no shell"""
+    """Program and arguments, as a list or as a text that is split at blanks. No shell is involved."""
     working_directory: str = "."
-    """relative to the eval file"""
+    """Folder to start in, relative to the eval file."""
     exit_codes: list[int] = [0]
-    """which of them mean success"""
+    """Exit codes that count as success."""
     error_on_fail: bool = False
-    """a failure stops the run, or is an error of the trial; otherwise it is said and passed over"""
+    """Let a failing `before_run` stop the run, and a failing `before_task` fail the trial. Otherwise failures are
+    only reported."""
 
     @property
     def arguments(self) -> list[str]:
@@ -470,13 +555,13 @@ class HooksBlock(Block):
     """Programs around a run and around its trials. Never part of a key."""
 
     before_run: list[HookBlock] = []
-    """when a process begins to work"""
+    """Programs to run when a process starts generating."""
     after_run: list[HookBlock] = []
-    """when it has no more to do"""
+    """Programs to run when that process has finished generating."""
     before_task: list[HookBlock] = []
-    """before each trial that is run"""
+    """Programs to run before each trial."""
     after_task: list[HookBlock] = []
-    """after it, also when it failed"""
+    """Programs to run after each trial, also after a failed one."""
 
 
 NatStep = Literal[
@@ -503,69 +588,79 @@ NatStep = Literal[
 
 
 class NatOutput(Block):
-    """Also write what finishes as NeMo Agent Toolkit's `workflow_output.jsonl`."""
+    """Files of NeMo Agent Toolkit, written while the run is in progress."""
 
     dir: str
-    """the folder, relative to the eval file"""
+    """Folder for the files, relative to the eval file."""
     step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
-    """which types of steps to write; an empty list stands for all, as in NAT"""
+    """Types of steps to write. An empty list means all, as in NAT."""
 
 
 class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
     nat: NatOutput | None = None
+    """Write NeMo Agent Toolkit's `workflow_output.jsonl` and related files: see
+    [exports](exports.md#nemo-agent-toolkit)."""
     export: list[str | dict[str, Any]] = []
-    """where a finished run goes: `junit`, or `{to: wandb, project: x}`; each is read by the model of its kind"""
+    """Destinations of a finished run, each a name such as `junit` or a mapping such as `{to: wandb, project: x}`:
+    see [exports](exports.md)."""
 
 
 class ExportBlock(Block):
-    """Where a finished run goes."""
+    """A destination of a finished run."""
 
     to: str
+    """Format or service."""
 
 
 class FileExport(ExportBlock):
-    """Files on this machine."""
+    """A destination that is a folder of files."""
 
     dir: str | None = Field(default=None, min_length=1)
-    """the folder, relative to the eval file; default: `export/<format>` in the run directory"""
+    """Folder for the files, relative to the eval file. Default: `export/FORMAT` in the run directory."""
 
 
 class TrackerExport(ExportBlock):
-    """A service that keeps runs."""
+    """A destination that is a service."""
 
     description: str | None = None
+    """Description of the run."""
     extra_metadata: dict[str, Any] = {}
-    """kept beside the configuration"""
+    """Further values to record with the configuration."""
 
 
 class WandbExport(TrackerExport):
     """Weights & Biases."""
 
     project: str | None = None
-    """default: $WANDB_PROJECT, else `holdfast`"""
+    """Project. Default: `$WANDB_PROJECT`, else what `wandb init` set, else `holdfast`."""
     entity: str | None = None
-    """default: $WANDB_ENTITY, else the login's own"""
+    """User or team. Default: `$WANDB_ENTITY`, else that of the login."""
     name: str | None = None
-    """how the run is shown; default: the eval's name and the target's"""
+    """Display name of the run. Default: the names of the eval and the target."""
     group: str | None = None
+    """Group of the run."""
     job_type: str = "evaluation"
+    """Job type of the run."""
     tags: Strings = []
+    """Tags of the run."""
     mode: Literal["online", "offline"] | None = None
-    """default: $WANDB_MODE, else online where there is a login and a network"""
+    """Send the run (`online`) or write it to disk (`offline`). Default: `$WANDB_MODE`, else online if there is a
+    login and the server answers."""
 
 
 class MlflowExport(TrackerExport):
     """MLflow."""
 
     tracking_uri: str | None = None
-    """default: $MLFLOW_TRACKING_URI"""
+    """Address of the server. Default: `$MLFLOW_TRACKING_URI`."""
     experiment_name: str | None = None
-    """default: $MLFLOW_EXPERIMENT_NAME, else the eval's name"""
+    """Experiment. Default: `$MLFLOW_EXPERIMENT_NAME`, else the eval's name."""
     run_name: str | None = None
-    """default: the eval's name and the target's"""
+    """Display name of the run. Default: the names of the eval and the target."""
     tags: dict[str, str | int | float | bool] = {}
+    """Tags of the run."""
 
     @model_validator(mode="after")
     def _no_password(self) -> Self:
@@ -587,27 +682,45 @@ class EvalFields(Block):
     """The top of an eval file; target and graders are read by their own models."""
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
     name: str = Field(min_length=1, max_length=120)
+    """Name of the eval, and of the folder of its runs."""
     metadata: dict[str, Any] = {}
-    """whatever should be kept with the run; in no key"""
+    """Any mapping to record with the run."""
     dataset: DatasetBlock | None = None
+    """Where the samples come from: see [`dataset`](#dataset)."""
     samples: list[dict[str, Any]] | None = None
+    """The samples themselves, as a list of mappings, instead of `dataset`."""
     target: dict[str, Any]
+    """What to evaluate: see [targets](targets.md)."""
     system: str | None = None
+    """Template of the system message."""
     prompt: str = Field(min_length=1)
+    """Template of the first user message."""
     follow_ups: list[str] | str = []
-    """the user's further messages, each a template; or an expression over the row that gives their list"""
+    """Templates of further user messages, or an expression over the row that returns a list of them: see
+    [conversations](conversations.md)."""
     responder: ResponderBlock | None = None
+    """Simulated user that continues the conversation: see [conversations](conversations.md#a-simulated-user)."""
     workspace: WorkspaceBlock | None = None
-    """a folder for each trial"""
+    """Folder for each trial: see [workspaces](agents.md#workspaces)."""
     checkpoints: list[CheckpointBlock] = []
+    """Graders that run after a given turn: see [conversations](conversations.md#checkpoints)."""
     trials: int = Field(default=1, ge=1)
+    """Number of trials per sample."""
     graders: list[dict[str, Any]] = []
+    """Checks of the outputs: see [graders](graders.md)."""
     limits: Limits = Limits()
+    """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}
+    """Minimum values by metric, from 0 to 1: a grader's name, `score`, `passed` or `NAME/pass@K`. Below a minimum
+    the exit code is 1."""
     hooks: HooksBlock = HooksBlock()
+    """Programs to run before and after the run and its trials: see [`hooks`](#hooks)."""
     output: OutputBlock = OutputBlock()
+    """Exports of the finished run: see [`output`](#output)."""
     baseline: dict[str, Any] | None = None
-    """a second target, evaluated beside the first"""
+    """Second target to evaluate in a run of its own. Keys that it lacks are taken from `target` if both are of the
+    same kind."""
     prices: dict[str, Price] = {}
-    """dollars per million tokens, for models the built-in table lacks"""
+    """Prices of models that the built-in table lacks, by model: see [`prices`](#prices)."""

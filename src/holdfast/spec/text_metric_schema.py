@@ -1,4 +1,4 @@
-"""What users may write in a text metric: how much an answer has in common with a reference. Unknown keys are errors."""
+"""Models of text metrics, which compare an answer with references. Unknown keys are errors."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -9,11 +9,12 @@ from holdfast.spec.grader_schema import Expected, TextBlock
 
 
 class OverlapBlock(TextBlock):
-    """What every text metric has."""
+    """Keys that every text metric has."""
 
     expected: Expected = "{{ expected }}"
-    """the reference, or a list of references"""
+    """Reference, or a list of references. Templates over the row."""
     ignore_case: bool = False
+    """Ignore upper and lower case."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("expected",)
 
@@ -27,6 +28,7 @@ class BleuGrader(OverlapBlock):
 
     type: Literal["bleu"]
     tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
+    """Tokenizer of sacrebleu."""
 
 
 class ChrfGrader(OverlapBlock):
@@ -34,7 +36,7 @@ class ChrfGrader(OverlapBlock):
 
     type: Literal["chrf"]
     word_order: int = Field(default=0, ge=0, le=4)
-    """2 is chrF++"""
+    """Length of word n-grams to include: 0 for chrF, 2 for chrF++."""
 
 
 class RougeGrader(OverlapBlock):
@@ -42,10 +44,11 @@ class RougeGrader(OverlapBlock):
 
     type: Literal["rouge"]
     variant: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
+    """Which ROUGE to compute."""
     stem: bool = False
-    """compare English words by their stems"""
+    """Compare the stems of English words."""
     tokenize: Literal["words", "characters"] = "words"
-    """`words` are those of Latin letters and digits; `characters` is for languages without spaces"""
+    """Compare `words` of Latin letters and digits, or `characters` for languages without spaces."""
 
 
 class CharF1Grader(OverlapBlock):
@@ -55,6 +58,6 @@ class CharF1Grader(OverlapBlock):
 
 
 class ErrorRateGrader(OverlapBlock):
-    """1 less the error rate: insertions, deletions and substitutions for each word or character of the reference."""
+    """1 minus the error rate: insertions, deletions and substitutions per word or character of the reference."""
 
     type: Literal["wer", "cer"]

@@ -1,4 +1,4 @@
-"""What users may write in a grader that looks at tool calls. Unknown keys are errors."""
+"""Models of graders that check tool calls. Unknown keys are errors."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Self
@@ -13,9 +13,13 @@ class Range(Block):
     """Bounds of a number."""
 
     gte: float | None = None
+    """Minimum, inclusive."""
     lte: float | None = None
+    """Maximum, inclusive."""
     gt: float | None = None
+    """Minimum, exclusive."""
     lt: float | None = None
+    """Maximum, exclusive."""
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Self:
@@ -25,15 +29,18 @@ class Range(Block):
 
 
 class Matcher(Block):
-    """What an argument of a call has to be. Exactly one way to say it."""
+    """A condition on an argument of a call, by exactly one of its keys."""
 
     equals: Any = None
-    """this JSON value; null counts"""
+    """JSON value that the argument must equal. `1` equals `1.0` but not `true`; null is a value too."""
     regex: Pattern | None = None
-    """a pattern found in it; what is no text is taken as JSON"""
+    """Pattern to find in the argument. A value that is not text is searched as JSON."""
     contains: str | None = Field(default=None, min_length=1)
+    """Text to find in the argument. A value that is not text is searched as JSON."""
     range: Range | None = None
+    """Bounds of a number: `gte`, `lte`, `gt`, `lt`."""
     json_schema: dict[str, Any] | None = Field(default=None, min_length=1)
+    """JSON Schema that the argument must fit."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -44,10 +51,12 @@ class Matcher(Block):
 
 
 class CallSpec(Block):
-    """A call that is looked for: the tool's name, and what its arguments have to be."""
+    """A call to look for: the tool's name, and conditions on its arguments."""
 
     tool: LoosePattern
+    """Pattern of the tool's name, ignoring case."""
     args: dict[str, Matcher] = Field(default={})
+    """Matchers by argument, all of which must match. An argument that is missing does not match."""
 
     def patterns(self) -> Iterator[tuple[str, bool]]:
         """Return the regular expressions, each with whether it ignores case."""
@@ -58,11 +67,14 @@ class CallSpec(Block):
 
 
 class ConstraintSpec(CallSpec):
-    """The same, with patterns for the arguments that most tools have."""
+    """A call to look for, with patterns for the arguments that most tools have."""
 
     command_pattern: LoosePattern | None = None
+    """Pattern of the argument `command` or `cmd`, ignoring case."""
     path_pattern: LoosePattern | None = None
+    """Pattern of the argument `path` or `file_path`, ignoring case."""
     skill_pattern: LoosePattern | None = None
+    """Pattern of the skill's name, ignoring case."""
 
     def patterns(self) -> Iterator[tuple[str, bool]]:
         """Return those of the arguments too."""
@@ -79,16 +91,19 @@ class ToolBlock(GraderBlock):
 
 
 class BehaviorGrader(ToolBlock):
-    """How much the target did, and with which tools."""
+    """Checks how much the target did, and with which tools."""
 
     type: Literal["behavior"]
     max_tool_calls: int | None = Field(default=None, ge=0)
-    """0: none at all"""
+    """Maximum number of tool calls; 0 allows none."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """input and output together; where the target does not say, the grade is an error"""
+    """Maximum number of input and output tokens together. If the target reports no tokens, the grade is an error."""
     max_duration_ms: float | None = Field(default=None, gt=0)
+    """Maximum duration of the trial in milliseconds."""
     required_tools: Names = ()
+    """Names of tools that must be called."""
     forbidden_tools: Names = ()
+    """Names of tools that must not be called."""
 
     checks: ClassVar[tuple[str, ...]] = (
         "max_tool_calls",
@@ -106,22 +121,30 @@ class BehaviorGrader(ToolBlock):
 
 
 class ActionSequenceGrader(ToolBlock):
-    """Which tools were called, in which order."""
+    """Checks which tools were called, in which order."""
 
     type: Literal["action_sequence"]
     expected_actions: Names = Field(min_length=1)
+    """Names of the tools to call."""
     matching_mode: Literal["exact_match", "in_order_match", "any_order_match"]
+    """How calls must match: exactly (`exact_match`), in order with others in between (`in_order_match`), or each at
+    least as often in any order (`any_order_match`)."""
 
 
 class SkillInvocationGrader(ToolBlock):
-    """Which skills were used, in which order."""
+    """Checks which skills were used, in which order."""
 
     type: Literal["skill_invocation"]
     required_skills: Names = ()
+    """Names of skills that must be used."""
     forbidden_skills: Names = ()
+    """Names of skills that must not be used."""
     mode: Literal["exact_match", "in_order", "any_order"] | None = None
-    """needed with required_skills"""
+    """How required skills must match: exactly, in order with others in between, or in any order. Needed with
+    `required_skills`."""
     allow_extra: bool = True
+    """Allow skills beyond the required ones. If false, extra skills reduce the score by 0.6 × their share and fail
+    the check."""
 
     checks: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
 
@@ -135,15 +158,19 @@ class SkillInvocationGrader(ToolBlock):
 
 
 class ToolCallsGrader(PatternBlock, ToolBlock):
-    """Which tools were called, how often, and with what."""
+    """Checks which tools were called, how often, and with which arguments."""
 
     type: Literal["tool_calls"]
     required_tools: Names = ()
+    """Names of tools that must be called."""
     forbidden_tools: Names = ()
+    """Names of tools that must not be called."""
     min_calls: int = Field(default=0, ge=0)
+    """Minimum number of calls in total."""
     max_calls: int | None = Field(default=None, ge=0)
+    """Maximum number of calls in total."""
     expect: tuple[CallSpec, ...] = ()
-    """each needs one call of that name whose arguments all fit"""
+    """Calls to look for. Each needs one call whose name and arguments all match."""
 
     checks: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools", "min_calls", "max_calls", "expect")
 
@@ -160,13 +187,15 @@ class ToolCallsGrader(PatternBlock, ToolBlock):
 
 
 class ToolConstraintGrader(PatternBlock, ToolBlock):
-    """Calls that have to be there, calls that must not, and the only tools that may be called."""
+    """Checks calls that must occur, calls that must not, and the only tools that may be called."""
 
     type: Literal["tool_constraint"]
     expect_tools: tuple[ConstraintSpec, ...] = ()
+    """Calls that must occur."""
     reject_tools: tuple[ConstraintSpec, ...] = ()
+    """Calls that must not occur."""
     allow_only: tuple[LoosePattern, ...] = ()
-    """an empty list allows no tool at all"""
+    """Patterns of the only tools that may be called, as one check. An empty list allows no tool at all."""
 
     checks: ClassVar[tuple[str, ...]] = ("expect_tools", "reject_tools", "allow_only")
 

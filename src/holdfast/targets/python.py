@@ -14,21 +14,20 @@ from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault, UsageError
-from holdfast.functions import Function, load_function, user_error
-from holdfast.spec.schema import ModelTarget
+from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.spec.schema import ModelTarget, PythonTarget
 from holdfast.store.records import Usage
 from holdfast.targets.lifetime import instance_of, lifetime
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, home_of, use
-from holdfast.targets.types import PROCESS, Home, Reply
+from holdfast.targets.tools import Toolbox, as_text, home_of, tools_identity, use
+from holdfast.targets.types import PROCESS, Home, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import PythonTarget
+    from holdfast.spec.origin import Origin
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, ReplayPolicy, Turn
@@ -38,7 +37,7 @@ OFFERED = ("prompt", "messages", "sample", "context")
 
 @dataclass
 class Context:
-    """What a Python target may want to know and to use beside the prompt.
+    """The trial that a Python target answers for: its settings, and recorded calls of models and tools.
 
     Calls made with `model` and `tool` are on disk before their results are used. After a crash the function runs again
     from the start of its turn, and they are answered from the record until new ground is reached.
@@ -104,16 +103,21 @@ def _result(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> 
     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
-class PythonFunction:
+class PythonFunction(Target):
     """Calls the user's function once per turn."""
 
-    def __init__(self, block: PythonTarget, spec: Eval) -> None:
+    schema = PythonTarget
+    block: PythonTarget
+
+    def __init__(self, block: PythonTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        spec = origin.spec
+
         def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
             where = spec.document.where(("target", *key))
             found = load_function(reference, spec.folder, where, spec.functions)
             return Function(found, offered, where, takes_fields=offered is OFFERED)
 
-        self._block = block
         self._prices = spec.prices
         where = spec.document.where(("target", "python"))
         found = load_function(block.python, spec.folder, where, spec.functions)
@@ -128,6 +132,20 @@ class PythonFunction:
         self._proxy: Proxy | None = None
         self._opened = AsyncExitStack()
 
+    @classmethod
+    def identity(cls, block: PythonTarget, origin: Origin) -> dict[str, Any]:
+        """Return the code of all functions, and the values that they get."""
+        spec = origin.spec
+        name, source = function_source(block.python, spec.folder, origin.where("python"), spec.functions)
+        files = {**source}  # a copy: the scan of a file is shared by all that ask for it
+        identity: dict[str, Any] = {"function": name, "source": files, "params": block.params, "version": block.version}
+        if block.tools:
+            identity["tools"] = tools_identity(block.tools, spec)
+        if block.state is not None:
+            for key, hook in (("save", block.state.save), ("restore", block.state.restore)):
+                files |= function_source(hook, spec.folder, origin.where("state", key), spec.functions)[1]
+        return identity
+
     @property
     def function(self) -> Function:
         """The user's function."""
@@ -138,10 +156,10 @@ class PythonFunction:
             if self._function.takes("context"):
                 from holdfast.targets.proxy import Proxy
 
-                self._proxy = await opening.enter_async_context(Proxy(self._block, self._prices))
+                self._proxy = await opening.enter_async_context(Proxy(self.block, self._prices))
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
-            await opening.enter_async_context(lifetime(self._object, self._block.params, self._where))
+            await opening.enter_async_context(lifetime(self._object, self.block.params, self._where))
             self._opened = opening.pop_all()
         return self
 
@@ -153,7 +171,7 @@ class PythonFunction:
     async def reply(self, turn: Turn) -> Reply:
         """Whatever the function returns, as a reply."""
         calls, proxy = turn.calls, self._proxy
-        context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self._block.params, turn.state)
+        context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self.block.params, turn.state)
         if calls is not None:
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
@@ -162,7 +180,7 @@ class PythonFunction:
             context.base_url = proxy.base_url(calls)
             proxy.admit(calls)
         try:
-            return _settled(await self._call(turn, context))
+            return await self._call(turn, context)
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
@@ -185,14 +203,14 @@ class PythonFunction:
             **self._function.of_row(turn.sample.fields, "agent"),
         }
         reply = _as_reply(await self._function(offered))
-        return reply if self._save is None else replace(reply, state=await self._save({"context": context}))
+        return _settle(reply if self._save is None else replace(reply, state=await self._save({"context": context})))
 
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
         """A model's answer, for `context.model`."""
         assert turn.calls is not None
         async with self._opening:  # calls may come side by side, and the embedded model takes its time
             if name not in self._models:
-                block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
+                block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
         return await self._models[name].recorded(messages, turn.calls, params)
 
@@ -263,12 +281,16 @@ def _as_json(value: Any) -> Any:
         return as_text(value)
 
 
-def _settled(reply: Reply) -> Reply:
-    """The reply as the journal will give it back; what JSON cannot hold is the agent's fault, not the run's."""
+def settle_reply(returned: Any) -> Reply:
+    """Return what a user's code returned as the reply that the journal will give back."""
+    return _settle(_as_reply(returned))
+
+
+def _settle(reply: Reply) -> Reply:
     try:
         return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
     except (TypeError, ValueError, RecursionError) as error:
-        raise AttemptError("agent", f"the function's reply cannot be kept as JSON: {error}", retry=False) from error
+        raise AttemptError("agent", f"the reply cannot be serialized as JSON: {error}", retry=False) from error
 
 
 def _as_reply(returned: Any) -> Reply:
@@ -280,7 +302,7 @@ def _as_reply(returned: Any) -> Reply:
         return _from_dict(returned)
     raise AttemptError(
         "agent",
-        f"the function returned {type(returned).__name__}, not a text, a dict with `output`, or a holdfast.Reply",
+        f"the target returned {type(returned).__name__}, not a text, a dict with `output`, or a holdfast.Reply",
         retry=False,
     )
 
@@ -291,7 +313,7 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
     if text is None and messages:
         text = messages[-1].get("content")
     if not isinstance(text, str):
-        raise AttemptError("agent", f"the function's reply has no text: {str(returned)[:200]}", retry=False)
+        raise AttemptError("agent", f"the reply has no text: {str(returned)[:200]}", retry=False)
     if messages is None and returned.get("tool_calls"):
         messages = [{"role": "assistant", "content": text, "tool_calls": returned["tool_calls"]}]
     counts = returned.get("usage") or {}

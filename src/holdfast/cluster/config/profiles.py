@@ -58,51 +58,83 @@ Lines = Annotated[list[str], BeforeValidator(_list)]
 
 
 class ProfileBlock(Block):
-    """What a profile, and `run.env` of a configuration, may say."""
+    """Keys of a profile, and of `run.env` in a configuration."""
 
     executor: Literal["slurm", "local"] | None = None
+    """Where jobs run: on a `slurm` cluster, or as processes of this machine (`local`)."""
     account: str | None = None
+    """Slurm account of the jobs."""
     partition: str | None = None
+    """Slurm partition of the jobs."""
     run_partition: str | None = None
-    """instead of partition, for --run"""
+    """Partition for `--run`. Default: `partition`."""
     batch_partition: str | None = None
-    """instead of partition, for --batch"""
+    """Partition for `--batch`. Default: `partition`."""
     nodes: int | None = Field(default=None, ge=1)
+    """Number of nodes of a job."""
     ntasks_per_node: int | None = Field(default=None, ge=1)
+    """Slurm tasks per node."""
     nproc_per_node: int | None = Field(default=None, ge=1)
+    """No effect: read by other tools."""
     gpus_per_node: int | None = Field(default=None, ge=0)
+    """GPUs per node."""
     cpus_per_task: int | None = Field(default=None, ge=1)
+    """CPUs per Slurm task."""
     time: Walltime | None = None
+    """Time limit of one job: `HH:MM:SS`, `D-HH:MM:SS`, minutes, or a duration such as `4h`."""
     mem: str | int | None = None
+    """Memory of a job, as for `sbatch --mem`."""
     exclusive: bool | None = None
+    """Request whole nodes."""
     container_image: str | None = None
-    """a Docker reference or the path of a .sqsh file"""
+    """Image for the server: a Docker reference, or the path of a `.sqsh` file."""
     container: str | None = None
-    """the same"""
+    """Another name for `container_image`."""
     mounts: Mounts | None = None
+    """Mounts for the server's container, each `source:target` or `source:target:ro`. Nothing else is mounted."""
     lustre_mount: str | None = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
+    """One more mount, written as in `mounts`."""
     env_vars: dict[str, str | int | float | bool] | None = None
+    """Environment variables for every part of the job. Plain values are literals."""
     startup_commands: Lines | None = None
+    """Shell commands to run at the beginning of the job."""
     setup_lines: Lines | str | None = None
+    """Shell lines to run at the beginning of the job."""
     run_command: str | None = None
+    """No effect: read by other tools."""
     packager: Literal["git", "pattern", "hybrid", "none"] | None = None
+    """No effect: read by other tools."""
     packager_include_pattern: str | list[str] | None = None
+    """No effect: read by other tools."""
     runtime: str | None = None
+    """No effect: read by other tools."""
 
     tunnel: Literal["ssh", "local"] | None = None
+    """How to reach the cluster. `ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
     host: str | None = None
+    """Login node of the cluster."""
     user: str | None = None
+    """User on the login node. Default: that of your ssh configuration."""
     identity: str | None = None
+    """Private key for ssh. Default: that of your ssh configuration."""
     remote_job_dir: str | None = None
+    """Folder on the cluster for jobs, runs and images: an absolute path, or one that begins with `~/`."""
     python: str | None = None
-    """an interpreter there that has Holdfast; None: one is made from this version"""
+    """Python interpreter on the cluster that has Holdfast. Default: Holdfast is installed there from the submitting
+    version."""
 
     build_partition: str | None = None
+    """Partition of the jobs that import images. Default: `partition`."""
     build_time: Walltime | None = None
+    """Time limit of the jobs that import images. Default: `time`."""
     build_image: str | None = None
+    """No effect: read by other tools."""
     build_cache_dir: str | None = None
+    """No effect: read by other tools."""
     build_include_gpus: bool | None = None
+    """Request GPUs for the jobs that import images."""
     build_gpus_per_node: int | None = Field(default=None, ge=0)
+    """GPUs per node for the jobs that import images."""
 
     @model_validator(mode="after")
     def _one_image(self) -> ProfileBlock:
@@ -112,10 +144,12 @@ class ProfileBlock(Block):
 
 
 class WandbBlock(Block):
-    """Weights & Biases: where results go."""
+    """`[wandb]`: where results go on Weights & Biases."""
 
     project: str | None = None
+    """Project on Weights & Biases."""
     entity: str | None = None
+    """User or team on Weights & Biases."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What a configuration for a cluster may say, one model per block, in both dialects of the launcher's files.
+"""Models of a cluster configuration, one per block, in both dialects of the launcher's files.
 
-Keys of the older dialect that the newer one refuses are read too: `execution.env_vars`,
+Keys of the older dialect that the newer one rejects are read too: `execution.env_vars`,
 `deployment.multiple_instances`, `auto_export.enabled`, a task's `config`.
 """
 
@@ -40,31 +40,44 @@ MountTable = Annotated[dict[str, str], BeforeValidator(_mounts)]
 
 
 class RunBlock(Block):
-    """`run:`, what a configuration and the profile say about the place; the rest is written by other tools."""
+    """`run:`, the values of the profile. Other tools write the rest."""
 
     env: ProfileBlock = ProfileBlock()
+    """What the profile says; keys here are overridden by the profile."""
     wandb: WandbBlock = WandbBlock()
+    """Project and entity, from `[wandb]` of `env.toml`."""
     model: str | None = None
+    """No effect: read by other tools."""
     data: Any = None
+    """No effect: read by other tools."""
     mode: str | None = None
+    """No effect: read by other tools."""
     profile: str | None = None
+    """No effect: read by other tools."""
     cli: dict[str, Any] | None = None
+    """No effect: read by other tools."""
     recipe: dict[str, Any] | None = None
+    """No effect: read by other tools."""
 
 
 class MountsBlock(Block):
     """`execution.mounts`: host path to path in the container, for the server and for the evaluation."""
 
     deployment: MountTable = Field(default_factory=dict)
+    """Mounts for the server's container, as `source: target`."""
     evaluation: MountTable = Field(default_factory=dict)
+    """No effect: the evaluation runs in no container."""
     auxiliary: dict[str, MountTable] = Field(default_factory=dict)
+    """Mounts for the containers of auxiliary servers, by their names."""
     mount_home: bool = False
+    """Mount the home directory into the containers."""
 
 
 class DeploymentTasks(Block):
     """`execution.deployment`."""
 
     n_tasks: int | None = Field(default=None, ge=1)
+    """Processes to start a server with. Default: one per node."""
 
 
 class ProxyConfig(Block):
@@ -87,92 +100,145 @@ class AutoExportBlock(Block):
     """`execution.auto_export`, where results go by themselves when all is done."""
 
     enabled: bool = True
+    """Whether results are exported."""
     destinations: list[str] = Field(default_factory=list)
+    """Formats of `holdfast export --to`, and `local`, which leaves results where they are."""
     launcher_install_cmd: str | None = None
+    """No effect: Holdfast exports by itself."""
     export_image: str | None = None
+    """No effect: Holdfast exports by itself."""
     export_mounts: Any = None
+    """No effect: Holdfast exports by itself."""
 
 
 class ExecutionBlock(Block):
     """`execution:`, for Slurm and for this machine."""
 
     type: str
+    """Where jobs run: `slurm` or `local`. The profile's `executor` decides."""
     hostname: str | None = None
+    """Login node to submit from. ssh is used if `tunnel` says so, or if the host is not this machine."""
     username: str | None = None
+    """User on the login node."""
     account: str | None = None
+    """Slurm account of the jobs."""
     partition: str | None = None
+    """Slurm partition of the jobs."""
     cpu_partition: str | None = None
+    """Partition for workers that run beside a server and need no GPU."""
     output_dir: str | None = None
-    """where runs go; default: `evaluations` in remote_job_dir"""
+    """Folder for runs: an absolute path on the cluster, or one that begins with `~/`. Default: `evaluations` in
+    `remote_job_dir`; with `local`, the usual runs directory."""
     num_nodes: int = Field(default=1, ge=1)
+    """Number of nodes of a job."""
     num_instances: int = Field(default=1, ge=1)
-    """servers of the model; the nodes are shared out among them"""
+    """Number of model servers. The nodes are divided among them; default for `num_nodes` is then one node per
+    instance."""
     ntasks_per_node: int = Field(default=1, ge=1)
+    """Slurm tasks per node."""
     gpus_per_node: int | None = Field(default=None, ge=0)
+    """GPUs per node. May be given with `gres` only if both say the same."""
     gres: str | None = None
+    """Generic resources, as for `sbatch --gres`."""
     walltime: Walltime = "01:00:00"
+    """Time limit of one job."""
     max_walltime: Walltime | None = "120:00:00"
-    """of all the jobs that go on with each other, together"""
+    """Time limit of a chain of jobs together, in which each continues the one before."""
     endpoint_readiness_timeout: Seconds | None = None
-    """how long the server may take to start; default: the walltime"""
+    """How long a server may take to start. Default: `walltime`."""
     workers: int = Field(default=1, ge=1)
-    """processes that share the work of each run"""
+    """Number of worker processes that share each run."""
     subproject: str | None = Field(default=None, pattern=ONE_LINE)
-    """in the comments of jobs, which are known by names of ours"""
+    """Text for the comments of jobs, on one line."""
     sbatch_comment: str | None = Field(default=None, pattern=ONE_LINE)
+    """Text for the comments of jobs, on one line."""
     sbatch_extra_flags: dict[str, str | int | bool | None] = Field(default_factory=dict)
+    """Further options of `sbatch`, such as `{qos: high, exclusive: true}`. `job-name`, `comment`, `output`, `error`,
+    `array` and `dependency` are reserved."""
     deployment: DeploymentTasks = DeploymentTasks()
+    """`{n_tasks: N}`: processes to start a server with. Default: one per node."""
     mounts: MountsBlock = MountsBlock()
+    """Mounts for containers: `{deployment: {source: target}, auxiliary: {judge: {…}}, mount_home: false}`."""
     proxy: ProxyBlock | None = None
+    """No effect: Holdfast distributes requests among instances itself."""
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
+    """Destinations of finished runs, as a list such as `[wandb]`, or as `{destinations: [wandb]}`: any format of
+    `holdfast export --to`, and `local`."""
     evaluation_gpu_visible: bool | str | None = None
-    """of the GPUs of a job: all, none or some, as in "0,1"; None: nothing is said"""
+    """GPUs of the job that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: Slurm's own."""
     env_vars: dict[str, Any] | None = None
-    """older dialect: {deployment, evaluation, export}"""
+    """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
     mode: Literal["sequential", "parallel"] = "sequential"
-    """this machine only"""
+    """Local only: run tasks one after another or at the same time."""
     extra_docker_args: str | None = None
-    """this machine only"""
+    """No effect: Holdfast starts no Docker containers."""
 
 
 class EndpointsBlock(Block):
     """Paths of the server."""
 
     chat: str | None = None
+    """Path of chat completions."""
     completions: str | None = None
+    """Path of completions."""
     health: str | None = None
+    """Path that answers once the server is ready."""
     embedding: str | None = None
+    """Path of embeddings."""
     ranking: str | None = None
+    """Path of ranking."""
 
 
 class DeploymentBlock(Block):
     """`deployment:`, the server of the model."""
 
     type: str
+    """Kind of server: `none` (the model is served already), `generic` (your own command), `vllm`, `sglang`, `nim` or
+    `trtllm`."""
     image: str | None = None
+    """Image of the server: a Docker reference, or a `.sqsh` file. Without one the server is a plain process."""
     command: str | None = None
+    """The whole command. Required for `generic`, derived for the other types."""
     base_command: str | None = None
-    """what the derived command begins with instead of its own"""
+    """Beginning of the derived command, instead of the usual one."""
     port: int = Field(default=8000, ge=1, le=65535)
+    """Port of the server."""
     served_model_name: str | None = None
+    """Name under which the model is served."""
     checkpoint_path: str | None = None
+    """Folder with the model, which the server sees as `/checkpoint`."""
     hf_model_handle: str | None = None
+    """Name of the model on Hugging Face."""
     cache_path: str | None = None
+    """Folder for caches, which the server sees as `/cache`."""
     tensor_parallel_size: int | None = Field(default=None, ge=1)
+    """GPUs per tensor-parallel group. Default: all GPUs of its nodes."""
     pipeline_parallel_size: int | None = Field(default=None, ge=1)
+    """Number of pipeline stages."""
     data_parallel_size: int | None = Field(default=None, ge=1)
+    """Number of data-parallel replicas."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of GPU memory to use."""
     extra_args: str | None = None
+    """Arguments to append to the derived command."""
     env_vars: dict[str, Any] | None = None
+    """Environment variables of the server."""
     pre_cmd: str | None = None
+    """Shell command to run before the server."""
     distributed_executor_backend: str | None = None
+    """Backend of a server that spans nodes."""
     endpoints: EndpointsBlock = EndpointsBlock()
+    """Paths of the server: `chat`, `completions`, `health`, `embedding`, `ranking`."""
     health_check_path: str | None = None
+    """Path to poll until the server is ready."""
     health_check_status: int = 200
+    """HTTP status that means ready."""
     haproxy_port: int | None = None
+    """No effect: Holdfast distributes requests among instances itself."""
     multiple_instances: bool | None = None
-    """older dialect: one server per node, or per so many nodes"""
+    """Older spelling of `execution.num_instances`: one server per node, or per `nodes_per_instance`."""
     nodes_per_instance: int | None = Field(default=None, ge=1)
+    """Nodes of each server, with `multiple_instances`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -187,92 +253,132 @@ class AuxiliaryBlock(DeploymentBlock):
     """One of `auxiliary_deployments`: a judge, a simulated user, served beside the model."""
 
     num_nodes: int | None = Field(default=None, ge=1)
-    """of its own, besides execution.num_nodes; default: one per instance"""
+    """Nodes of its own, in addition to `execution.num_nodes`. Default: one per instance."""
     num_instances: int = Field(default=1, ge=1)
+    """Number of servers, among which the nodes are divided."""
     n_tasks: int | None = Field(default=None, ge=1)
+    """Processes to start it with. Default: one per node."""
     env_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
-    """of the variables that say where it is; default: its name in upper case"""
+    """Prefix of the variables that say where it is served. Default: its name in upper case."""
 
 
 class ApiEndpoint(Block):
     """`target.api_endpoint`, a model that is there already."""
 
     api_key_name: str | None = None
+    """Environment variable that holds the API key."""
     model_id: str | None = None
+    """Name of the model."""
     stream: bool | None = None
+    """Stream replies."""
     type: Literal["chat", "vlm", "completions", "completions_logprob", "embedding", "undefined"] | None = None
+    """Kind of endpoint."""
     url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    """URL of the endpoint."""
     adapter_config: dict[str, Any] | None = None
+    """Settings of the launcher's adapter, of which `custom_system_prompt` and `params_to_add` are used."""
 
 
 class TargetBlock(Block):
     """`target:`."""
 
     api_endpoint: ApiEndpoint = ApiEndpoint()
+    """Where a model is served already: `{url, model_id, api_key_name, type}`."""
 
 
 class Params(Block):
     """`config.params` of a task."""
 
     limit_samples: int | float | None = Field(default=None, gt=0)
+    """`dataset.limit` of the eval file."""
     max_new_tokens: int | None = Field(default=None, ge=1)
+    """`target.params.max_tokens` of the eval file."""
     max_retries: int | None = Field(default=None, ge=0)
+    """`limits.retries` of the eval file."""
     parallelism: int | None = Field(default=None, ge=1)
+    """`limits.concurrency` of the eval file."""
     task: str | None = None
+    """No effect: the eval file defines what is asked."""
     temperature: float | None = Field(default=None, ge=0)
+    """`target.params.temperature` of the eval file."""
     request_timeout: Seconds | None = None
+    """`limits.turn_timeout` of the eval file. `limits.trial_timeout` is raised where it would be shorter."""
     top_p: float | None = Field(default=None, ge=0, le=1)
+    """`target.params.top_p` of the eval file."""
     extra: dict[str, Any] | None = None
+    """No effect: the eval file defines what is asked."""
 
 
 class TaskConfig(Block):
     """`config` of nemo_evaluator_config."""
 
     type: str | None = None
+    """No effect: the eval file defines what is asked."""
     output_dir: str | None = None
+    """No effect: runs go to `execution.output_dir`."""
     supported_endpoint_types: Lines | None = None
+    """No effect: the eval file defines what is asked."""
     required_capabilities: Any = None
+    """No effect: the eval file defines what is asked."""
     params: Params = Params()
+    """Values that override keys of the eval file."""
 
 
 class EvaluatorConfig(Block):
     """`nemo_evaluator_config`, for all tasks or for one."""
 
     config: TaskConfig = TaskConfig()
+    """Values that override keys of the eval file."""
     target: TargetBlock = TargetBlock()
+    """Settings of the endpoint."""
     metadata: dict[str, Any] | None = None
+    """No effect: the eval file defines what is asked."""
 
 
 class TaskBlock(Block):
     """One of `evaluation.tasks`."""
 
     name: str = Field(min_length=1)
-    """an eval file, or a name it is looked up by"""
+    """Path of an eval file, or a name to look it up by."""
     eval: str | None = None
-    """the eval file, where the name is to be another one"""
+    """Path of the eval file, if `name` is only a name."""
     overrides: dict[str, Any] | None = None
-    """keys of the eval file (`trials: 3`, `limits.concurrency: 8`)"""
+    """Keys of the eval file to override, such as `{trials: 3, limits.concurrency: 8}`."""
     container: str | None = None
+    """No effect: the evaluation runs in no container."""
     endpoint_type: str | None = None
+    """API to call: `chat` or `completions`."""
     env_vars: dict[str, Any] | None = None
+    """Environment variables of this task."""
     nemo_evaluator_config: dict[str, Any] | None = None
+    """Settings of the launcher for this task."""
     config: dict[str, Any] | None = None
-    """older name of nemo_evaluator_config"""
+    """Older name of `nemo_evaluator_config`."""
     dataset_dir: str | None = None
+    """No effect: the evaluation runs in no container. Use `overrides: {dataset.path: …}`."""
     dataset_mount_path: str = "/datasets"
+    """No effect: the evaluation runs in no container."""
     pre_cmd: str | None = None
+    """Shell command to run before this task."""
     post_cmd: str | None = None
+    """Shell command to run after this task."""
 
 
 class EvaluationBlock(Block):
     """`evaluation:`; its tasks are read one by one."""
 
     tasks: Annotated[list[Any], AfterValidator(_some)]
+    """Tasks to run: each the name or path of an eval file, or a mapping."""
     nemo_evaluator_config: dict[str, Any] | None = None
+    """Settings of the launcher for all tasks. Those of a task take precedence."""
     config: dict[str, Any] | None = None
+    """Older name of `nemo_evaluator_config`."""
     env_vars: dict[str, Any] | None = None
+    """Environment variables of all tasks."""
     pre_cmd: str | None = None
+    """Shell command to run before each task."""
     post_cmd: str | None = None
+    """Shell command to run after each task."""
 
 
 class _Destination(Block):
@@ -337,14 +443,26 @@ class LaunchBlock(Block):
     """The top of a configuration; its sections are read by their own models."""
 
     run: dict[str, Any] = Field(default_factory=dict)
+    """What the profile says, and values for other tools."""
     execution: dict[str, Any]
+    """Where and how jobs run."""
     deployment: dict[str, Any]
+    """The model server."""
     evaluation: dict[str, Any]
+    """The tasks."""
     target: dict[str, Any] | None = None
+    """A model that is served already, with `deployment: {type: none}`."""
     export: dict[str, Any] | None = None
+    """Options of export destinations."""
     env_vars: dict[str, Any] | None = None
+    """Environment variables for every part of the job."""
     auxiliary_deployments: dict[str, Any] | None = None
+    """Further servers, by name: for a judge or a simulated user."""
     user_config_path: str | None = None
+    """No effect: read by other tools."""
     dry_run: bool | None = None
+    """No effect: read by other tools."""
     output_dir: str | None = None
+    """No effect: read by other tools."""
     task_filters: Any = None
+    """No effect: read by other tools."""
