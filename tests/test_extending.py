@@ -168,9 +168,9 @@ class TestIdentity:
                 {"type": "python", "name": "same", "function": "operator:eq", "params": {"a": 1, "b": 1}},
             ],
         }
-        identity = who(tmp_path, **keys).identity
-        assert identity["target"]["source"] == {"holdfast_kitchen.targets": "holdfast-kitchen 1.2.0"}
-        politeness, is_loud, same = identity["graders"].values()
+        identity = who(tmp_path, **keys).contents
+        assert identity.target["source"] == {"holdfast_kitchen.targets": "holdfast-kitchen 1.2.0"}
+        politeness, is_loud, same = identity.graders.values()
         assert politeness["source"] == {"holdfast_kitchen.graders": "holdfast-kitchen 1.2.0"}
         assert is_loud["source"] == {"holdfast_kitchen.functions": "holdfast-kitchen 1.2.0"}
         assert is_loud["function"] == "holdfast_kitchen.functions:is_loud"
