@@ -93,13 +93,12 @@ def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> R
         outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown, command=again), options)
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
-    if outcome.metrics is not None and spec.exports:
-        from holdfast.export.registry import export_finished
+    from holdfast.export.after_run import export_after_run
 
-        def failed(message: str) -> None:
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+    def warn(message: str) -> None:
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
-        export_finished(outcome.rundir, spec, lambda _name, _done: None, failed)
+    export_after_run(outcome.rundir, spec, lambda _: None, warn)
     reason = None if outcome.reason is None else str(outcome.reason)
     if outcome.metrics is None and reason is None and not options.skip_graders:
         left = outcome.plan.to_run + outcome.plan.to_grade

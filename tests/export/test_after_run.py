@@ -136,3 +136,18 @@ def test_a_folder_given_once_is_not_remembered(lab: Lab) -> None:
 def test_a_command_that_cannot_be_meant_is_refused(lab: Lab, arguments: list[str]) -> None:
     run = lab.eval().run
     assert holdfast("export", run, *arguments, cwd=lab.folder, check=2).stderr
+
+
+def test_nat_files_are_written_after_a_call_from_python_and_after_grading(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lab.folder)
+    lab.spec["output"] = {"nat": {"dir": "nat"}}
+    written = {"workflow_output.json", "workflow_output.jsonl", "correct_output.json"}
+    lab.write()
+    run = library.evaluate("e.yaml", display="none")
+    assert run.finished and written <= {path.name for path in (lab.folder / "nat").iterdir()}
+    for path in (lab.folder / "nat").iterdir():
+        path.unlink()
+    holdfast("grade", run.path, "graders.0.weight=2", cwd=lab.folder)
+    assert written <= {path.name for path in (lab.folder / "nat").iterdir()}

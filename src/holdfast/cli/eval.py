@@ -10,7 +10,6 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import run_shown
-from holdfast.cli.export import export_after, export_also
 from holdfast.cli.runs import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
@@ -227,7 +226,7 @@ def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     return run_shown(
         lambda display: run_eval(spec, options, display),
         given["display"],
-        lambda outcome: _hand_on(outcome, spec, given),
+        lambda outcome: _export(outcome, spec, given),
     )
 
 
@@ -246,11 +245,11 @@ def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
             output_path=given["output_path"],
         )
 
-    return run_shown(run, given["display"], lambda outcome: _hand_on(outcome, spec, given))
+    return run_shown(run, given["display"], lambda outcome: _export(outcome, spec, given))
 
 
-def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
-    hand_on(
+def _export(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
+    export_results(
         outcome,
         spec,
         log_samples=given["log_samples"],
@@ -259,7 +258,7 @@ def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
     )
 
 
-def hand_on(
+def export_results(
     outcome: Outcome,
     spec: Eval,
     *,
@@ -267,25 +266,18 @@ def hand_on(
     output_path: Path | None = None,
     exports: tuple[str, ...] = (),
 ) -> None:
-    """Transcripts and results for other tools, where they were asked for."""
-    if spec.output.nat and outcome.metrics is not None:
-        from holdfast.export.after_run import write_nat_copy
+    """Write the run for other tools, as the eval file and the command ask for."""
+    from holdfast.export.after_run import export_after_run
 
-        for path in write_nat_copy(outcome.rundir, spec, lambda text: click.echo(f"warning: {text}", err=True)):
-            click.echo(f"wrote {path}")
-    if log_samples or output_path:
-        from holdfast.export.after_run import write_copies
-
-        try:
-            for path in write_copies(outcome.rundir, log_samples=log_samples, output_path=output_path):
-                click.echo(f"wrote {path}")
-        except OSError as error:
-            remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
-            raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
-    if outcome.metrics is not None:
-        export_after(outcome.rundir, spec)
-    if exports and outcome.exit_code <= 4:
-        export_also(outcome.rundir, exports)
+    export_after_run(
+        outcome.rundir,
+        spec,
+        click.echo,
+        lambda message: click.echo(f"warning: {message}", err=True),
+        log_samples=log_samples,
+        output_path=output_path,
+        exports=exports if outcome.exit_code <= 4 else (),
+    )
 
 
 def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
-from holdfast.spec.overrides import apply_override, parse_override
-from holdfast.spec.schema import EXPORTS, FileExport
-
-if TYPE_CHECKING:
-    from holdfast.export.registry import Exported
-    from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import ExportBlock
-    from holdfast.store.rundir import RunDir
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.spec.schema import EXPORTS
 
 
 @click.command("export")
@@ -44,7 +35,7 @@ def command(
     KEY=VALUE are options of the destination, for example project=x entity=y for wandb, tracking_uri=URL for mlflow;
     what is not given is as in the last export there, or in the eval file. Exporting again updates.
     """
-    from holdfast.export.registry import export, is_done, read_entries
+    from holdfast.export.registry import describe, export, export_block, is_done, read_entries
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
@@ -56,14 +47,14 @@ def command(
     view = RunView(rundir)
     entries = read_entries(rundir)
     names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
-    blocks = [_block(view, name, options, output) for name in names if name in EXPORTS]
+    blocks = [export_block(view, name, options, output) for name in names if name in EXPORTS]
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
             click.echo(f"{block.to}: done already")
             continue
         try:
-            say(block.to, export(view, block))
+            describe(block.to, export(view, block), click.echo)
         except HoldfastError as error:
             if not failed:
                 raise
@@ -82,60 +73,3 @@ def command(
     if blocks and not rundir.finished:
         click.echo("the run is not finished: this is what there is so far", err=True)
     return code
-
-
-def export_after(rundir: RunDir, spec: Eval) -> None:
-    """What the eval file asks for once a run has finished; a failure is a warning."""
-    if spec.exports:
-        from holdfast.export.registry import export_finished
-
-        export_finished(rundir, spec, say, lambda message: click.echo(f"warning: {message}", err=True))
-
-
-def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
-    """What the command line asks for after a run, finished or not."""
-    from holdfast.export.registry import export
-    from holdfast.report.run_view import RunView
-
-    view = RunView(rundir)
-    for name in names:
-        say(name, export(view, _block(view, name, (), None)))
-
-
-def say(name: str, done: Exported) -> None:
-    """What was written, or where it went."""
-    for place in done.where:
-        click.echo(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
-    for note in done.notes:
-        click.echo(note)
-
-
-def _block(view: RunView, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
-    """The destination with its options: the eval file's, over them the last export's, over them what is given.
-
-    A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
-    """
-    from holdfast.export.registry import in_folder, read_entries
-    from holdfast.spec.document import Document
-    from holdfast.spec.load import read_export
-
-    spec = view.spec
-    data: dict[str, Any] = {}
-    for block in spec.exports:
-        if block.to == name:
-            data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
-    entry = read_entries(view.rundir).get(name)
-    if entry is not None and (entry.state == "failed" or not issubclass(EXPORTS[name], FileExport)):
-        data |= entry.options
-    for text in options:
-        apply_override(data, *parse_override(text))
-    if output is not None:
-        if not issubclass(EXPORTS[name], FileExport):
-            raise UsageError(f"{name} writes no files of its own: -o is for the other formats")
-        data["dir"] = str(output)
-    data["to"] = name
-    problems: list[Problem] = []
-    found = read_export(data, (), Document(data), problems)
-    if found is None:
-        raise ConfigError(problems)
-    return found

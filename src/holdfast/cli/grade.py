@@ -10,14 +10,12 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_runs
 from holdfast.cli.ending import run_shown
-from holdfast.cli.eval import patience
-from holdfast.cli.export import export_after
+from holdfast.cli.eval import export_results, patience
 from holdfast.cli.runs import find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.report.outcome import Outcome
     from holdfast.store.metrics import Rule
     from holdfast.store.rundir import RunDir
 
@@ -71,14 +69,10 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
         outputs_of=(rundir, manifest),
     )
 
-    def export(outcome: Outcome) -> None:
-        if outcome.metrics is not None:
-            export_after(outcome.rundir, spec)
-
     outcome = run_shown(
         lambda display: run_eval(spec, options, display),
         given["display"],
-        export,
+        lambda outcome: export_results(outcome, spec),
         again="Use --again to grade it once more.",
     )
     return outcome.exit_code

@@ -9,7 +9,7 @@ import click
 from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ending import run_shown
-from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.eval import Concurrency, export_results, patience
 from holdfast.cli.runs import home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
@@ -139,7 +139,9 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         wait=patience(given["wait"]),
     )
     outcome = run_shown(
-        lambda display: run_eval(spec, options, display), given["display"], lambda outcome: hand_on(outcome, spec)
+        lambda display: run_eval(spec, options, display),
+        given["display"],
+        lambda outcome: export_results(outcome, spec),
     )
     return outcome.exit_code
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.eval import Concurrency, export_results, patience
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import Fault, Interrupted, UsageError
@@ -68,7 +68,7 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
         if shared is not None and not outcome.already:
             spec, plan, _ = shared
             place = Path(plan.output_path) if plan.output_path else None
-            hand_on(outcome, spec, log_samples=plan.log_samples, output_path=place)
+            export_results(outcome, spec, log_samples=plan.log_samples, output_path=place)
     return outcome.exit_code
 
 

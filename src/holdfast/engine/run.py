@@ -28,7 +28,7 @@ from holdfast.errors import (
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
-from holdfast.report.gate import metric_value
+from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.notices import without_rows
 from holdfast.report.outcome import Outcome
@@ -140,7 +140,7 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
         fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
         return Outcome(rundir, left, None, spent, fault)
     log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
-    gates, wall = _gates(found.spec, metrics), time.monotonic() - begun
+    gates, wall = missed_minima(metrics, found.spec.gate), time.monotonic() - begun
     return Outcome(rundir, left, metrics, spent, missed_gates=gates, failures=failures, wall=wall)
 
 
@@ -212,7 +212,7 @@ def already_finished(found: Identified, rundir: RunDir, options: Options) -> Out
     plan = Plan(found.survey.count, found.spec.trials, total, 0, 0)
     incomplete = metrics.coverage < 1
     failures = failures_of(rundir, found, rundir.load(mend=False), None) if incomplete else None
-    gates = _gates(found.spec, metrics)
+    gates = missed_minima(metrics, found.spec.gate)
     return Outcome(rundir, plan, metrics, None, already=True, missed_gates=gates, failures=failures)
 
 
@@ -228,16 +228,6 @@ def _finished(found: Identified, rundir: RunDir, options: Options) -> Metrics | 
     if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
         return None
     return metrics
-
-
-def _gates(spec: Eval, metrics: Metrics) -> tuple[str, ...]:
-    """The gates that are not met, in words."""
-    missed = []
-    for name, least in spec.gate.items():
-        value = metric_value(metrics, name)
-        if value is None or value < least:
-            missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {least:g}")
-    return tuple(missed)
 
 
 def check_prices(spec: Eval, *, generates: bool) -> None:

@@ -5,7 +5,6 @@ So those that failed can be done again by name, and those that are up to date ar
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -16,18 +15,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ExportFailed, HoldfastError
+from holdfast.canonical import digest_bytes
+from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
+from holdfast.spec.document import Document
+from holdfast.spec.load import read_export
+from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.spec.schema import FileExport
+from holdfast.spec.schema import EXPORTS, FileExport
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
     from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
 
@@ -103,26 +105,6 @@ def export(view: RunView, block: ExportBlock) -> Exported:
     return done
 
 
-def export_finished(
-    rundir: RunDir, spec: Eval, done: Callable[[str, Exported], None], failed: Callable[[str], None]
-) -> None:
-    """What the eval file asks for after a run. A failure is told and noted, and never more than that."""
-    from holdfast.report.run_view import RunView
-
-    try:
-        entries = read_entries(rundir)
-    except HoldfastError as error:
-        failed(str(error))
-        return
-    for block in (in_folder(block, spec.folder) for block in spec.exports):
-        if is_done(rundir, block, entries):
-            continue
-        try:
-            done(block.to, export(RunView(rundir), block))
-        except (HoldfastError, OSError) as error:
-            failed(f"{error}\n  The run itself is whole. Again: {again(rundir, block.to)}")
-
-
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:
     """Whether that export of a finished run was done, of these numbers and with these options, and is still there."""
     known = entries.get(block.to)
@@ -139,9 +121,45 @@ def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
     return block
 
 
-def again(rundir: RunDir, name: str) -> str:
-    """The command that does an export again."""
+def export_command(rundir: RunDir, name: str) -> str:
+    """Return the command that exports a run again."""
     return shlex.join(["holdfast", "export", str(rundir.path), "--to", name])
+
+
+def describe(name: str, exported: Exported, report: Callable[[str], None]) -> None:
+    """Report where a run was exported to."""
+    for place in exported.where:
+        report(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
+    for note in exported.notes:
+        report(note)
+
+
+def export_block(view: RunView, name: str, options: Sequence[str] = (), output: Path | None = None) -> ExportBlock:
+    """Return a destination with its options: the eval file's, overridden by the last export's, then by `options`.
+
+    A folder is remembered only until the export has worked: without `output` the next one goes to the default folder.
+    """
+    spec = view.spec
+    data: dict[str, Any] = {}
+    for block in spec.exports:
+        if block.to == name:
+            data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
+    writes_files = issubclass(EXPORTS[name], FileExport)
+    entry = read_entries(view.rundir).get(name)
+    if entry is not None and (entry.state == "failed" or not writes_files):
+        data |= entry.options
+    for text in options:
+        apply_override(data, *parse_override(text))
+    if output is not None:
+        if not writes_files:
+            raise UsageError(f"{name} writes no files: -o is for formats that do")
+        data["dir"] = str(output)
+    data["to"] = name
+    problems: list[Problem] = []
+    chosen = read_export(data, (), Document(data), problems)
+    if chosen is None:
+        raise ConfigError(problems)
+    return chosen
 
 
 def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
@@ -194,7 +212,7 @@ def _file(rundir: RunDir) -> Path:
 
 def _digest(rundir: RunDir) -> str:
     try:
-        return hashlib.sha256(rundir.metrics.read_bytes()).hexdigest()[:32]
+        return digest_bytes(rundir.metrics.read_bytes()).removeprefix("sha256:")
     except FileNotFoundError:
         return ""
 

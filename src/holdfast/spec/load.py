@@ -36,7 +36,7 @@ from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
 
 @dataclass(frozen=True)
@@ -262,12 +262,12 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
     if top is None:
         raise ConfigError(problems)
-    names = {grader.name for grader in graders} | {"score", "passed"}
+    names = {grader.name for grader in graders}
     names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(
-        Problem(document.where(("gate", name)), f"no grader of this name{suggest(name, names)}")
+        Problem(document.where(("gate", name)), problem)
         for name in top.gate
-        if name not in names
+        if (problem := _gate_problem(name, names, top.trials)) is not None
     )
     if problems:
         raise ConfigError(problems)
@@ -329,6 +329,24 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
     elif isinstance(node, dict | list):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from _not_finite(value, (*location, key))
+
+
+_GATED: Final = ("score", "low", "high", "corpus")
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k`"""
+
+
+def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
+    """Describe what is wrong with a metric's name under `gate`; `holdfast gate --min` takes the same names."""
+    whole = {"score", "passed", "coverage"}
+    if name in graders | whole:
+        return None
+    grader, _, number = name.rpartition("/")
+    if grader not in graders:
+        return f"no grader of this name{suggest(name, graders | whole)}"
+    if number in _GATED or number in {f"pass@{k}" for k in range(1, trials + 1)}:
+        return None
+    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}"
+    return f"{grader!r} has no number {number!r}; it has {', '.join(_GATED)} and {passes}"
 
 
 def _checkpoints(
