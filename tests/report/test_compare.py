@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
+from tests.support.lazy import LazyModule
 from tests.support.patterns import CORRECT, POINTS, answered, finished_run
 from tests.support.running import lines
 from tests.support.specs import command
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+stats = LazyModule("scipy.stats")
 
 # Statistics
 

@@ -11,11 +11,13 @@ import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, t95, wilson
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 counts = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 clusters = st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=20).filter(any)

@@ -22,10 +22,10 @@ _PATIENCE = 30.0
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @runs_dir_option
 def command(what: str, runs_dir: Path | None) -> int:
-    """End all jobs of an invocation, or of one task (`ID.N`), or the process that holds a run; and nothing else.
+    """Cancel the jobs of an invocation or of one task (`ID.N`), or stop the process that holds a run.
 
-    What is finished stays, and `holdfast resume` continues from there. Doing it twice does no harm. Exit code 3 where
-    something told to end has not ended yet.
+    Finished work stays, and `holdfast resume` continues from there. The command can be repeated safely. The exit code
+    is 3 if something has not stopped yet.
     """
     from holdfast.cluster.watch.find import Subject
 

@@ -25,18 +25,22 @@ if TYPE_CHECKING:
 @click.command("resume")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--concurrency", type=Concurrency(), help="Of a run: requests in flight, or auto.")
-@click.option("--accept-errors", is_flag=True, help="Of a run: finish although some trials have errors.")
-@click.option("--retry-failed", is_flag=True, help="Of a run: retry the errors that were accepted.")
-@click.option("--wait", is_flag=True, help="Of a run: wait for another process that holds it.")
-@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="Of a run: how to show progress.")
+@click.option("--concurrency", type=Concurrency(), help="Runs only: maximum number of requests in flight, or auto.")
+@click.option("--accept-errors", is_flag=True, help="Runs only: finish even if some trials have errors.")
+@click.option("--retry-failed", is_flag=True, help="Runs only: retry errors that were accepted.")
+@click.option("--wait", is_flag=True, help="Runs only: wait if another process holds the run.")
+@click.option(
+    "--display",
+    type=click.Choice(["rich", "plain", "json", "none"]),
+    help="Runs only: how to show progress [default: rich on a terminal, else plain].",
+)
 @runs_dir_option
 def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
-    """Resume what has stopped: submit the tasks of an invocation that are not done, or run what is left of a run.
+    """Resume an invocation or a run: submit its unfinished tasks, or run what is left of the run.
 
-    Neither needs the configuration or the eval file: an invocation's directory and a run's manifest hold all but
-    secrets. KEY=VALUE changes a run's limits, say limits.max_cost=20; what would make it another run is refused. Exit
-    code 4 where it is being worked on already.
+    Neither the configuration nor the eval file is needed: an invocation's directory and a run's manifest hold
+    everything except secrets. KEY=VALUE changes the limits of a run, such as limits.max_cost=20; a change that would
+    make it another run is rejected. The exit code is 4 if somebody is working on it already.
     """
     from holdfast.cluster.watch.find import Subject
 

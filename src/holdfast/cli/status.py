@@ -48,8 +48,9 @@ class RunPicture(msgspec.Struct, frozen=True):
 def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     """Show the status of an invocation, one of its tasks, or a run; without an argument, list your invocations.
 
-    ID is an invocation's id, its beginning, or `ID.N` for task N. PATH is an invocation's directory, a run directory,
-    or HOST:PATH; from a path anybody sees the same who may read it. Exit code 3 where the cluster does not answer.
+    ID is the id of an invocation or the beginning of it, or `ID.N` for task N. PATH is the directory of an invocation,
+    a run directory, or HOST:PATH; anybody who may read the directory sees the same. The exit code is 3 if the cluster
+    does not answer.
     """
     if what is None:
         return _list(as_json)

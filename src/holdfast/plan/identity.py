@@ -21,6 +21,7 @@ from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
@@ -112,6 +113,23 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
             )
         )
     return tuple(slots), identities
+
+
+def installed_code(identified: Identified) -> list[str]:
+    """Describe the installed code of an eval, which is identified by the version of its distribution."""
+    return sorted({f"{module} ({distribution})" for module, distribution in _installed(identified.identity)})
+
+
+def _installed(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        for value in node:
+            yield from _installed(value)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "source" and isinstance(value, dict):
+                yield from ((name, version) for name, version in value.items() if not name.endswith(".py"))
+            else:
+                yield from _installed(value)
 
 
 def common_files(spec: Eval) -> dict[str, Path | str]:

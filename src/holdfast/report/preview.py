@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.conversation.script import Script
 from holdfast.errors import AttemptError
+from holdfast.plan.identity import installed_code
 from holdfast.spec.schema import ModelTarget
 from holdfast.targets.prices import Prices
 
@@ -37,6 +38,8 @@ class Preview(NamedTuple):
     """about so many, sent once per trial; conversations and tools send more"""
     cost: float | None
     """in dollars, of these tokens; None where the price is not known"""
+    installed: list[str]
+    """modules that are identified by the version of their distribution, not by their code"""
 
     def lines(self) -> Iterator[str]:
         """Describe it for people."""
@@ -51,6 +54,9 @@ class Preview(NamedTuple):
             cost = "" if self.cost is None else f", about ${self.cost:.4f}"
             trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
             yield f"about {self.tokens:,} tokens to send for {trials}{cost}; without replies, later turns and judges"
+
+        for module in self.installed:
+            yield f"identified by version: {module}"
 
     def as_dict(self) -> dict[str, Any]:
         """Describe it for scripts."""
@@ -79,4 +85,4 @@ def preview(found: Identified, plan: Plan) -> Preview:
     cost = None
     if isinstance(spec.target, ModelTarget):
         cost = Prices(spec.target.model, spec.prices).usage(tokens, 0).cost
-    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost)
+    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(found))

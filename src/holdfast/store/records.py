@@ -25,7 +25,7 @@ def status_by(threshold: float | None, status: GradeStatus, score: float | None)
 
 
 class Usage(Struct, frozen=True):
-    """What a trial or a grade used. `None` means unknown, which is not zero."""
+    """Tokens, requests and dollars of a trial or a grade. None means unknown, which is not zero."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
