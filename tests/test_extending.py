@@ -168,7 +168,7 @@ class TestIdentity:
                 {"type": "python", "name": "same", "function": "operator:eq", "params": {"a": 1, "b": 1}},
             ],
         }
-        identity = who(tmp_path, **keys).identity
+        identity = who(tmp_path, **keys).contents
         assert identity["target"]["source"] == {"holdfast_kitchen.targets": "holdfast-kitchen 1.2.0"}
         politeness, is_loud, same = identity["graders"].values()
         assert politeness["source"] == {"holdfast_kitchen.graders": "holdfast-kitchen 1.2.0"}

@@ -118,7 +118,7 @@ def test_a_translated_eval_is_the_same_where_it_is_sent(tmp_path: Path) -> None:
     assert bundle.translated
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
-    assert (there.id, there.parts) == (identify(spec).id, identify(spec).parts)
+    assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
 
 
 def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path) -> None:

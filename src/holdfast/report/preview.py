@@ -14,7 +14,7 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.targets.types import Message
 
@@ -63,7 +63,7 @@ class Preview(NamedTuple):
         return {**self._asdict(), "messages": self.messages}
 
 
-def preview(found: Identified, plan: Plan) -> Preview:
+def preview(found: RunIdentity, plan: Plan) -> Preview:
     """Render the first samples of an eval as they would be sent."""
     script, spec = Script(found.spec), found.spec
     samples = list(islice(found.dataset, _LOOKED_AT))
