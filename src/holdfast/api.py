@@ -18,7 +18,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
-from holdfast.formats import in_our_words
+from holdfast.formats import to_native
 from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.grader_schema import TAKEN_NAMES
@@ -137,7 +137,7 @@ def _spec(
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _kind(target))]
         path = Path(eval_file)
-        document, left = in_our_words(read_document(path), overrides)
+        document, left = to_native(read_document(path), overrides)
         asked = {key[1]: value for key, value in left if key[0] == "target" and len(key) == 2}
         folder = path.resolve().parent
     data = {**document.data, **fields}

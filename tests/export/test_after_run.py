@@ -97,12 +97,12 @@ def test_a_baseline_has_its_own_files(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("export", "told"),
     [
-        (["juint"], "no export to 'juint' (did you mean 'junit'?)"),
+        (["juint"], "unknown exporter 'juint' (did you mean 'junit'?)"),
         ([{"dir": "x"}], "needs `to`"),
         ([{"to": "wandb", "projct": "x"}], "unknown key (did you mean 'project'?)"),
         ([{"to": "mlflow", "tracking_uri": "http://u:p@h"}], "MLFLOW_TRACKING_PASSWORD"),
         (["junit", {"to": "junit"}], "a second export to junit"),
-        ([{"to": ["junit"]}], "no export to ['junit']"),
+        ([{"to": ["junit"]}], "unknown exporter \"['junit']\""),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_before_anything_runs(lab: Lab, export: list[Any], told: str) -> None:

@@ -10,10 +10,11 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import run_shown
+from holdfast.cli.export import ExporterName
 from holdfast.cli.runs import command_line, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
-from holdfast.spec.schema import EXPORTS, parse_duration
+from holdfast.spec.schema import parse_duration
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
@@ -137,7 +138,7 @@ class _Grouped(click.Command):
     "--export",
     "export",
     multiple=True,
-    type=click.Choice(list(EXPORTS)),
+    type=ExporterName(),
     metavar="FORMAT",
     help="Also export the run, as with holdfast export --to. Repeatable.",
 )
@@ -201,7 +202,7 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
 
         config = str(find_config(config, Path(), os.environ))
     document = read_document(Path(config))
-    if is_configuration(document) or (given["named"] is not None and not is_eval(document)):
+    if is_configuration(document.data) or (given["named"] is not None and not is_eval(document.data)):
         return _launch(config, overrides, given)
     if given["force_squash"]:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.spec.schema import EXPORTS
+from holdfast.spec.load_exports import EXPORTERS
+
+
+class ExporterName(click.ParamType[str]):
+    """The name of an exporter, built in or of an installed package."""
+
+    name = "exporter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the name."""
+        if value not in EXPORTERS:
+            self.fail(EXPORTERS.unknown(str(value)), param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer all exporters."""
+        names = (*EXPORTERS, *EXPORTERS.plugins)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 @click.command("export")
@@ -19,9 +38,9 @@ from holdfast.spec.schema import EXPORTS
 @click.option(
     "--to",
     "wanted",
-    type=click.Choice(list(EXPORTS)),
+    type=ExporterName(),
     metavar="FORMAT",
-    help=f"Format or service: {', '.join(EXPORTS)}.",
+    help=f"Format or service: {', '.join(EXPORTERS)}.",
 )
 @click.option("--failed", is_flag=True, help="Repeat all exports of the run that failed.")
 @click.option("--if-changed", is_flag=True, help="Skip an export that is up to date with the run and the options.")
@@ -53,14 +72,14 @@ def command(
     from holdfast.store.rundir import RunDir
 
     if (wanted is None) == (not failed):
-        raise UsageError(f"give --to {'|'.join(EXPORTS)}, or --failed")
+        raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
         raise UsageError("--failed does exports again as they were; give options with --to")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
     names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
-    blocks = [export_block(view, name, options, output) for name in names if name in EXPORTS]
+    blocks = [export_block(view, name, options, output) for name in names if name in EXPORTERS]
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):

@@ -70,11 +70,11 @@ def _report_files(paths: Iterable[Path], report: Callable[[str], None]) -> None:
 
 
 def _write_nat(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    from holdfast.export.nat import write_nat
     from holdfast.export.registry import export_command
+    from holdfast.spec.load_exports import EXPORTERS
 
     assert spec.output.nat is not None
-    folder = spec.folder / spec.output.nat.dir
+    folder, write_nat = spec.folder / spec.output.nat.dir, EXPORTERS.load("nat")
     try:
         # The lines again too: where all was reused, nothing was written while it ran.
         _report_files(write_nat(view, folder, spec.output.nat.step_filter, lines=True), report)

@@ -1,6 +1,6 @@
-"""One way to every destination, which notes in the run's `exports.json` how each export went.
+"""Exports of a run, recorded in its `exports.json`.
 
-So those that failed can be done again by name, and those that are up to date are not done twice.
+The record lets an export that failed be repeated by name, and one that is up to date be skipped.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ import os
 import re
 import shlex
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
 from holdfast.spec.document import Document
-from holdfast.spec.load import read_export
+from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.spec.schema import EXPORTS, FileExport
+from holdfast.spec.schema import FileExport, PluginExport
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version
@@ -32,20 +31,6 @@ if TYPE_CHECKING:
     from holdfast.report.run_view import RunView
     from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
-
-_EXPORTERS: Final = {
-    "csv": "tables:write_csv",
-    "parquet": "tables:write_parquet",
-    "samples": "samples:write_transcripts",
-    "junit": "junit:write_junit",
-    "html": "html:write_html",
-    "nat": "nat:write_nat",
-    "flexeval": "flexeval:write_flexeval",
-    "waza": "waza:write_waza",
-    "wandb": "wandb:export_wandb",
-    "mlflow": "mlflow:export_mlflow",
-}
-"""Imported when used: W&B and MLflow are heavy."""
 
 
 class Exported(NamedTuple):
@@ -144,7 +129,7 @@ def export_block(view: RunView, name: str, options: Sequence[str] = (), output: 
     for block in spec.exports:
         if block.to == name:
             data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
-    writes_files = issubclass(EXPORTS[name], FileExport)
+    writes_files = issubclass(export_schema(name), FileExport)
     entry = read_entries(view.rundir).get(name)
     if entry is not None and (entry.state == "failed" or not writes_files):
         data |= entry.options
@@ -163,15 +148,18 @@ def export_block(view: RunView, name: str, options: Sequence[str] = (), output: 
 
 
 def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
-    module, _, name = _EXPORTERS[block.to].partition(":")
-    function = getattr(import_module(f"holdfast.export.{module}"), name)
+    try:
+        function = EXPORTERS.load(block.to)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not isinstance(block, FileExport):
         return lambda view: function(view, block)
+    options = (block.model_extra or {}) if isinstance(block, PluginExport) else {}
 
     def write(view: RunView) -> Exported:
         folder = Path(block.dir) if block.dir else view.rundir.path / "export" / block.to
         make_directory(folder)
-        return Exported([str(path) for path in function(view, folder)], [])
+        return Exported([str(place) for place in function(view, folder, **options)], [])
 
     return write
 

@@ -12,11 +12,11 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
+from holdfast.spec.load_exports import read_export
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
-    EXPORTS,
     CommandTarget,
     DatasetBlock,
     EvalFields,
@@ -399,19 +399,6 @@ def _exports(top: EvalFields | None, document: Document, problems: list[Problem]
         elif block is not None:
             found[block.to] = block
     return tuple(found.values())
-
-
-def read_export(
-    data: dict[str, Any], location: Location, document: Document, problems: list[Problem]
-) -> ExportBlock | None:
-    """Where a run goes, read by the model of its kind."""
-    kind = data.get("to")
-    if isinstance(kind, str) and kind in EXPORTS:
-        return cast("ExportBlock | None", validate_block(EXPORTS[kind], data, location, document, problems))
-    known = f"one of {', '.join(EXPORTS)}"
-    said = f"no export to {kind!r}{suggest(str(kind), EXPORTS)}; {known}" if kind else f"needs `to`: {known}"
-    problems.append(Problem(document.where(location), said))
-    return None
 
 
 def _both(one: str, other: str | None) -> str:
