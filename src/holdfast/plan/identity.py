@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
@@ -150,7 +152,8 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
 
 def installed_code(identity: RunIdentity) -> list[str]:
     """Describe the installed code of an eval, which is identified by the version of its distribution."""
-    return sorted({f"{module} ({distribution})" for module, distribution in _installed(identity.contents)})
+    contents = msgspec.to_builtins(identity.contents)
+    return sorted({f"{module} ({distribution})" for module, distribution in _installed(contents)})
 
 
 def _installed(node: Any) -> Iterator[tuple[str, str]]:
