@@ -88,7 +88,7 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
-        # Text formats hold no NaN. Elsewhere it would be written as null, which canonical JSON, though slower, is not.
+        # Text formats hold no NaN. SlowChecks it would be written as null, which canonical JSON, though slower, is not.
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
