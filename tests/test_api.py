@@ -69,12 +69,17 @@ class TestPublicNames:
             "Case",
             "Context",
             "Display",
+            "Document",
+            "Format",
             "GraderBlock",
             "HoldfastError",
             "InstantGrader",
+            "Metrics",
             "Origin",
+            "Override",
             "Reply",
             "Run",
+            "RunView",
             "Sample",
             "Target",
             "TargetBlock",
@@ -725,12 +730,6 @@ class TestEvaluateAsync:
         with pytest.raises(ConfigError, match="asks for nothing_we_have"):
             asyncio.run(holdfast.evaluate_async(**{**keys, "target": wants_too_much}))
         assert not list(tmp_path.iterdir())
-
-
-def test_files_for_nemo_agent_toolkit_are_written_when_a_run_finishes(evaluate: Any, tmp_path: Path) -> None:
-    run = evaluate(target=shout, graders=[is_right], output={"nat": {"dir": str(tmp_path / "nat")}})
-    assert run.finished and len(json.loads((tmp_path / "nat" / "workflow_output.json").read_text())) == len(SAMPLES)
-    assert (tmp_path / "nat" / "is_right_output.json").exists()
 
 
 def wants_too_much(nothing_we_have: Any) -> Any:

@@ -16,7 +16,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
-from holdfast.formats import in_our_words
+from holdfast.formats import to_native
 from holdfast.functions.blocks import capture_block, capture_grader
 from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
@@ -170,20 +170,12 @@ class _Call(NamedTuple):
             self.captured.release()
 
     def _export(self, outcome: Outcome) -> None:
-        if outcome.metrics is None:
-            return
+        from holdfast.export.after_run import export_after_run
 
         def warn(message: str) -> None:
-            warnings.warn(message, RuntimeWarning, stacklevel=6)
+            warnings.warn(message, RuntimeWarning, stacklevel=7)
 
-        if self.spec.output.nat is not None:
-            from holdfast.export.after_run import write_nat_copy
-
-            write_nat_copy(outcome.rundir, self.spec, warn)
-        if self.spec.exports:
-            from holdfast.export.registry import export_finished
-
-            export_finished(outcome.rundir, self.spec, lambda _name, _done: None, warn)
+        export_after_run(outcome.rundir, self.spec, lambda _: None, warn)
 
     def _result(self, outcome: Outcome) -> Run:
         reason = None if outcome.reason is None else str(outcome.reason)
@@ -232,7 +224,7 @@ def _read_eval(
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _target_kind(target))]
         path = Path(eval_file)
-        document, remaining = in_our_words(read_document(path), overrides)
+        document, remaining = to_native(read_document(path), overrides)
         target_keys = {key[1]: value for key, value in remaining if key[0] == "target" and len(key) == 2}
         folder = path.resolve().parent
     data = {**document.data, **fields}
