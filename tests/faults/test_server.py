@@ -330,7 +330,7 @@ def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, 
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS, graders=[{"type": "exact"}, judged])
     stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "grader 'judged' is out of action; outputs are still kept" in stopped.stderr
+    assert "grader 'judged' is unavailable; outputs are still saved" in stopped.stderr
     assert "refuses connections" in stopped.stdout and "Start it" in stopped.stdout
     assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them without all their grades" in stopped.stdout
     assert len(kept(run)) == ROWS
