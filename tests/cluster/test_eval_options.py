@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
-from holdfast.cluster.job.servers import plain
+from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
-from holdfast.cluster.remote.describe import preview
-from holdfast.cluster.remote.invocation import DeploymentFile
-from holdfast.cluster.remote.ledger import Registry
-from holdfast.cluster.remote.preview import Foresight
+from holdfast.cluster.remote.preview import RunPreviews, preview
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.transport import Here
 from holdfast.formats import load_any
 from holdfast.plan.identity import identify
@@ -239,12 +238,12 @@ def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> N
 
 def test_without_a_container_a_server_finds_its_checkpoint_where_it_lies() -> None:
     mounts = (str(Mount("/lustre/ckpt", "/checkpoint", "ro")), "/lustre/c:/cache", "/data:/d")
-    served = DeploymentFile(
+    served = Server(
         command="serve /checkpoint --tokenizer /checkpoint/tok --log /d/checkpoint /checkpoints",
         mounts=mounts,
         env={"HF_HOME": "lit:/cache/huggingface"},
     )
-    made = plain(served)
+    made = without_container(served)
     assert made.command == "serve /lustre/ckpt --tokenizer /lustre/ckpt/tok --log /d/checkpoint /checkpoints"
     assert made.env == {"HF_HOME": "lit:/lustre/c/huggingface"}
 
@@ -319,7 +318,7 @@ def test_what_was_checked_is_what_is_sent(tmp_path: Path) -> None:
     (task,) = launch.tasks
     path.write_text("tasks: [")  # meanwhile
     (ahead,) = preview(launch)
-    assert Foresight(launch).of(task, ahead.task).trials == 3
+    assert RunPreviews(launch).preview(task, ahead.task).trials == 3
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3

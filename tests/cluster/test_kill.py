@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from holdfast.cluster.remote.invocation import read_state, write_stop
-from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted, new_invocation
+from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.find import Subject
@@ -145,7 +146,7 @@ def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: s
     made = launched(Here(pauses=()), tmp_path, executor="local")
     made.state(phase=phase)
     write_stop(made.transport, str(made.directory / marked), "test")
-    subprocess.run([sys.executable, "-m", "holdfast.cluster.job.node", made.place().path, "--role", "main"], check=True)
+    subprocess.run([sys.executable, "-m", "holdfast.cluster.job", made.place().path, "--role", "main"], check=True)
     assert read_state(made.transport, made.place()).phase == then
 
 

@@ -18,9 +18,11 @@ import pytest
 
 from holdfast.cluster.config.render import compiled_yaml
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote import local
+from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Ledger, Registry
+from holdfast.cluster.remote.ledger import Ledger
+from holdfast.cluster.remote.local import LocalExecutor
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.submit import start_attempt
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
@@ -29,7 +31,8 @@ from tests.support.running import holdfast, server, start
 from tests.support.slurm import Lab
 
 if TYPE_CHECKING:
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.registry import Invocation
+    from holdfast.cluster.remote.slurm import JobState
     from tests.support.running import Server
 
 
@@ -155,7 +158,7 @@ def test_a_requeued_main_job_goes_on_under_its_own_id(site: Site) -> None:
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
 
 
-def test_a_job_that_gives_way_to_a_more_important_one_goes_on_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
+def test_a_job_that_gives_connect_a_more_important_one_goes_on_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
     site = Site(tmp_path, own_slurm, own_slurm.here)
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 4}, execution={"partition": "low"})
@@ -334,7 +337,7 @@ def test_a_stopped_invocation_goes_on_from_its_files_alone(site: Site) -> None:
         site.await_done(invocation, 20)
         layout.write_stop(site.transport, invocation.directory, "test")
         state = site.await_over(invocation)
-        assert (state.phase, state.reason) == ("stopped", "told to stop")
+        assert (state.phase, state.reason) == ("stopped", "stopped by `holdfast kill`")
         calmly(lambda: not site.chain(invocation).live("main"), "the jobs' end")
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
@@ -405,6 +408,10 @@ def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
     assert site.metrics(state)["outputs"] == 2
 
 
+def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
+    return active_main_jobs(LocalExecutor(), ledger, invocation, 0)
+
+
 def test_the_same_on_this_machine(tmp_path: Path) -> None:
     site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
     with server(latency=0.05) as model:
@@ -414,7 +421,7 @@ def test_the_same_on_this_machine(tmp_path: Path) -> None:
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
     ledger = Ledger(site.transport, invocation.directory)
-    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
 
 
 def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp_path: Path) -> None:
@@ -423,10 +430,9 @@ def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp
     invocation = site.submit(profile="here")
     site.await_done(invocation, 20)
     ledger = Ledger(site.transport, invocation.directory)
-    (job,) = local.live_jobs(ledger, 0)
-    assert job.id is not None
+    (job,) = running_processes(ledger, invocation.id)
     os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
-    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
     start_attempt(site.transport, invocation.directory)
     state = site.await_over(invocation)
     assert (state.phase, state.done) == ("done", 200), site.logs(invocation)

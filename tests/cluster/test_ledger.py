@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote.ledger import (
-    Disowned,
-    Intent,
-    Invocation,
-    Ledger,
-    Registry,
-    Submitted,
-    Submitter,
-    fold,
-    new_invocation,
-)
+from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
+from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent
-from holdfast.cluster.remote.describe import preview
 from holdfast.cluster.remote.install import build_wheel, ensure_python
-from holdfast.cluster.remote.invocation import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.invocation import TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.preview import preview
 from holdfast.cluster.remote.scripts import directive, main_script, worker_script
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
@@ -57,7 +58,7 @@ def test_the_main_script_is_this_text() -> None:
         "# gsm8k: task 0 of 0123456789abcdef, main\n"
         "trap '' USR2\n"
         "module load cuda\n"
-        "exec /env/bin/python -m holdfast.cluster.job.node /base/holdfast/0123456789abcdef/0 --role main\n"
+        "exec /env/bin/python -m holdfast.cluster.job /base/holdfast/0123456789abcdef/0 --role main\n"
     )
 
 
@@ -71,7 +72,7 @@ def test_the_workers_script_is_this_text() -> None:
         "#SBATCH --time=1\n"
         "# gsm8k: task 0 of 0123456789abcdef, worker\n"
         "trap '' USR2\n"
-        "exec /env/bin/python -m holdfast.cluster.job.node /b/holdfast/0/0 --role worker\n"
+        "exec /env/bin/python -m holdfast.cluster.job /b/holdfast/0/0 --role worker\n"
     )
 
 
@@ -87,7 +88,7 @@ def test_names_that_a_shell_would_read_are_quoted() -> None:
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
-        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job.node", "/a b/100%/x/0", "--role", "main")
+        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job", "/a b/100%/x/0", "--role", "main")
     ]
     assert "#SBATCH --output='/a b/100%%/x/0/logs/slurm-%j.log'" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -120,9 +121,7 @@ def test_a_short_time_limit_has_a_short_margin(tmp_path: Path) -> None:
 
 
 def test_a_server_in_a_container_is_started_by_srun() -> None:
-    served = DeploymentFile(
-        command="vllm serve '/a b'", image="/i.sqsh", mounts=("/m:/checkpoint:ro",), pre_cmd="ulimit -n 9"
-    )
+    served = Server(command="vllm serve '/a b'", image="/i.sqsh", mounts=("/m:/checkpoint:ro",), pre_cmd="ulimit -n 9")
     words = shlex.split(server_line(served, 2, pyxis=True))
     assert words[:5] == ["srun", "--overlap", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"]
     assert words[5:8] == [
@@ -170,7 +169,7 @@ def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
         names = wheel.namelist()
         assert wheel.testzip() is None
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
-    assert "holdfast/cluster/job/node.py" in names
+    assert "holdfast/cluster/job/__main__.py" in names
     assert "holdfast/cluster/config/groups/deployment/vllm.yaml" in names
     assert not any("__pycache__" in name for name in names)
 

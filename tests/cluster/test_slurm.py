@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.remote.ledger import new_invocation
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import (
     JobName,
     JobState,

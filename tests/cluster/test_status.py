@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Intent, Ledger, Registry
+from holdfast.cluster.remote.ledger import Intent, Ledger
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look

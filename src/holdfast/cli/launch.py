@@ -13,15 +13,15 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.cluster.config.launch import Launch
-    from holdfast.cluster.config.options import RunOptions
-    from holdfast.cluster.remote.invocation import DeploymentFile
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.config.launch import Launch, RunOptions, Server
+    from holdfast.cluster.remote.registry import Invocation
     from holdfast.spec.overrides import Override
 
 
-def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Override], given: dict[str, Any]) -> int:
-    """Compile, show, and unless that was all submit; attached unless --batch. `laid` is for every eval file."""
+def launch_command(
+    config: str, overrides: tuple[str, ...], eval_overrides: Sequence[Override], given: dict[str, Any]
+) -> int:
+    """Compile and show a configuration, submit it and, with --run, follow it. `eval_overrides` are for all evals."""
     from holdfast.cluster.config.compile import compile_launch
 
     if given["run"] and given["batch"]:
@@ -34,7 +34,7 @@ def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Overr
         [*_outer(given), *overrides],
         given["ids"],
         detached=detached,
-        laid=laid,
+        eval_overrides=eval_overrides,
         options=_options(given),
         exports=given["export"],
     )
@@ -62,11 +62,14 @@ def _refuse(given: dict[str, Any]) -> None:
 
 
 def _refuse_without_place(launch: Launch) -> None:
-    """Jobs are sent nowhere that nobody named; a compiled configuration names it under `run.env`."""
-    if launch.execution.executor == "slurm" and launch.profile is None and launch.env.executor is None:
+    """Refuse to submit jobs if no profile names the cluster; a compiled configuration names it under `run.env`."""
+    from holdfast.cluster.remote.executor import executor_named
+
+    is_local = executor_named(launch.execution.type).is_local
+    if not is_local and launch.profile is None and launch.env.executor is None:
         raise UsageError(
-            f"{launch.path}: execution.type is slurm, and nobody says where",
-            remedy="Name a profile with --run or --batch, or look at it with --dry-run.",
+            f"{launch.path}: execution.type is {launch.execution.type}, and no profile says where",
+            remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
         )
 
 
@@ -81,7 +84,7 @@ def _outer(given: dict[str, Any]) -> list[str]:
 
 
 def _options(given: dict[str, Any]) -> RunOptions:
-    from holdfast.cluster.config.options import RunOptions
+    from holdfast.cluster.config.launch import RunOptions
 
     names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
     place = given["output_path"]
@@ -100,25 +103,26 @@ def _show(launch: Launch) -> None:
 
 
 def _preview(launch: Launch, given: dict[str, Any]) -> int:
-    """What would be submitted and done, with nothing sent and nothing written."""
+    """Show what would be submitted and run. Nothing is sent, and nothing is written."""
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.describe import preview
-    from holdfast.cluster.remote.preview import Foresight
+    from holdfast.cluster.remote.executor import executor_named
+    from holdfast.cluster.remote.preview import RunPreviews, preview
 
     if not given["json"]:
         _show(launch)
-    tasks, ahead = [], Foresight(launch)
+    tasks, runs = [], RunPreviews(launch)
+    is_local = executor_named(launch.execution.type).is_local
     for each, task in zip(preview(launch), launch.tasks, strict=True):
-        seen = ahead.of(task, each.task)
+        run = runs.preview(task, each.task)
         bundle = collect(task.spec, task.eval_file, translated=task.translated)
-        scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not is_local else {}
         server = None if each.task.deployment is None else each.task.deployment.command
         servers = {_server_name(served): served.command for served in each.task.served}
         tasks.append(
             {
                 "name": task.name,
                 "eval": str(task.eval_file),
-                **seen.as_dict(),
+                **run.as_dict(),
                 "files": bundle.as_dict(),
                 "server": server,
                 "servers": servers,
@@ -127,7 +131,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
         )
         if not given["json"]:
             click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
-            click.echo("".join(f"  {line}\n" for line in [*seen.lines(), *bundle.lines()]), nl=False)
+            click.echo("".join(f"  {line}\n" for line in [*run.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
                 if text is not None:
                     click.echo(f"  {name}:")
@@ -140,7 +144,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
     return 0
 
 
-def _server_name(served: DeploymentFile) -> str:
+def _server_name(served: Server) -> str:
     several = f" ({served.instances} instances)" if served.instances > 1 else ""
     return (f"server {served.name}" if served.prefix else "server") + several
 
@@ -148,10 +152,10 @@ def _server_name(served: DeploymentFile) -> str:
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.config.variables import WANDB_KEY
     from holdfast.cluster.remote.submit import submit
-    from holdfast.cluster.remote.transport import way_to
+    from holdfast.cluster.remote.transport import connect
     from holdfast.cluster.watch.logs import follow
 
-    if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
+    if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables):
         from holdfast.export.wandb import detect
 
         if detect().api_key:
@@ -163,7 +167,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     if detached:
         return 0
     try:
-        return follow(way_to(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
+        return follow(connect(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
     except KeyboardInterrupt:
         click.echo("\nDetached; the evaluation continues.", err=True)
         _say_how_to_follow(invocation, err=True)

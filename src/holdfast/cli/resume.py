@@ -55,7 +55,7 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
 
 def _resume_invocation(subject: Subject) -> int:
     from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
-    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.remote.registry import Registry
     from holdfast.cluster.remote.slurm import JobName
     from holdfast.cluster.remote.submit import start_attempt
     from holdfast.cluster.watch.status import jobs_of, read_files

@@ -73,7 +73,7 @@ def _json(value: object) -> str:
 
 def _list(as_json: bool) -> int:
     """All invocations. What is done is not asked about again, and a cluster that does not answer is asked once."""
-    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.remote.registry import Registry
     from holdfast.cluster.watch.find import of_invocation
     from holdfast.cluster.watch.status import last_known, look, settled
 

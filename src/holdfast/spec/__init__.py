@@ -14,6 +14,7 @@
 `vacuous`        checks that can hardly fail
 `load_targets`   the target
 `load_graders`   graders, and the models that judge and play the user
+`findings`       collects problems and notices, each with its place
 `validation`     checks blocks by their models, and words what is wrong
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `origin`         the eval file and the place in it that a grader or a target comes from

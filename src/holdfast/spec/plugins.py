@@ -15,8 +15,6 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spec.validation import suggest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
@@ -51,6 +49,8 @@ class Registry:
             module, _, attribute = reference.partition(":")
             return getattr(import_module(module), attribute)
         if (entry := self.plugins.get(name)) is None:
+            from holdfast.spec.validation import suggest
+
             raise ValueError(f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}")
         try:
             return entry.load()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
+from holdfast.cluster.config.profiles import Profile, ProfileBlock, load_wandb, shown
 from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -342,7 +343,7 @@ def _with_defaults_of_types(
         _check_mapping(tree, section)
         if kind is None:
             raise missing_type(tree, section)
-        name = "slurm/default" if (section, kind) == ("execution", "slurm") else str(kind)
+        name = str(kind) if (GROUPS / section / f"{kind}.yaml").is_file() else f"{kind}/default"
         path = GROUPS / section / f"{name}.yaml"
         if (section, str(kind)) in selected or not path.is_file():
             continue  # what is no type at all is said when the section is checked
@@ -372,7 +373,7 @@ def _with_defaults_of_auxiliaries(tree: Tree) -> Tree:
 def missing_type(tree: Tree, section: str) -> ConfigError:
     """The group or the type that a section needs, in words that can be typed."""
     slurm = section == "execution"
-    known = EXECUTORS if slurm else sorted(path.stem for path in (GROUPS / section).glob("*.yaml"))
+    known = list(EXECUTORS) if slurm else sorted(path.stem for path in (GROUPS / section).glob("*.yaml"))
     group = f"{section}: {'slurm/default' if slurm else 'vllm'}"
     remedy = f"Write `{section}: {{type: …}}` with one of {', '.join(known)}"
     remedy += f"; or select its defaults: `defaults: [{{{group}}}, _self_]`"
@@ -443,15 +444,6 @@ def _effective(profile: Profile, *, detached: bool) -> dict[str, tuple[Any, str]
     return found
 
 
-def known_executor(kind: Any) -> str | None:
-    """What is wrong with an execution type, or None."""
-    if kind in EXECUTORS:
-        return None
-    if kind in OTHER_EXECUTORS:
-        return f"{kind!r} is not supported; use one of {', '.join(EXECUTORS)}"
-    return f"unknown type {kind!r}{suggest(str(kind), EXECUTORS)}; one of {', '.join(EXECUTORS)}"
-
-
 OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 """where an override of a lone eval file changes the configuration around it, and not the eval"""
 
@@ -478,8 +470,8 @@ def around(document: Document, path: Path, cwd: Path) -> Tree:
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
 
 
-def divide(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """`a.b=c` for the configuration around a lone eval file, and for the eval file."""
+def split_overrides(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split `a.b=c` into those for the configuration around a lone eval file, and those for the eval file."""
     outer: list[str] = []
     inner: list[str] = []
     for text in overrides:

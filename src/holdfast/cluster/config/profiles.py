@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from holdfast.cluster.config.executor import executor_problem, load_executor
+from holdfast.cluster.config.marks import CLUSTER_ONLY, NO_TORCHRUN, SENT_WITH_EVAL, NoEffect, ThroughExecution
 from holdfast.cluster.config.provenance import Tree, walk
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
 """tables of env.toml that are no profiles"""
-EXECUTORS = ("slurm", "local")
-OTHER_EXECUTORS = ("docker", "dgxcloud", "lepton")
 OTHER_KEYS = (
     "base_url",
     "kube_apiserver_url",
@@ -45,7 +45,7 @@ OTHER_KEYS = (
     "image_pull_secrets",
     "pre_launch_commands",
 )
-"""keys for those; a profile may hold them for other tools, and nothing is made of them here"""
+"""keys of profiles for dgxcloud and lepton, which have no effect here"""
 MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
 
 
@@ -60,31 +60,33 @@ Lines = Annotated[list[str], BeforeValidator(_list)]
 class ProfileBlock(Block):
     """Keys of a profile, and of `run.env` in a configuration."""
 
-    executor: Literal["slurm", "local"] | None = None
+    executor: str | None = None
     """Where jobs run: on a `slurm` cluster, or as processes of this machine (`local`)."""
-    account: str | None = None
+    account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
     """Slurm account of the jobs."""
-    partition: str | None = None
+    partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
     """Slurm partition of the jobs."""
-    run_partition: str | None = None
+    run_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition for `--run`. Default: `partition`."""
-    batch_partition: str | None = None
+    batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition for `--batch`. Default: `partition`."""
-    nodes: int | None = Field(default=None, ge=1)
+    nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
     """Number of nodes of a job."""
-    ntasks_per_node: int | None = Field(default=None, ge=1)
+    ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
+        default=None, ge=1
+    )
     """Slurm tasks per node."""
-    nproc_per_node: int | None = Field(default=None, ge=1)
+    nproc_per_node: Annotated[int | None, NO_TORCHRUN] = Field(default=None, ge=1)
     """No effect: read by other tools."""
-    gpus_per_node: int | None = Field(default=None, ge=0)
+    gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
     """GPUs per node."""
-    cpus_per_task: int | None = Field(default=None, ge=1)
+    cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
     """CPUs per Slurm task."""
-    time: Walltime | None = None
+    time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
     """Time limit of one job: `HH:MM:SS`, `D-HH:MM:SS`, minutes, or a duration such as `4h`."""
-    mem: str | int | None = None
+    mem: Annotated[str | int | None, CLUSTER_ONLY] = None
     """Memory of a job, as for `sbatch --mem`."""
-    exclusive: bool | None = None
+    exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
     """Request whole nodes."""
     container_image: str | None = None
     """Image for the server: a Docker reference, or the path of a `.sqsh` file."""
@@ -96,26 +98,26 @@ class ProfileBlock(Block):
     """One more mount, written as in `mounts`."""
     env_vars: dict[str, str | int | float | bool] | None = None
     """Environment variables for every part of the job. Plain values are literals."""
-    startup_commands: Lines | None = None
+    startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
     """Shell commands to run at the beginning of the job."""
-    setup_lines: Lines | str | None = None
+    setup_lines: Annotated[Lines | str | None, CLUSTER_ONLY] = None
     """Shell lines to run at the beginning of the job."""
-    run_command: str | None = None
+    run_command: Annotated[str | None, NoEffect("a job runs Holdfast")] = None
     """No effect: read by other tools."""
-    packager: Literal["git", "pattern", "hybrid", "none"] | None = None
+    packager: Annotated[Literal["git", "pattern", "hybrid", "none"] | None, SENT_WITH_EVAL] = None
     """No effect: read by other tools."""
-    packager_include_pattern: str | list[str] | None = None
+    packager_include_pattern: Annotated[str | list[str] | None, SENT_WITH_EVAL] = None
     """No effect: read by other tools."""
-    runtime: str | None = None
+    runtime: Annotated[str | None, NoEffect("a job runs Holdfast in its own environment")] = None
     """No effect: read by other tools."""
 
-    tunnel: Literal["ssh", "local"] | None = None
+    tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
     """How to reach the cluster. `ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
-    host: str | None = None
+    host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
     """Login node of the cluster."""
-    user: str | None = None
+    user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
     """User on the login node. Default: that of your ssh configuration."""
-    identity: str | None = None
+    identity: Annotated[str | None, CLUSTER_ONLY] = None
     """Private key for ssh. Default: that of your ssh configuration."""
     remote_job_dir: str | None = None
     """Folder on the cluster for jobs, runs and images: an absolute path, or one that begins with `~/`."""
@@ -123,17 +125,17 @@ class ProfileBlock(Block):
     """Python interpreter on the cluster that has Holdfast. Default: Holdfast is installed there from the submitting
     version."""
 
-    build_partition: str | None = None
+    build_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition of the jobs that import images. Default: `partition`."""
-    build_time: Walltime | None = None
+    build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
     """Time limit of the jobs that import images. Default: `time`."""
-    build_image: str | None = None
+    build_image: Annotated[str | None, NoEffect("images are imported by the cluster's own enroot")] = None
     """No effect: read by other tools."""
-    build_cache_dir: str | None = None
+    build_cache_dir: Annotated[str | None, NoEffect("images are kept in containers below remote_job_dir")] = None
     """No effect: read by other tools."""
-    build_include_gpus: bool | None = None
+    build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
     """Request GPUs for the jobs that import images."""
-    build_gpus_per_node: int | None = Field(default=None, ge=0)
+    build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
     """GPUs per node for the jobs that import images."""
 
     @model_validator(mode="after")
@@ -223,14 +225,13 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     problems: list[Problem] = []
     executor = values.get("executor")
     header = tree.origin((name,))
-    if executor in OTHER_EXECUTORS:
-        said = f"executor {executor!r} is not supported; use one of {', '.join(EXECUTORS)}"
-        raise ConfigError([Problem(places.where(("executor",)), said)])
+    if executor is not None and (message := executor_problem(executor)):
+        raise ConfigError([Problem(places.where(("executor",)), message)])
     if executor is None:
         problems.append(Problem(f"{header}: [{name}]", 'executor is missing: write executor = "slurm" or "local"'))
     ours = {key: value for key, value in values.items() if key not in OTHER_KEYS}
     block = cast("ProfileBlock | None", validate_block(ProfileBlock, ours, (), places, problems))
-    if executor == "slurm" and values.get("tunnel") == "ssh":
+    if executor is not None and not load_executor(executor).is_local and values.get("tunnel") == "ssh":
         problems.extend(
             Problem(f"{header}: [{name}]", f'{key} is missing: tunnel = "ssh" needs it')
             for key in ("host", "remote_job_dir")
@@ -244,11 +245,11 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
 
 
-def folder_problem(folder: str, executor: str) -> str | None:
-    """What is wrong with a folder as it is written. Jobs begin elsewhere, and no shell spells out `~name` for them."""
-    if re.match(r"/|~(/|$)", folder) or (executor == "local" and not folder.startswith("~")):
+def folder_problem(folder: str, *, is_local: bool) -> str | None:
+    """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
+    if re.match(r"/|~(/|$)", folder) or (is_local and not folder.startswith("~")):
         return None
-    where = "" if executor == "local" else " is a folder of the cluster"
+    where = "" if is_local else " is a folder of the cluster"
     return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
 
 

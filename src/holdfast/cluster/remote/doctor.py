@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from holdfast.cluster.config.profiles import find_env_file, folder_problem, load_profile, shown, squash_problem
-from holdfast.cluster.remote.ledger import Ledger, Submitter, new_invocation
+from holdfast.cluster.remote.chain import SlurmExecutor
+from holdfast.cluster.remote.executor import executor_named
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
-from holdfast.cluster.remote.transport import Here, way_to
+from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, HoldfastError, Unreachable
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.config.profiles import Profile
+    from holdfast.cluster.remote.executor import Executor
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Completed, Transport
 
@@ -79,16 +83,18 @@ def diagnose(
     assert file is not None
     yield ok("env.toml", f"{shown(file, cwd)}, [{name}] in line {profile.line}, executor {profile.fields.executor}")
     fields = profile.fields
-    remote = fields.executor == "slurm" and fields.tunnel == "ssh"
-    way = transport or way_to(fields.host if remote else None, fields.user, fields.identity)
+    executor = executor_named(fields.executor or "slurm")
+    slurm = isinstance(executor, SlurmExecutor)
+    remote = not executor.is_local and fields.tunnel == "ssh"
+    way = transport or connect(fields.host if remote else None, fields.user, fields.identity)
     try:
         yield from _reached(way)
-        doctor = _Doctor(profile, way, job=job)
-        yield from doctor.slurm_checks() if fields.executor == "slurm" else ()
+        doctor = _Doctor(profile, way, executor, job=job)
+        yield from doctor.slurm_checks() if slurm else ()
         yield from doctor.directory_checks()
-        if fields.executor != "slurm":
+        if executor.is_local:
             yield _sandbox(isolation())
-        yield from doctor.container_checks() if fields.executor == "slurm" else ()
+        yield from doctor.container_checks() if slurm else ()
     except Unreachable as error:
         yield failed("connection", error.message, error.remedy or "Try again when it answers.")
     yield _wandb(profile, environ)
@@ -107,8 +113,9 @@ def _reached(way: Transport) -> Iterator[Check]:
 
 
 class _Doctor:
-    def __init__(self, profile: Profile, way: Transport, *, job: bool) -> None:
+    def __init__(self, profile: Profile, way: Transport, executor: Executor, *, job: bool) -> None:
         self.profile = profile
+        self.executor = executor
         self.fields = profile.fields
         self.way = way
         self.job = job
@@ -212,7 +219,7 @@ class _Doctor:
         if wanted is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
             wanted = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
-        if wrong := folder_problem(wanted, self.profile.fields.executor or "slurm"):
+        if wrong := folder_problem(wanted, is_local=self.executor.is_local):
             yield failed("remote_job_dir", wrong, f"{where}: correct it.")
             return
         done = self.way.run(["sh", "-c", _WRITE, "sh", wanted], timeout=180)
@@ -242,7 +249,7 @@ class _Doctor:
             )
         else:
             yield ok("files", "creating exclusively, renaming and appending work")
-        if self.fields.executor == "slurm":
+        if isinstance(self.executor, SlurmExecutor):
             yield self._node()
             if self.isolation is not None:
                 yield _sandbox(self.isolation)

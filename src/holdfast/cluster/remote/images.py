@@ -139,11 +139,11 @@ def ensure_image(
         return shelf.path(known)
     say(f"{image}: {reason}")
     if launch is not None:
-        where, fields = launch.execution, launch.env
-        account = account or where.account
-        partition = partition or fields.build_partition or where.partition
-        time = time or fields.build_time or where.walltime
-        if fields.build_include_gpus and (gpus := fields.build_gpus_per_node or where.gpus_per_node):
+        execution, env = launch.execution, launch.env
+        account = account or execution.account
+        partition = partition or env.build_partition or execution.partition
+        time = time or env.build_time or execution.walltime
+        if env.build_include_gpus and (gpus := env.build_gpus_per_node or execution.gpus_per_node):
             options = [*options, f"--gpus-per-node={gpus}"]
     sbatch = [
         *(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.cluster.config.options import RunOptions
+from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.transport import Transport
 
-SCHEMA_VERSION: Final = "1.0"
 Phase = Literal["waiting", "deploying", "running", "draining", "finishing", "done", "stopped"]
 OVER: Final[frozenset[Phase]] = frozenset({"done", "stopped"})
 """phases after which nothing happens by itself"""
@@ -62,81 +61,6 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
     """the profile's remote_job_dir"""
     config: dict[str, Any]
     """the compiled configuration"""
-
-
-class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that a task starts for itself: of the model, or of a judge or whatever else it needs."""
-
-    name: str = "deployment"
-    """of its log; one that serves something else than the model is called so"""
-    prefix: str = ""
-    """of the variables that say where it is; empty: it serves the model"""
-    command: str
-    pre_cmd: str | None = None
-    image: str | None = None
-    """None: a plain process on the node"""
-    mounts: tuple[str, ...] = ()
-    mount_home: bool = False
-    port: int = 8000
-    model: str | None = None
-    base_path: str = "/v1"
-    endpoints: dict[str, str] = {}
-    """its paths: chat, completions …"""
-    health_path: str = "/health"
-    health_status: int = 200
-    tasks: int | None = None
-    """processes to start one instance with; None: one per node"""
-    instances: int = 1
-    nodes: int | None = None
-    """of all its instances together; None: all of the job's"""
-    readiness_seconds: float | None = None
-    env: dict[str, str] = {}
-    """host:NAME, lit:VALUE, runtime:NAME"""
-
-
-class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the jobs of a task must know. Holds no secret."""
-
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815
-    invocation: str
-    number: int
-    name: str
-    executor: str = "slurm"
-    mode: str = "sequential"
-    """of the local executor: whether it waits for the tasks before it"""
-    python: str
-    """the interpreter that has this version of Holdfast"""
-    eval_file: str
-    """on the cluster, in a bundle; one of another tool's kind is there as the eval of ours that it is, in JSON"""
-    overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    options: RunOptions = RunOptions()
-    runs_dir: str
-    deployment: DeploymentFile | None = None
-    auxiliary: tuple[DeploymentFile, ...] = ()
-    workers: int = 1
-    walltime: float = 3600
-    """seconds of one job"""
-    margin: float = 120
-    """seconds before its end at which a job stops in good order"""
-    max_walltime: float | None = None
-    """seconds of all jobs together"""
-    env: dict[str, str] = {}
-    export: tuple[str, ...] = ()
-    """destinations, when all is done"""
-    export_env: dict[str, str] = {}
-    export_config: dict[str, Any] = {}
-    pre_cmd: str | None = None
-    post_cmd: str | None = None
-    setup_lines: tuple[str, ...] = ()
-    main_options: tuple[str, ...] = ()
-    """of sbatch, for the job that serves and works"""
-    worker_options: tuple[str, ...] = ()
-    """the same for those that only work"""
-
-    @property
-    def served(self) -> tuple[DeploymentFile, ...]:
-        """All that it serves, the model first."""
-        return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

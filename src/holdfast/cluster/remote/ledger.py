@@ -10,9 +10,6 @@ process writes a file of its own, because appending from two machines to one fil
 
 `sbatch` gets the intent's id as the job's comment, so `reconcile` finds out what became of an intent without an answer.
 A job that still lay on its way when it was disowned is told at its start: `Ledger.disowned(os.environ[INTENT])`.
-
-The invocations of this user on this machine are listed in `$HOLDFAST_HOME/invocations` (default `~/.holdfast`), with a
-copy of the records. It is a convenience; the directory on the cluster is the truth.
 """
 
 from __future__ import annotations
@@ -21,14 +18,12 @@ import os
 import re
 import secrets
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
-from holdfast.errors import ClusterError, UsageError
-from holdfast.store.durable import make_directory, replacing
+from holdfast.errors import ClusterError
 from holdfast.store.lines import is_sound, seal
 from holdfast.store.processes import is_running, start_token
 
@@ -43,11 +38,6 @@ INTENT: Final = "HOLDFAST_INTENT"
 NOT_FOUND: Final = "no such job was found"
 DOUBT_SECONDS: Final = 120.0
 """How long somebody who may be alive has to submit what they intend, before others may disown it."""
-
-
-def new_invocation() -> str:
-    """The id of a new invocation: 16 hex digits. Its tasks are `<id>.0`, `<id>.1`, …"""
-    return secrets.token_hex(8)
 
 
 class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
@@ -271,88 +261,3 @@ def _may_live(intent: Intent, doubt: float) -> bool:
     if intent.host != os.uname().nodename:
         return True
     return intent.pid != os.getpid() and is_running(intent.pid, intent.start)
-
-
-class Invocation(msgspec.Struct, frozen=True):
-    """One command that submitted something, as the registry keeps it."""
-
-    id: str
-    created: float
-    directory: str
-    """on the cluster, or here when `host` is None"""
-    tasks: tuple[str, ...]
-    """what `<id>.0`, `<id>.1`, … are, by name"""
-    executor: str = "slurm"
-    host: str | None = None
-    user: str | None = None
-    identity: str | None = None
-    profile: str | None = None
-    details: dict[str, Any] = {}
-    """whatever else the command wants to remember"""
-    jobs: tuple[Record, ...] = ()
-    """a copy of the records written from this machine"""
-
-
-class Registry:
-    """This user's invocations on this machine, a file each."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        home = Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
-        self.folder = folder or home / "invocations"
-
-    def add(self, invocation: Invocation) -> None:
-        """Keep an invocation; one of the same id is replaced."""
-        make_directory(self.folder)
-        with replacing(self.folder / f"{invocation.id}.json") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(invocation)) + b"\n")
-
-    def remove(self, invocation: str) -> None:
-        """Forget an invocation of which nothing was submitted."""
-        (self.folder / f"{invocation}.json").unlink(missing_ok=True)
-
-    def get(self, invocation: str) -> Invocation:
-        """The invocation of this very id."""
-        path = self.folder / f"{invocation}.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Invocation)
-        except FileNotFoundError:
-            raise UsageError(f"there is no invocation {invocation} in {self.folder}") from None
-        except msgspec.DecodeError as error:
-            raise UsageError(
-                f"{path}: {error}", remedy="Remove it; the run itself is found by its directory on the cluster."
-            ) from None
-
-    def all(self) -> list[Invocation]:
-        """Every invocation, the newest first."""
-        found = [self.get(path.stem) for path in self.folder.glob("*.json") if not path.name.startswith(".")]
-        return sorted(found, key=lambda invocation: -invocation.created)
-
-    def resolve(self, text: str) -> tuple[Invocation, int | None]:
-        """The invocation, and the task if one is named, that `480d3c89bfe4a55c`, `480d`, `480d.0` mean."""
-        found = re.fullmatch(r"([0-9a-f]{1,16})(?:\.(\d+))?", text)
-        if found is None:
-            raise UsageError(f"{text!r} is no invocation's id", remedy="Ids are 16 hex digits, with `.0` for a task.")
-        prefix, task = found[1], None if found[2] is None else int(found[2])
-        names = sorted(path.stem for path in self.folder.glob(f"{prefix}*.json"))
-        if not names:
-            raise UsageError(
-                f"there is no invocation {prefix} in {self.folder}",
-                remedy="A run of somebody else, or from another machine, is named by its directory on the cluster.",
-            )
-        if len(names) > 1:
-            raise UsageError(
-                f"{prefix} is the beginning of {len(names)} ids: {', '.join(names)}", remedy="Give more digits."
-            )
-        invocation = self.get(names[0])
-        if task is not None and task >= len(invocation.tasks):
-            raise UsageError(f"{invocation.id} has {len(invocation.tasks)} tasks, from .0; there is no .{task}")
-        return invocation, task
-
-    def mirror(self, invocation: str) -> Callable[[Sequence[Record]], None]:
-        """What a `Ledger` calls to have its records copied to this invocation."""
-
-        def copy(records: Sequence[Record]) -> None:
-            known = self.get(invocation)
-            self.add(msgspec.structs.replace(known, jobs=(*known.jobs, *records)))
-
-        return copy

@@ -296,10 +296,10 @@ class Ssh(Transport):
         )
 
 
-def way_to(
+def connect(
     host: str | None, user: str | None = None, identity: str | None = None, *, pauses: Sequence[float] = PAUSES
 ) -> Transport:
-    """The way to a cluster as a profile or an invocation names it: no host is this machine."""
+    """Return the transport to a host; without a host, to this machine."""
     if host is None:
         return Here(pauses=pauses)
     return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG), pauses=pauses)

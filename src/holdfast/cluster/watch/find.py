@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.remote.invocation import State
-from holdfast.cluster.remote.ledger import Registry
-from holdfast.cluster.remote.transport import Here, way_to
+from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.transport import Transport
 
 
@@ -51,7 +51,7 @@ def _remote(transport: Transport, directory: str) -> str:
 
 def of_invocation(known: Invocation, task: int | None = None) -> Subject:
     """An invocation of the registry."""
-    return Subject(way_to(known.host, known.user, known.identity), known.directory, task, known)
+    return Subject(connect(known.host, known.user, known.identity), known.directory, task, known)
 
 
 def find(text: str, registry: Registry | None = None) -> Subject | Path:
@@ -61,7 +61,7 @@ def find(text: str, registry: Registry | None = None) -> Subject | Path:
     """
     remote = re.fullmatch(r"(?:([^@:/\s]+)@)?([^@:/\s]+):(/.*)", text)
     if remote is not None:
-        transport = way_to(remote[2], remote[1])
+        transport = connect(remote[2], remote[1])
         found = _at(transport, remote[3])
         if isinstance(found, Path):
             raise UsageError(

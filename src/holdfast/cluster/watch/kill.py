@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from holdfast.cluster.remote.executor import executor_named
 from holdfast.cluster.remote.invocation import TaskPlace, write_stop
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.cluster.remote.ledger import Ledger
+from holdfast.cluster.remote.slurm import JobName
 from holdfast.cluster.watch.status import jobs_of, read_files
 from holdfast.errors import Unreachable, UsageError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.watch.find import Subject
-    from holdfast.cluster.watch.status import Files
 
 PATIENCE: Final = 90.0
 """Seconds that jobs have to end: Slurm gives them half a minute after the signal."""
@@ -74,16 +74,15 @@ def _end_jobs(subject: Subject, patience: float, poll: float, say: Callable[[str
         fresh = [state for state in live if (state.name, state.handle) not in told]
         fresh.sort(key=lambda state: state.state != "pending")  # a successor, before what it waits for ends badly
         if fresh:
-            _cancel(subject, files, fresh)
+            executor_named(files.invocation.executor).cancel(subject.transport, fresh)
         for state in fresh:
             told[state.name, state.handle] = _shown(state)
             say(f"ending {_shown(state)}")
         if not live or (not fresh and time.monotonic() > end):
             break
         time.sleep(poll)
-    if files.invocation.executor == "slurm":
-        # What was being submitted when the mark was set: found by its name, or disowned and told so at its start.
-        Submitter(Slurm(subject.transport), Ledger(subject.transport, subject.directory)).reconcile()
+    # A job that was being submitted when the mark was set is adopted, or disowned, which it learns at its start.
+    executor_named(files.invocation.executor).settle(Ledger(subject.transport, subject.directory))
     remain = {(state.name, state.handle) for state in live}
     return Killed(
         [shown for key, shown in told.items() if key not in remain],
@@ -98,16 +97,3 @@ def _is_meant(subject: Subject, state: JobState) -> bool:
 
 def _shown(state: JobState) -> str:
     return f"{state.name} (job {state.handle}, {state.state})"
-
-
-def _cancel(subject: Subject, files: Files, states: list[JobState]) -> None:
-    if files.invocation.executor == "local":
-        from holdfast.cluster.remote.local import cancel
-
-        ids = {(state.name, state.id) for state in states}
-        for job in files.jobs:
-            if (job.intent.name, job.id) in ids:
-                cancel(job)
-        return
-    slurm = Slurm(subject.transport)
-    slurm.cancel(ids={state.handle: state.name for state in states})

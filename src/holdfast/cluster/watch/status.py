@@ -7,7 +7,6 @@ when it could not be asked. Nobody is called failed because a network was down.
 
 from __future__ import annotations
 
-import os
 import tarfile
 import time
 from contextlib import suppress
@@ -18,9 +17,11 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.executor import executor_named
 from holdfast.cluster.remote.invocation import AttemptRecord, End, InvocationFile, State, TaskPlace
-from holdfast.cluster.remote.ledger import NOT_FOUND, Record, Registry, fold
-from holdfast.cluster.remote.slurm import ACTIVE, JobName, JobState, Slurm
+from holdfast.cluster.remote.ledger import NOT_FOUND, Record, fold
+from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.remote.ledger import Job
+    from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
     from holdfast.cluster.watch.find import Subject
 
@@ -203,44 +205,9 @@ def _of_task(picture: Picture, task: int | None) -> Picture:
 
 
 def jobs_of(transport: Transport, files: Files) -> list[JobState]:
-    """What Slurm, or this machine, knows of an invocation's jobs."""
-    if files.invocation.executor == "local":
-        return _processes(files)
-    slurm = Slurm(transport)
-    states = slurm.jobs(invocation=files.invocation.id, mine=files.mine)
-    known = {(state.name, state.id) for state in states}
-    forgotten = [job for job in files.jobs if job.id is not None and (job.intent.name, job.id) not in known]
-    if forgotten:
-        names = sorted({job.intent.name for job in forgotten})
-        older = slurm.accounted(names, since=min(job.intent.time for job in forgotten)) or []
-        states += [state for state in older if (state.name, state.id) not in known]
-    return states
-
-
-def _processes(files: Files) -> list[JobState]:
-    """The processes of an invocation that runs on this machine, those that are alive."""
-    from holdfast.cluster.remote.local import is_alive
-
-    elsewhere = {job.intent.host for job in files.jobs} - {os.uname().nodename}
-    if elsewhere:
-        raise Unreachable(f"its processes are on {', '.join(sorted(elsewhere))}, and this is {os.uname().nodename}")
-    now = time.time()
-    return [
-        JobState(
-            id=job.id,
-            task=None,
-            name=job.intent.name,
-            comment=job.intent.intent,
-            user=files.invocation.user,
-            state="running",
-            said="RUNNING",
-            nodes=job.intent.host,
-            start=job.intent.time,
-            elapsed=now - job.intent.time,
-        )
-        for job in files.jobs
-        if job.id is not None and is_alive(job.id)
-    ]
+    """Return the jobs of an invocation as its executor sees them."""
+    executor = executor_named(files.invocation.executor)
+    return executor.states(transport, files.invocation.id, files.jobs, mine=files.mine, history=True)
 
 
 def put_together(
