@@ -19,6 +19,7 @@ html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 extensions = ["myst_parser"]
+smartquotes = False  # `--option` is no dash
 myst_heading_anchors = 4  # as on GitHub
 
 _GROUP = re.compile(r"^## (.+)$", re.MULTILINE)

@@ -1,41 +1,104 @@
-"""The documentation's files are written and its commands run, in the order in which a reader meets them."""
+"""The documentation: its files are written and its commands run, its tables are current, its snippets are valid."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from ruamel.yaml import YAML
 
+from holdfast.spec.load import load_eval
+from holdfast.spec.load_graders import GRADERS
 from tests.support.running import ROOT, environment
 
-MARKED = re.compile(r"<!-- (file|run)(?:: (.+?))? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MARKED.search(path.read_text()))
+DOCS = ROOT / "docs"
+MARKED = re.compile(
+    r"(?:<!-- run(?:: exit (?P<exit>\d+))? -->\n|^\*\*`(?P<file>[^`]+)`\*\*\n\n)```\w*\n(?P<body>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+"""a block of code: commands to run, or a file below its name"""
+SECTION = re.compile(r"^###? `(\w+)`\n\n```yaml\n(- type: .*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = sorted(path for path in [ROOT / "README.md", *DOCS.glob("*.md")] if MARKED.search(path.read_text()))
+SNIPPETS = [
+    pytest.param(page, kind, snippet, id=kind)
+    for page in sorted(DOCS.glob("graders-*.md"))
+    for kind, snippet in SECTION.findall(page.read_text())
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_what_a_page_shows_works(page: Path, tmp_path: Path) -> None:
+def test_files_and_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
-    env = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
-    ran = 0
-    for kind, argument, body in MARKED.findall(page.read_text()):
-        if kind == "file":
-            (tmp_path / argument).write_text(body)
+    env = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", HOLDFAST_HOME=str(tmp_path / "home"))
+    commands = 0
+    for block in MARKED.finditer(page.read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["body"])
             continue
-        wanted = int(argument.removeprefix("exit ")) if argument else 0
-        for line in body.splitlines():
+        for line in block["body"].splitlines():
             if line.startswith("$ "):
                 done = subprocess.run(
                     ["bash", "-c", line[2:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900
                 )
-                assert done.returncode == wanted, f"{line}\n{done.stdout}\n{done.stderr}"
-                ran += 1
+                assert done.returncode == int(block["exit"] or 0), f"{line}\n{done.stdout}\n{done.stderr}"
+                commands += 1
     if page.name == "tutorial.md":
-        assert ran >= 8
+        assert commands >= 8
 
 
-def test_every_page_and_file_that_is_linked_exists() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+def test_linked_pages_and_files_exist() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted({path.name for path in DOCS.glob("*.md")} - {"index.md"})
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_of_keys_and_options_are_current(tables: ModuleType) -> None:
+    for page in DOCS.glob("*.md"):
+        text = page.read_text()
+        assert tables.update(text) == text, f"{page.name} is out of date: run python docs/tables.py"
+
+
+def test_every_grader_has_a_snippet_and_a_table() -> None:
+    text = "".join(page.read_text() for page in DOCS.glob("graders-*.md"))
+    assert {kind for kind, _ in SECTION.findall(text)} == set(GRADERS)
+    assert set(re.findall(r"<!-- keys: grader (\w+) -->", text)) == set(GRADERS)
+
+
+@pytest.mark.parametrize(("page", "kind", "snippet"), SNIPPETS)
+def test_snippet_of_a_grader_is_valid(page: Path, kind: str, snippet: str, tmp_path: Path) -> None:
+    for block in MARKED.finditer(page.read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["body"])
+    row = {"expected": "4", "question": "2 + 2?", "answer": "#### 4", "references": ["4", "four"]}
+    row |= dict.fromkeys(("city", "country", "reference", "solution"), "4")
+    graders = YAML(typ="safe").load(snippet)
+    assert [grader["type"] for grader in graders] == [kind]
+    data = {
+        "name": "snippet",
+        "samples": [row],
+        "target": {"command": ["echo", "4"]},
+        "prompt": "{{ question }}",
+        "workspace": {},
+        "graders": graders,
+    }
+    with (tmp_path / "eval.yaml").open("w") as file:
+        YAML().dump(data, file)
+    load_eval(tmp_path / "eval.yaml")

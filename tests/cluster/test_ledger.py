@@ -107,7 +107,7 @@ def test_a_submitted_job_knows_its_intent_and_everybody_its_id(
     output = [f"--output={tmp_path}/out"]
     job = Submitter(Slurm(transport), ledger).submit(name, script, options=output, env={"MORE": "a b"})
     state = wait_for_job(Slurm(transport), str(name), lambda state: not state.active)
-    assert job.is_seen_in(state) and state.id == job.id
+    assert job.matches(state) and state.id == job.id
     assert (tmp_path / "out").read_text() == f"{job.intent.intent}/a b"
     assert Ledger(slurm.here, str(tmp_path / "on the cluster")).jobs() == [job]
     assert fold(registry.get(invocation).jobs) == [job]
@@ -259,7 +259,7 @@ def test_the_order_of_records_does_not_matter() -> None:
 )
 def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: str, seen: bool) -> None:
     (job,) = fold([Intent("a" * 16, "hf-x", "", 1.0, "h", 1), Submitted("a" * 16, "7", 2.0)])
-    assert job.is_seen_in(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
+    assert job.matches(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
 
 
 def test_ids_are_found_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

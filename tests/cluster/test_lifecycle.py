@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 ROWS = 300
 
 
-@pytest.mark.parametrize("task_of_it", ["", ".0"])
-@pytest.mark.parametrize("profile", ["lab", "here"])
+@pytest.mark.parametrize(("profile", "task_of_it"), [("lab", ".0"), ("here", "")])
 def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")
@@ -50,7 +49,7 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
         assert not [job for job in task()["jobs"] if job["active"]]
         before = model.requests
-        assert "no job of it was left" in run("kill", invocation + task_of_it)
+        assert "it has no jobs" in run("kill", invocation + task_of_it)
         assert 0 < before < ROWS
 
         model.control(latency=0)

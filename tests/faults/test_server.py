@@ -436,22 +436,22 @@ def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Serve
 def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: dict[str, Any], tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", target=target)
     refused = holdfast("eval", eval_file, "--max-cost", "1", cwd=tmp_path, check=2)
-    assert "does not say what it costs" in refused.stderr and not (tmp_path / "runs").exists()
+    assert "does not report its cost" in refused.stderr and not (tmp_path / "runs").exists()
 
 
 def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, provider: Server) -> None:
     (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
     silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
     said = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
-    assert said.count("max_cost cannot be kept") == said.count("token_budget cannot be kept") == 1
+    assert said.count("max_cost cannot be enforced") == said.count("token_budget cannot be enforced") == 1
     provider.control(usage=False)
     prices = {"test-model": {"input": 1, "output": 1}}
     model = write_eval(tmp_path / "model", provider.base_url, prices=prices)
     said = holdfast("eval", model, "--max-cost", "1", cwd=tmp_path / "model").stderr
-    assert said.count("max_cost cannot be kept") == 1
+    assert said.count("max_cost cannot be enforced") == 1
     provider.control(usage=True)
     said = holdfast("eval", model, "--max-cost", "1", "--fresh", cwd=tmp_path / "model").stderr
-    assert "cannot be kept" not in said
+    assert "cannot be enforced" not in said
 
 
 # As many at once as the server keeps up with.

@@ -317,6 +317,13 @@ def kill_finisher(folder: Path, *killed: int) -> int:
     return int(pid)
 
 
+def await_waiting(process: subprocess.Popen[str], pid: int) -> None:
+    """Wait until a worker says that it waits for the report of another one."""
+    assert process.stderr is not None
+    while f"waiting for process {pid}" not in process.stderr.readline():
+        assert process.poll() is None
+
+
 def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
     tmp_path: Path, provider: Server
 ) -> None:
@@ -342,9 +349,7 @@ def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Pat
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
     first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     (other,) = workers.values()
-    assert other.stderr is not None
-    while f"waiting for process {first.pid}" not in other.stderr.readline():
-        assert other.poll() is None
+    await_waiting(other, first.pid)
     assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=300)
     assert other.returncode == 3 and "has left without a report" in out, out + err
@@ -357,6 +362,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     tmp_path: Path, provider: Server
 ) -> None:
     crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
+    await_waiting(crew, wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     first = kill_finisher(tmp_path)
     second = kill_finisher(tmp_path, first)
     assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid
@@ -364,7 +370,6 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was ended by SIGKILL") == 2
-    assert err.count("is gone without a report, which is made here now") == 1, "the second worker took over"
     assert provider.requests == 8
 
 
@@ -439,11 +444,11 @@ def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eva
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "nothing is shared out" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
     assert "'../a' is no worker's id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
-    assert "no longer the one that was shared out" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+    assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 
 
 class TestTwice:

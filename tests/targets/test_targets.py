@@ -321,10 +321,10 @@ class TestPython:
             ("number", "returned int"),
             ("none", "returned NoneType"),
             ("no_text", "has no text"),
-            ("not_text", "cannot be kept as JSON"),
-            ("unkeepable", "cannot be kept as JSON"),
-            ("surrogate", "cannot be kept as JSON"),
-            ("wrong_usage", "cannot be kept as JSON"),
+            ("not_text", "cannot be serialized as JSON"),
+            ("unkeepable", "cannot be serialized as JSON"),
+            ("surrogate", "cannot be serialized as JSON"),
+            ("wrong_usage", "cannot be serialized as JSON"),
         ],
     )
     def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(

@@ -25,16 +25,22 @@ _STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
 @click.group("cache")
 def command() -> None:
-    """List and remove the runs that are kept."""
+    """List and remove stored runs."""
 
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--model", help="Only runs whose target contains this."),
-        click.option("--dataset", help="Only runs whose dataset contains this."),
-        click.option("--status", type=click.Choice(_STATUSES, case_sensitive=False)),
-        click.option("--older-than", metavar="AGE", help="Only runs last written longer ago: 90s, 5m, 2h, 7d."),
-        click.option("--archived", is_flag=True, help="Only runs that --fresh has archived."),
+        click.option("--model", metavar="TEXT", help="Only runs whose target contains this text."),
+        click.option("--dataset", metavar="TEXT", help="Only runs whose dataset contains this text."),
+        click.option(
+            "--status", type=click.Choice(_STATUSES, case_sensitive=False), help="Only runs with this status."
+        ),
+        click.option(
+            "--older-than",
+            metavar="AGE",
+            help="Only runs last written longer ago than this, such as 90s, 5m, 2h or 7d.",
+        ),
+        click.option("--archived", is_flag=True, help="Only runs that --fresh archived."),
         runs_dir_option,
     ]
     for option in reversed(options):
@@ -45,7 +51,7 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("dir")
 @runs_dir_option
 def directory(runs_dir: Path | None) -> int:
-    """Print where runs are kept."""
+    """Print the folder that holds the runs."""
     click.echo(runs_directory(runs_dir).resolve())
     return 0
 
@@ -54,7 +60,7 @@ def directory(runs_dir: Path | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_filters
 def listing(as_json: bool, **given: Any) -> int:
-    """List the runs: tab-separated where the output is not a terminal."""
+    """List the runs, tab-separated if the output is not a terminal."""
     runs = _chosen(given)
     if as_json:
         import msgspec
@@ -83,11 +89,11 @@ def listing(as_json: bool, **given: Any) -> int:
 
 @command.command("rm")
 @click.argument("ids", nargs=-1, metavar="[ID]…", shell_complete=complete_runs)
-@click.option("--all", "everything", is_flag=True, help="All runs.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--all", "everything", is_flag=True, help="Remove all runs.")
+@click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @_filters
 def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> int:
-    """Remove runs by id (its beginning will do), by filters, or --all of them. Shows what will go, and asks.
+    """Remove runs by ID (or its beginning), by filters, or all of them. Shows the runs and asks before removing them.
 
     A run that is being written is refused. Runs that reused another run's outputs hold copies and lose nothing.
     """

@@ -21,22 +21,24 @@ _SHOWN_FLIPS = 10
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…", shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all flips.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with every sample that passed in only one of the runs."
+)
 @click.option(
     "--judge",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="Ask the judge model that FILE describes which of two answers is better, for every pair of runs.",
+    help="Let a judge model decide which of two answers is better. FILE describes the judge.",
 )
-@click.option("--accept-errors", is_flag=True, help="With --judge: finish although some pairs could not be judged.")
+@click.option("--accept-errors", is_flag=True, help="With --judge, finish even if some pairs could not be judged.")
 @runs_dir_option
 def command(
     runs: tuple[str, ...], as_json: bool, judge: Path | None, accept_errors: bool, runs_dir: Path | None
 ) -> int:
     """Compare the first RUN (path or id) with each of the others, on the samples they share.
 
-    With --judge, every pair of runs is judged answer by answer, in both orders. The verdicts are kept below the runs
-    directory: the same command resumes, and asks nothing twice.
+    With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
+    runs directory; the same command resumes the comparison and asks nothing twice.
     """
     from holdfast.report.compare import compare, read_scores
     from holdfast.report.run_view import RunView

@@ -12,12 +12,12 @@ from holdfast.cli.completion import complete_profiles
 
 @click.command("doctor")
 @click.argument("profile", shell_complete=complete_profiles)
-@click.option("--no-job", is_flag=True, help="Run no job on a compute node.")
+@click.option("--no-job", is_flag=True, help="Skip the checks that need a job on a compute node.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(profile: str, no_job: bool, as_json: bool) -> int:
-    """Check that PROFILE of env.toml works: one line each, with the remedy where something does not.
+    """Check that PROFILE of env.toml works, with one line per check and a hint where one fails.
 
-    Exit code 0 where nothing has failed, 1 where something has. No file is left behind on the cluster.
+    The exit code is 0 if nothing failed, else 1. No files are left behind on the cluster.
     """
     from holdfast.cluster.remote.doctor import diagnose
 

@@ -67,7 +67,9 @@ class _Grouped(click.Command):
     """A command whose many options are shown in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        options = {
+            param.name: param.get_help_record(ctx) for param in self.get_params(ctx) if isinstance(param, click.Option)
+        }
         rest = [name for name in options if not any(name in group for group in _GROUPS.values())]
         for title, names in {**_GROUPS, "Other": rest}.items():
             if records := [record for name in names if (record := options.get(name)) is not None]:
@@ -78,72 +80,112 @@ class _Grouped(click.Command):
 @click.command("eval", cls=_Grouped)
 @click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("-c", "--config", "named", metavar="CONFIG", help="Configuration for a cluster: a name or a path.")
+@click.option("-c", "--config", "named", metavar="CONFIG", help="Name or path of a cluster configuration.")
 @click.option(
     "-r",
     "--run",
     metavar="PROFILE",
     shell_complete=complete_profiles,
-    help="Run CONFIG on this profile of env.toml, and follow its logs.",
+    help="Submit to this profile of env.toml and follow the logs.",
 )
 @click.option(
     "-b",
     "--batch",
     metavar="PROFILE",
     shell_complete=complete_profiles,
-    help="Like --run, but return after submitting.",
+    help="Like --run, but return once the jobs are submitted.",
 )
-@click.option("--force-squash", is_flag=True, help="Convert container images to .sqsh again.")
-@click.option("-m", "--model", help="Evaluate this model instead of the file's.")
-@click.option("--trials", type=click.IntRange(1), help="Trials per sample.")
+@click.option("--force-squash", is_flag=True, help="Import container images again even if a .sqsh file exists.")
+@click.option("-m", "--model", metavar="MODEL", help="Evaluate this model instead of the file's.")
+@click.option("--trials", type=click.IntRange(1), metavar="N", help="Number of trials per sample [default: 1].")
 @click.option(
     "-t",
     "--task",
     "ids",
     multiple=True,
     metavar="GLOB",
-    help="Only samples with this id or name; for a cluster configuration, only this task.",
-)
-@click.option("--tags", multiple=True, metavar="GLOB", help="Only samples with a matching tag.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first N samples.")
-@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto [64].")
-@click.option("--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch.")
-@click.option("--retry-failed", is_flag=True, help="Retry the errors of a run finished with --accept-errors.")
-@click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
-@click.option("--accept-drift", is_flag=True, help="Keep outputs although the target's code changed.")
-@click.option("--baseline-model", metavar="MODEL", help="Evaluate this model too, and compare.")
-@click.option("--log-samples", is_flag=True, help="Also write the transcripts as samples.jsonl into the run.")
-@click.option(
-    "--output-path", type=click.Path(path_type=Path), metavar="DIR", help="Also write results and samples there."
+    help="Only samples with a matching id or name; for a cluster configuration, only this task. Repeatable.",
 )
 @click.option(
-    "--export", "export", multiple=True, type=click.Choice(list(EXPORTS)), help="Also export the run in this format."
+    "--tags",
+    multiple=True,
+    metavar="GLOB",
+    help="Only samples with a matching tag; with -t, both must match. Repeatable.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Share the work among N processes on this machine.")
-@click.option("--skip-graders", is_flag=True, help="Only generate; grade later.")
-@click.option("--max-cost", type=float, metavar="USD", help="Start no more trials once the run has cost this much.")
-@click.option("--token-budget", type=click.IntRange(1), help="Start no more trials once the run has used N tokens.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N of the selected samples.")
+@click.option(
+    "--concurrency",
+    type=Concurrency(),
+    help="Maximum number of requests in flight, or auto [default: 64; 4 for the embedded model].",
+)
+@click.option(
+    "--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch, reusing nothing."
+)
+@click.option("--retry-failed", is_flag=True, help="Retry the errors of a run that was finished with --accept-errors.")
+@click.option("--accept-errors", is_flag=True, help="Finish even if some trials have errors.")
+@click.option(
+    "--accept-drift", is_flag=True, help="Keep outputs even if the code of the Python or command target has changed."
+)
+@click.option("--baseline-model", metavar="MODEL", help="Also evaluate this model, and show both side by side.")
+@click.option("--log-samples", is_flag=True, help="Also write the transcripts to samples.jsonl in the run directory.")
+@click.option(
+    "--output-path",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write the results and transcripts to this folder.",
+)
+@click.option(
+    "--export",
+    "export",
+    multiple=True,
+    type=click.Choice(list(EXPORTS)),
+    metavar="FORMAT",
+    help="Also export the run, as with holdfast export --to. Repeatable.",
+)
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Run N worker processes on this machine.")
+@click.option("--skip-graders", is_flag=True, help="Generate outputs without grading them.")
+@click.option(
+    "--max-cost",
+    type=float,
+    metavar="USD",
+    help="Start no more trials once the run has cost this much [default: no limit].",
+)
+@click.option(
+    "--token-budget",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Start no more trials once the run has used N tokens [default: no limit].",
+)
 @click.option("--max-tokens", hidden=True, expose_value=False, callback=_refuse_max_tokens)
-@click.option("--max-time", type=_Duration(), help="Start no more trials after, for example, 90s, 30m or 2h.")
+@click.option(
+    "--max-time",
+    type=_Duration(),
+    help="Start no more trials after this time, such as 90s, 30m or 2h [default: no limit].",
+)
 @runs_dir_option
-@click.option("--wait", is_flag=True, help="Wait for another process that holds this run.")
-@click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt, and do nothing.")
-@click.option("--json", is_flag=True, help="With --dry-run: print the plan as JSON.")
-@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
+@click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
+@click.option("-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt without running anything.")
+@click.option("--json", is_flag=True, help="With --dry-run, print the plan as JSON.")
+@click.option(
+    "--display",
+    type=click.Choice(["rich", "plain", "json", "none"]),
+    help="How to show progress [default: rich on a terminal, else plain].",
+)
 def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
     """Run the eval file CONFIG, or resume it.
 
-    After any interruption the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml;
-    by default it is the current folder. KEY=VALUE overrides any key of the file.
+    After any interruption, the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml
+    [default: the current folder]. KEY=VALUE overrides any key of the file.
 
     \b
     holdfast eval gsm8k.yaml --dry-run
     holdfast eval gsm8k.yaml -m my-model target.params.temperature=0.7 --limit 100
 
-    With --run or --batch it runs on a profile of env.toml. CONFIG is then an eval file, or a configuration of what to
-    serve, which eval files to run, and where results go.
+    With --run or --batch, CONFIG runs on a profile of env.toml. It is then an eval file, or a cluster configuration
+    that says what to serve, which eval files to run, and where results go.
     """
     from holdfast.formats import is_configuration, is_eval, load_any
+    from holdfast.formats.providers import resolve_eval
     from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 
@@ -160,6 +202,7 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
+    config = resolve_eval(config)
     document = read_document(Path(config))
     if is_configuration(document) or (given["named"] is not None and not is_eval(document)):
         return _launch(config, overrides, given)
@@ -222,7 +265,7 @@ def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> i
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     if given["workers"]:
         return _share(spec, options, given)
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
 
     return run_shown(
         lambda display: run_eval(spec, options, display),
@@ -338,18 +381,18 @@ def patience(wait: bool) -> float:
 
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
     """The compiled eval and the plan, its baseline's too, with nothing written."""
-    from holdfast.engine.setup import planned
+    from holdfast.engine.session import preview_run
     from holdfast.engine.unseen import unseen_code
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
         click.echo(message, err=True)
-    found = [planned(spec, options) for spec in specs]
-    print_compiled(found, as_json=as_json)
+    previews = [preview_run(spec, options) for spec in specs]
+    print_compiled(previews, as_json=as_json)
     if not as_json:
         from holdfast.report.preview import preview
 
-        identified, _, plan = found[0]
-        for line in preview(identified, plan).lines():
+        identity, _, plan = previews[0]
+        for line in preview(identity, plan).lines():
             click.echo(line)
     return 0

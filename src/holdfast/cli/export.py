@@ -25,10 +25,22 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--to", "wanted", type=click.Choice(list(EXPORTS)), help="Format or service.")
-@click.option("--failed", is_flag=True, help="Retry all exports that failed.")
-@click.option("--if-changed", is_flag=True, help="Skip exports that are up to date with the run and these options.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder [RUN/export/FORMAT].")
+@click.option(
+    "--to",
+    "wanted",
+    type=click.Choice(list(EXPORTS)),
+    metavar="FORMAT",
+    help=f"Format or service: {', '.join(EXPORTS)}.",
+)
+@click.option("--failed", is_flag=True, help="Repeat all exports of the run that failed.")
+@click.option("--if-changed", is_flag=True, help="Skip an export that is up to date with the run and the options.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for files [default: RUN/export/FORMAT].",
+)
 @runs_dir_option
 def command(
     run: str,
@@ -39,10 +51,11 @@ def command(
     output: Path | None,
     runs_dir: Path | None,
 ) -> int:
-    """Write RUN (its path or id) in another format, or send it to W&B or MLflow.
+    """Export RUN (path or id) in another format, or send it to W&B or MLflow.
 
-    KEY=VALUE are options of the destination, for example project=x entity=y for wandb, tracking_uri=URL for mlflow;
-    what is not given is as in the last export there, or in the eval file. Exporting again updates.
+    KEY=VALUE sets options of the destination, such as project=x entity=y for wandb, or tracking_uri=URL for mlflow.
+    Options that are not given are those of the last export there, else those of the eval file. Exporting again
+    updates the export.
     """
     from holdfast.export.registry import export, is_done, read_entries
     from holdfast.report.run_view import RunView

@@ -21,26 +21,53 @@ if TYPE_CHECKING:
 
 @click.command("gate")
 @click.argument("current", metavar="RUN", shell_complete=complete_runs)
-@click.option("--baseline", metavar="RUN", help="No metric may fall below this run's.")
-@click.option("--max-regression-pct", type=click.FloatRange(0), default=0.0, help="Per cent a metric may fall [0].")
+@click.option("--baseline", metavar="RUN", help="Run whose metrics must be reached.")
 @click.option(
-    "--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Minimum for a grader, `score` or `passed`."
-)
-@click.option("--golden", multiple=True, metavar="ID", help="A sample that must pass; rows with `golden: true` too.")
-@click.option("--ignore-golden-rows", is_flag=True, help="Let rows with `golden: true` fail.")
-@click.option("--new", type=click.Choice(["ignore", "must-pass"]), default="ignore", help="Samples the baseline lacks.")
-@click.option(
-    "--removed", type=click.Choice(["ignore", "warn", "fail"]), default="warn", help="Samples only the baseline has."
+    "--max-regression-pct",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="PCT",
+    help="How far a metric may fall below the baseline, in percent of its value [default: 0].",
 )
 @click.option(
-    "--format", "shape", type=click.Choice(["human", "json", "markdown", "github"]), default="human", help="Output."
+    "--min",
+    "minima",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help="Minimum for a grader, score or passed, such as correct=0.8. Repeatable.",
+)
+@click.option(
+    "--golden",
+    multiple=True,
+    metavar="ID",
+    help="Sample that must pass, in addition to rows with `golden: true`. Repeatable.",
+)
+@click.option("--ignore-golden-rows", is_flag=True, help="Allow rows with `golden: true` to fail.")
+@click.option(
+    "--new",
+    type=click.Choice(["ignore", "must-pass"]),
+    default="ignore",
+    help="Samples that the baseline lacks [default: ignore].",
+)
+@click.option(
+    "--removed",
+    type=click.Choice(["ignore", "warn", "fail"]),
+    default="warn",
+    help="Samples that only the baseline has [default: warn].",
+)
+@click.option(
+    "--format",
+    "shape",
+    type=click.Choice(["human", "json", "markdown", "github"]),
+    default="human",
+    help="Output format [default: human].",
 )
 @runs_dir_option
 def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **given: Any) -> int:
-    """Check the finished RUN (path or id) against a baseline, minimum scores and golden samples.
+    """Check the finished RUN (path or id) against minimum scores, a baseline and golden samples.
 
-    A sample is golden if its row says `golden: true` in RUN or in the baseline; one that is missing fails. Exit code 0
-    when all is met, 1 when not. A run that is not finished is an error, never a pass.
+    A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
+    code is 0 if all conditions are met, and 1 if not. A run that is not finished is an error, never a pass.
     """
     from holdfast.report.compare import read_scores
     from holdfast.report.gate import Rules, check_gate

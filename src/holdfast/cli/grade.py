@@ -26,19 +26,23 @@ if TYPE_CHECKING:
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--again", is_flag=True, help="Also grade outputs that are graded already.")
-@click.option("--accept-errors", is_flag=True, help="Finish although some trials have errors.")
-@click.option("--wait", is_flag=True, help="Wait for another process that holds the run.")
-@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
+@click.option("--again", is_flag=True, help="Also grade outputs that already have their grades.")
+@click.option("--accept-errors", is_flag=True, help="Finish even if some trials have errors.")
+@click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
+@click.option(
+    "--display",
+    type=click.Choice(["rich", "plain", "json", "none"]),
+    help="How to show progress [default: rich on a terminal, else plain].",
+)
 @runs_dir_option
 def command(run: str, config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
-    """Grade the outputs of RUN (its path or id), with the graders of the eval file CONFIG if one is given.
+    """Grade the outputs of RUN (path or id), with the graders of the eval file CONFIG if one is given.
 
-    Nothing is generated. With the same graders the verdicts go into RUN; with others they go, with copies of the
+    Nothing is generated. With the same graders, the verdicts go into RUN; with others they go, with copies of the
     outputs, into the run that `holdfast eval CONFIG` would use.
     """
     from holdfast.engine.options import Options
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
     from holdfast.formats import load_any
     from holdfast.spec.document import read_document
     from holdfast.spec.load import eval_of_run

@@ -40,7 +40,7 @@ _QUESTIONS: Final = """\
 @click.command("init")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
 def command(folder: Path) -> int:
-    """Write eval.yaml and questions.jsonl into FOLDER (default: here). Nothing is overwritten."""
+    """Write eval.yaml and questions.jsonl into FOLDER [default: the current folder]. Overwrites nothing."""
     path = folder / "eval.yaml"
     files = {path: _EVAL.format(name=path, version=SCHEMA_VERSION), folder / "questions.jsonl": _QUESTIONS}
     for file in files:

@@ -23,11 +23,11 @@ _LOOKS_PER_QUESTION: Final = 5
 
 @click.command("logs")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
-@click.option("-f", "--follow", is_flag=True, help="Follow the log to the end, across jobs.")
-@click.option("--deployment", is_flag=True, help="Show the log of the model server.")
-@click.option("--server", metavar="NAME", help="Show the log of another server, such as judge.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the end, across requeued jobs and successors.")
+@click.option("--deployment", is_flag=True, help="Show the logs of the model server.")
+@click.option("--server", metavar="NAME", help="Show the log of an auxiliary server, such as judge.")
 @click.option("--worker", metavar="N", help="Show the log of worker N.")
-@click.option("--all", "everything", is_flag=True, help="Show the logs of all jobs, not only of the last.")
+@click.option("--all", "everything", is_flag=True, help="Show the logs of all jobs, not only of the newest.")
 @runs_dir_option
 def command(
     what: str,
@@ -38,9 +38,9 @@ def command(
     everything: bool,
     runs_dir: Path | None,
 ) -> int:
-    """Show the log of an invocation's tasks, of one task (`ID.N`), or of a run directory.
+    """Show the logs of an invocation, of one task (`ID.N`), or of a run.
 
-    It can be named as for `holdfast status`. Ctrl-C ends the following, and nothing else.
+    ID and PATH are as for `holdfast status`. Ctrl-C stops following and nothing else.
     """
     from holdfast.cluster.watch.find import Subject
 

@@ -19,20 +19,20 @@ from holdfast.errors import HoldfastError
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
-    "grade": "Grade outputs again, or with other graders, without generating.",
+    "grade": "Grade the outputs of a run again, or with other graders.",
     "compare": "Compare runs on the same samples, with paired statistics.",
-    "gate": "Check a finished run against a baseline, minimum values and golden samples.",
+    "gate": "Check a finished run against minimum scores, a baseline and golden samples.",
     "export": "Export a run in the format of another tool.",
     "cache": "List and remove stored runs.",
     "init": "Write a small working eval to start from.",
-    "migrate": "Bring eval files and runs of earlier versions up to date.",
+    "migrate": "Update eval files and runs of earlier versions.",
     "repair": "Verify a run directory and repair it.",
-    "status": "Show the status of an invocation on a cluster, or of a run.",
-    "logs": "Show the logs of an invocation or a run, and follow them.",
-    "kill": "Cancel the jobs of an invocation, or stop the process of a run.",
-    "resume": "Resume an invocation or a run, from its id or path alone.",
-    "doctor": "Check that a profile works, with a hint for what does not.",
-    "work": "Join a run as one of several workers.",
+    "status": "Show the status of a cluster job or a run.",
+    "logs": "Show or follow the logs of a cluster job or a run.",
+    "kill": "Stop a cluster job or a run.",
+    "resume": "Resume a cluster job or a run, from its id or path.",
+    "doctor": "Check that a profile of env.toml works.",
+    "work": "Join a run as a worker.",
 }
 
 
@@ -75,7 +75,7 @@ class _Verbs(click.Group):
 def holdfast() -> None:
     """Evaluate language models and agents, and never lose ground.
 
-    A run that is interrupted, in whatever way, is resumed by the same command.
+    To resume a run after any interruption, run the same command again.
     """
     Signals.harden()
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @click.command("migrate")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH…")
-@click.option("-d", "--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
+@click.option("-d", "--dry-run", is_flag=True, help="Show what would change as a diff, without changing anything.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
-    """Bring eval files and run directories of earlier versions up to date.
+    """Update eval files and run directories of earlier versions.
 
-    PATH is an eval file, a folder of them, or a run directory. A file is rewritten in place, with its comments, and
-    kept as it was beside it as FILE.bak. What is up to date already is not touched.
+    PATH is an eval file, a folder of eval files, or a run directory. A file is rewritten in place with its comments,
+    and the original is kept as FILE.bak. Files that are up to date are not touched.
     """
     code, said = 0, []
     for path in paths:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.command("repair")
 @click.argument("run")
-@click.option("-d", "-n", "--dry-run", is_flag=True, help="Only verify.")
+@click.option("-d", "-n", "--dry-run", is_flag=True, help="Verify without repairing; exit with 1 if there is damage.")
 @runs_dir_option
 def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
-    """Verify every line of RUN (path or id) and set damaged ones aside.
+    """Verify every line of RUN (path or id) and set damaged lines aside.
 
-    What is set aside or missing counts as not done: the next `holdfast eval` does it again. Exit code 0 when the run
-    is sound or was made so, 1 when --dry-run found damage.
+    Work that is damaged or missing counts as not done: the next `holdfast eval` does it again. The exit code is 0 if
+    the run is sound or was repaired.
     """
     from holdfast.store.rundir import RunDir
 

@@ -18,25 +18,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.watch.find import Subject
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.store.manifest import Manifest
 
 
 @click.command("resume")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--concurrency", type=Concurrency(), help="Of a run: requests in flight, or auto.")
-@click.option("--accept-errors", is_flag=True, help="Of a run: finish although some trials have errors.")
-@click.option("--retry-failed", is_flag=True, help="Of a run: retry the errors that were accepted.")
-@click.option("--wait", is_flag=True, help="Of a run: wait for another process that holds it.")
-@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="Of a run: how to show progress.")
+@click.option("--concurrency", type=Concurrency(), help="Runs only: maximum number of requests in flight, or auto.")
+@click.option("--accept-errors", is_flag=True, help="Runs only: finish even if some trials have errors.")
+@click.option("--retry-failed", is_flag=True, help="Runs only: retry errors that were accepted.")
+@click.option("--wait", is_flag=True, help="Runs only: wait if another process holds the run.")
+@click.option(
+    "--display",
+    type=click.Choice(["rich", "plain", "json", "none"]),
+    help="Runs only: how to show progress [default: rich on a terminal, else plain].",
+)
 @runs_dir_option
 def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
-    """Resume what has stopped: submit the tasks of an invocation that are not done, or run what is left of a run.
+    """Resume an invocation or a run: submit its unfinished tasks, or run what is left of the run.
 
-    Neither needs the configuration or the eval file: an invocation's directory and a run's manifest hold all but
-    secrets. KEY=VALUE changes a run's limits, say limits.max_cost=20; what would make it another run is refused. Exit
-    code 4 where it is being worked on already.
+    Neither the configuration nor the eval file is needed: an invocation's directory and a run's manifest hold
+    everything except secrets. KEY=VALUE changes the limits of a run, such as limits.max_cost=20; a change that would
+    make it another run is rejected. The exit code is 4 if somebody is working on it already.
     """
     from holdfast.cluster.watch.find import Subject
 
@@ -83,7 +87,7 @@ def _resume_invocation(subject: Subject) -> int:
         return 0
     for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in left)):
         remove_stop(subject.transport, marked)
-    mirror = Registry().mirror(subject.known.id) if subject.known else None
+    mirror = Registry().mirror(subject.entry.id) if subject.entry else None
     started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
@@ -104,7 +108,7 @@ def _check_rights(subject: Subject, owner: str) -> None:
 def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
     """Run what is left of a run in its place, from its manifest."""
     from holdfast.engine.options import Options
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
     from holdfast.plan.history import with_outputs_of
     from holdfast.plan.identity import identify
     from holdfast.spec.load import eval_of_run
@@ -123,10 +127,10 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         raise UsageError(
             f"{path} holds verdicts of `holdfast compare --judge`", remedy="Give that command again: it resumes."
         )
-    found = with_outputs_of((rundir, manifest), identify(spec))
-    if found.place is None and _grades_differently(manifest, found):
+    identity = with_outputs_of((rundir, manifest), identify(spec))
+    if identity.place is None and _grades_differently(manifest, identity):
         click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
-    elif found.place is None:
+    elif identity.place is None:
         raise UsageError(
             f"{path} is another run than its eval would make now: its data, its code or its graders have changed",
             remedy="Run `holdfast eval` with the eval file, which takes over what still fits and says what changed.",
@@ -139,12 +143,14 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         wait=patience(given["wait"]),
     )
     outcome = run_shown(
-        lambda display: run_eval(spec, options, display), given["display"], lambda outcome: hand_on(outcome, spec)
+        lambda display: run_eval(spec, options, display, identity=identity),
+        given["display"],
+        lambda outcome: hand_on(outcome, spec),
     )
     return outcome.exit_code
 
 
-def _grades_differently(manifest: Manifest, found: Identified) -> bool:
+def _grades_differently(manifest: Manifest, identity: RunIdentity) -> bool:
     """Return True if only this version's way of grading makes it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +160,10 @@ def _grades_differently(manifest: Manifest, found: Identified) -> bool:
             for name, identity in graders.items()
         }
 
-    same_rows = manifest.fingerprints.dataset == found.parts["dataset"]
-    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in found.identity.target)
-    before, now = (plain(each.graders) for each in (manifest.identity, found.identity))
-    same_size = same_rows and manifest.trials == found.spec.trials
+    same_rows = manifest.fingerprints.dataset == identity.fingerprints["dataset"]
+    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in identity.contents.target)
+    before, now = (plain(each.graders) for each in (manifest.identity, identity.contents))
+    same_size = same_rows and manifest.trials == identity.spec.trials
     return same_size and same_requests and canonical(before) == canonical(now)
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 runs_dir_option = click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Where runs are kept [$HOLDFAST_RUNS_DIR or ./runs]."
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder that holds the runs [default: $HOLDFAST_RUNS_DIR or ./runs].",
 )
 
 

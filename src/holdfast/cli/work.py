@@ -21,27 +21,41 @@ if TYPE_CHECKING:
 
 @click.command("work")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--worker", metavar="ID", help="Name of this worker. The same name continues its work.")
-@click.option("--concurrency", type=Concurrency(), help="Requests in flight, or auto.")
-@click.option("--base-url", metavar="URL", multiple=True, help="URL of the model server; repeatable.")
-@click.option("--wait", is_flag=True, help="Wait for a process that holds the run alone.")
+@click.option(
+    "--worker",
+    metavar="ID",
+    help="Name of this worker; the same name continues its work [default: host and process id].",
+)
+@click.option(
+    "--concurrency",
+    type=Concurrency(),
+    help="Maximum number of requests in flight, or auto [default: that of the eval].",
+)
+@click.option("--base-url", metavar="URL", multiple=True, help="URL of the model server as seen from here. Repeatable.")
+@click.option(
+    "--wait", is_flag=True, help="Wait if another process holds the run alone, instead of exiting with code 4."
+)
 @click.option("--attached", is_flag=True, hidden=True, help="Drain when standard input ends; say why it ended as JSON.")
-@click.option("--display", type=click.Choice(["rich", "plain", "json", "none"]), help="How to show progress.")
+@click.option(
+    "--display",
+    type=click.Choice(["rich", "plain", "json", "none"]),
+    help="How to show progress [default: rich on a terminal, else plain].",
+)
 def command(run: Path, worker: str | None, **given: Any) -> int:
-    """Join the run in directory RUN, which `holdfast eval --workers` has started, as one more worker.
+    """Join the run in the directory RUN, which `holdfast eval --workers` has started, as one more worker.
 
-    Start as many as you like, on any machine that sees the directory, at any time. When nothing is left, one of them
-    makes the report; its exit code is that of `holdfast eval`. The others stay until it is there, and make it if that
-    one dies; theirs is 0, or 3 where there is none in the end.
+    Any number of workers can join at any time, on any machine that sees the directory. When all trials are done, one
+    worker writes the report and exits like `holdfast eval`. The others wait for the report (and write it if that
+    worker dies) and exit with 0, or with 3 if there is no report.
     """
     from holdfast.engine.options import Options
-    from holdfast.engine.worker import run_worker, shared_eval, worker_id
+    from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
     from holdfast.store.rundir import RunDir
 
     options = Options(wait=patience(given["wait"]), runs_dir=run.resolve().parent.parent)
     if given["attached"]:
         threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
-    rundir, worker = RunDir(run.resolve()), worker or worker_id()
+    rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)

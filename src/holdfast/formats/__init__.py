@@ -2,6 +2,7 @@
 
 `waza`  waza's eval and task files
 `nat`   configurations of NeMo Agent Toolkit
+`providers`  tasks by name, from installed packages
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.profiles import Profile
     from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.tasks import Task, TaskProvider
+    from holdfast.cluster.config.tasks import Task
+    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Location
     from holdfast.spec.overrides import Override
 

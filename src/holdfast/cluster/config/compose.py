@@ -18,6 +18,7 @@ from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
+from holdfast.formats.providers import find_task, installed_providers
 from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.validation import suggest
@@ -69,6 +70,8 @@ def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Pa
         for ending in (".yaml", ".yml"):
             if (folder / f"{text}{ending}").is_file():
                 return folder / f"{text}{ending}"
+    if (task := find_task(text, installed_providers())) is not None:
+        return task
     names = sorted({path.stem for folder in folders for path in folder.glob("*.y*ml")})
     raise UsageError(
         f"no configuration {text!r}{suggest(text, names)}: looked for {text}.yaml in {', '.join(map(str, folders))}",

@@ -1,15 +1,13 @@
-"""`evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with values laid over it.
+"""Read `evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with overrides.
 
-A name is looked up as a file first, then asked of the providers that other packages register as entry points of the
-group `holdfast.tasks`: functions that take a name and give the path of an eval file, or None.
+A name is looked up as a file first, then among the tasks that installed packages provide (`formats.providers`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -20,6 +18,7 @@ from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.variables import EnvVar, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import load_any
+from holdfast.formats.providers import find_task, installed_providers, suggest_task
 from holdfast.spec.document import read_document
 from holdfast.spec.legacy import is_waza
 from holdfast.spec.load_targets import TARGETS
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.cluster.config.launch import TaskFile
+    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
     from holdfast.spec.findings import Findings
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
 
-ENTRY_POINTS = "holdfast.tasks"
 OLDER = ("config.", "target.api_endpoint.")
 """how overrides of a task begin that are meant for nemo_evaluator_config"""
 PARAMS = {
@@ -55,13 +54,6 @@ _APIS = {
     "undefined": None,
 }
 """endpoint types, and the `target.api` that each one means"""
-
-
-class TaskProvider(Protocol):
-    """Knows tasks by name."""
-
-    def __call__(self, name: str) -> Path | None:
-        """The eval file of that task, or None."""
 
 
 @dataclass(frozen=True)
@@ -238,15 +230,11 @@ class TaskReader:
             if path.is_file():
                 return path.resolve()
         providers = installed_providers() if self.providers is None else self.providers
-        for provider in providers:
-            path_or_none = provider(name)
-            if path_or_none is not None:
-                return path_or_none
+        if (provided := find_task(name, providers)) is not None:
+            return provided
         places = ", ".join(map(str, candidates))
         message = f"no eval file for the task {name!r}: looked for {places}; `eval: PATH` names it"
-        if not providers:
-            message += "; and no package that provides tasks is installed"
-        self.findings.wrong(self.tree, location, message)
+        self.findings.wrong(self.tree, location, message + suggest_task(name, providers))
         return None
 
     def _target_overrides(self, block: TaskBlock, asked: ApiEndpoint, location: Location) -> list[Override]:
@@ -338,11 +326,6 @@ def _measures_model(document: Document, derived: Sequence[Override], written: Se
     if not kinds and (is_waza(data) or data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
-
-
-def installed_providers() -> list[TaskProvider]:
-    """The providers that installed packages register."""
-    return [cast("TaskProvider", entry.load()) for entry in entry_points(group=ENTRY_POINTS)]
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:

@@ -285,7 +285,7 @@ def _import(
     job = Submitter(slurm, Ledger(transport, shelf.jobs)).submit(name, script.encode(), options=[*options, output])
     said = ""
     while True:
-        found = [state for state in slurm.jobs(names=[str(name)]) if job.is_seen_in(state) and state.id == job.id]
+        found = [state for state in slurm.jobs(names=[str(name)]) if job.matches(state) and state.id == job.id]
         if not found or not found[0].active:
             return job, found[0] if found else None
         now = f"job {job.id} is {found[0].state}{': ' + found[0].why if found[0].why else ''}"

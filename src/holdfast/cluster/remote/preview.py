@@ -11,7 +11,7 @@ from holdfast.cluster.remote.invocation import TaskPlace
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.submit import base_folder, connect_launch, place_task, runs_folder
 from holdfast.engine.options import Options
-from holdfast.engine.setup import planned
+from holdfast.engine.session import preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
 from holdfast.plan.changes import counted
 from holdfast.plan.identity import identify
@@ -104,7 +104,7 @@ class RunPreviews:
         engine = Options(runs_dir=Path(file.runs_dir), fresh=options.fresh, accept_drift=options.accept_drift)
         try:
             if executor_named(file.executor).is_local:
-                identity, rundir, plan = planned(spec, engine)
+                identity, rundir, plan = preview_run(spec, engine)
                 return RunPreview(identity.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
             identity = identify(spec)
         except DataError as error:

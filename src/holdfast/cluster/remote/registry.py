@@ -23,49 +23,49 @@ if TYPE_CHECKING:
 
 
 def new_invocation() -> str:
-    """The id of a new invocation: 16 hex digits. Its tasks are `<id>.0`, `<id>.1`, …"""
+    """Return the id of a new invocation: 16 hex digits. Its tasks are `<id>.0`, `<id>.1`, …"""
     return secrets.token_hex(8)
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """One command that submitted something, as the registry keeps it."""
+    """An invocation as the registry keeps it."""
 
     id: str
     created: float
     directory: str
     """on the cluster, or here when `host` is None"""
     tasks: tuple[str, ...]
-    """what `<id>.0`, `<id>.1`, … are, by name"""
+    """the names of `<id>.0`, `<id>.1`, …"""
     executor: str = "slurm"
     host: str | None = None
     user: str | None = None
     identity: str | None = None
     profile: str | None = None
     details: dict[str, Any] = {}
-    """whatever else the command wants to remember"""
+    """further notes of the command"""
     jobs: tuple[Record, ...] = ()
     """a copy of the records written from this machine"""
 
 
 class Registry:
-    """This user's invocations on this machine, a file each."""
+    """The invocations that this user submitted from this machine, one file each."""
 
     def __init__(self, folder: Path | None = None) -> None:
         home = Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
         self.folder = folder or home / "invocations"
 
     def add(self, invocation: Invocation) -> None:
-        """Keep an invocation; one of the same id is replaced."""
+        """Add an invocation, or replace the one of the same id."""
         make_directory(self.folder)
         with replacing(self.folder / f"{invocation.id}.json") as file:
             file.write(msgspec.json.format(msgspec.json.encode(invocation)) + b"\n")
 
     def remove(self, invocation: str) -> None:
-        """Forget an invocation of which nothing was submitted."""
+        """Remove an invocation of which nothing was submitted."""
         (self.folder / f"{invocation}.json").unlink(missing_ok=True)
 
     def get(self, invocation: str) -> Invocation:
-        """The invocation of this very id."""
+        """Return the invocation of an id."""
         path = self.folder / f"{invocation}.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=Invocation)
@@ -77,25 +77,25 @@ class Registry:
             ) from None
 
     def all(self) -> list[Invocation]:
-        """Every invocation, the newest first."""
-        found = [self.get(path.stem) for path in self.folder.glob("*.json") if not path.name.startswith(".")]
-        return sorted(found, key=lambda invocation: -invocation.created)
+        """Return all invocations, the newest first."""
+        entries = [self.get(path.stem) for path in self.folder.glob("*.json") if not path.name.startswith(".")]
+        return sorted(entries, key=lambda invocation: -invocation.created)
 
     def resolve(self, text: str) -> tuple[Invocation, int | None]:
-        """The invocation, and the task if one is named, that `480d3c89bfe4a55c`, `480d`, `480d.0` mean."""
-        found = re.fullmatch(r"([0-9a-f]{1,16})(?:\.(\d+))?", text)
-        if found is None:
+        """Return the invocation, and the task if one is named, of `480d3c89bfe4a55c`, `480d` or `480d.0`."""
+        match = re.fullmatch(r"([0-9a-f]{1,16})(?:\.(\d+))?", text)
+        if match is None:
             raise UsageError(f"{text!r} is no invocation's id", remedy="Ids are 16 hex digits, with `.0` for a task.")
-        prefix, task = found[1], None if found[2] is None else int(found[2])
+        prefix, task = match[1], None if match[2] is None else int(match[2])
         names = sorted(path.stem for path in self.folder.glob(f"{prefix}*.json"))
         if not names:
             raise UsageError(
                 f"there is no invocation {prefix} in {self.folder}",
-                remedy="A run of somebody else, or from another machine, is named by its directory on the cluster.",
+                remedy="Name an invocation of another user or machine by its directory on the cluster.",
             )
         if len(names) > 1:
             raise UsageError(
-                f"{prefix} is the beginning of {len(names)} ids: {', '.join(names)}", remedy="Give more digits."
+                f"{prefix} is ambiguous, it begins {len(names)} ids: {', '.join(names)}", remedy="Give more digits."
             )
         invocation = self.get(names[0])
         if task is not None and task >= len(invocation.tasks):
@@ -103,10 +103,10 @@ class Registry:
         return invocation, task
 
     def mirror(self, invocation: str) -> Callable[[Sequence[Record]], None]:
-        """What a `Ledger` calls to have its records copied to this invocation."""
+        """Return a function that copies a ledger's records to an invocation."""
 
         def copy(records: Sequence[Record]) -> None:
-            known = self.get(invocation)
-            self.add(msgspec.structs.replace(known, jobs=(*known.jobs, *records)))
+            entry = self.get(invocation)
+            self.add(msgspec.structs.replace(entry, jobs=(*entry.jobs, *records)))
 
         return copy

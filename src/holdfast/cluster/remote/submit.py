@@ -171,8 +171,7 @@ def _reset(transport: Transport, place: TaskPlace, state: State) -> None:
     """Let a task that has ended begin again."""
     if state.phase in layout.OVER:
         fresh = msgspec.structs.replace(state, phase="waiting", reason="", exit_code=None, updated=time.time())
-        script = 'umask 022; cat >"$1.new" && sync -- "$1.new" && mv -T -- "$1.new" "$1"'
-        transport.check(["sh", "-c", script, "sh", place.state], input=layout.encode(fresh))
+        transport.replace_file(place.state, layout.encode(fresh))
 
 
 _EXPAND_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
@@ -340,4 +339,4 @@ def _put_invocation(
         if task.workers > 1:
             files[f"{place.number}/worker.sh"] = File(worker_script(task, place).encode(), 0o755)
     arrived = transport.put(files, f"{Path(directory).parent}/arriving")
-    transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -T -- "$1" "$2"', "sh", arrived, directory])
+    transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -- "$1" "$2"', "sh", arrived, directory])

@@ -53,14 +53,7 @@ class Logs:
         """per file, what follows its last line break"""
 
     def _sizes(self) -> list[tuple[str, int]]:
-        """List the files with their sizes, the one written last at the end."""
-        script = (
-            'test -d "$1" || exit 0; '
-            'find "$1" -maxdepth 1 -type f -name "$2" -printf "%T@ %s %f\\n" | LC_ALL=C sort -s -n -k 1,1'
-        )
-        listing = self._transport.check(["sh", "-c", script, "sh", self.folder, self._pattern])
-        rows = (line.split(" ", 2) for line in listing.text.splitlines())
-        return [(name, int(size)) for _, size, name in rows]
+        return self._transport.list_files(self.folder, self._pattern)
 
     def skip_earlier_attempts(self) -> None:
         """Begin with the newest attempt. An attempt may have several logs of a kind: one per instance."""
