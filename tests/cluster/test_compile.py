@@ -71,7 +71,7 @@ def test_the_older_dialect(folder: Path) -> None:
     assert launch.shared.export_config["wandb"] == {"project": "nano", "entity": "team"}
 
 
-def test_what_is_older_or_means_nothing_here_is_said(folder: Path) -> None:
+def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
     said = "\n".join(launched(folder, "older", "BIG").notices)
     line = OLDER.splitlines().index("  multiple_instances: true") + 1
     assert f"config/older.yaml:{line}: deployment.multiple_instances: is of the older dialect" in said
@@ -196,7 +196,7 @@ def test_the_newer_dialect(folder: Path) -> None:
     assert launch.shared.export_config["wandb"] == {"project": "p", "entity": "team"}
 
 
-def test_a_hosted_model_is_measured_where_it_is(folder: Path) -> None:
+def test_a_hosted_model_is_measured_at_its_url(folder: Path) -> None:
     launch = launched(folder, "hosted")
     assert (launch.execution.type, launch.host) == ("local", None)
     assert launch.shared.deployment is None
@@ -236,7 +236,7 @@ def test_params_become_keys_of_the_eval(folder: Path) -> None:
     assert spec.system == "Think."
 
 
-def test_a_task_goes_before_what_is_said_for_all_and_a_long_reply_has_its_time(folder: Path) -> None:
+def test_a_task_overrides_settings_of_all_tasks_and_a_long_request_timeout_extends_the_trial(folder: Path) -> None:
     first, second = launched(folder, "older", "BIG").tasks
     assert dict(first.file.overrides)["target", "params", "max_tokens"] == 64
     assert ("target", "params", "max_tokens") not in dict(second.file.overrides)
@@ -272,7 +272,7 @@ def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(fo
     assert "target: is missing" in refused(folder, "e.yaml", profile="here")
 
 
-def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_name(folder: Path) -> None:
+def test_another_checkpoint_is_another_model_even_under_the_same_name(folder: Path) -> None:
     def version(*overrides: str) -> Any:
         return dict(launched(folder, "newer", "BIG", *overrides).tasks[2].file.overrides).get(("target", "version"))
 
@@ -289,7 +289,7 @@ def test_another_checkpoint_is_another_model_though_it_is_served_by_the_same_nam
     assert version() is None, "the eval has its own word for it"
 
 
-def test_what_earlier_launchers_have_elsewhere_is_moved_and_said(folder: Path) -> None:
+def test_keys_of_earlier_launchers_are_moved_with_a_notice(folder: Path) -> None:
     config = "evaluation.nemo_evaluator_config.config"
     launch = launched(
         folder,
@@ -344,7 +344,7 @@ def test_an_eval_is_looked_for_in_the_documented_order(folder: Path) -> None:
         assert task.eval_file == path
 
 
-def test_a_task_without_a_file_says_where_it_was_looked_for(folder: Path) -> None:
+def test_a_task_without_a_file_lists_the_paths_that_were_tried(folder: Path) -> None:
     said = refused(folder, "newer", "evaluation.tasks=[gpqa]")
     assert "command line: evaluation.tasks[0].name: no eval file for the task 'gpqa'" in said
     for place in ("config/evals/gpqa.yaml", "/gpqa.yaml", "evals/gpqa.yaml"):
@@ -362,7 +362,7 @@ def test_a_provider_knows_tasks_by_name(folder: Path) -> None:
         compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
 
 
-def test_what_is_wrong_in_an_eval_is_known_before_anything_is_submitted(folder: Path) -> None:
+def test_mistakes_in_an_eval_are_reported_before_submission(folder: Path) -> None:
     write(folder / "evals" / "bad.yaml", "name: bad\nsampels: []\n")
     assert "bad.yaml:2: sampels: unknown key (did you mean 'samples'?)" in refused(
         folder, "newer", "evaluation.tasks=[bad]"
@@ -424,7 +424,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution.env_vars={deploymnet: {}}", "unknown key (did you mean 'deployment'?)"),
     ],
 )
-def test_what_is_wrong_is_said_where_it_stands(folder: Path, override: str, said: str) -> None:
+def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, said: str) -> None:
     message = refused(folder, "newer", override)
     assert said in message
     assert "sk-0123456789abcdef" not in message
@@ -473,7 +473,7 @@ def test_a_comment_of_jobs_is_one_line(folder: Path, key: str) -> None:
     assert f"command line: {key}: " in refused(folder, "newer", f'{key}="a\\n#SBATCH --account=other"')
 
 
-def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path) -> None:
+def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
     write(
         folder / "config" / "bad.yaml", NEWER.replace("  output_dir: /lustre", "  output_dri: /lustre") + "exprot: 1\n"
     )
@@ -482,7 +482,7 @@ def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path) -> Non
     assert any(line.startswith(f"config/bad.yaml:{len(NEWER.splitlines()) + 1}: exprot: unknown key") for line in said)
 
 
-def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path) -> None:
+def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
     said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
     assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
@@ -572,7 +572,7 @@ def test_the_command_of_each_server(block: dict[str, Any], command: str | None) 
     assert server_command(DeploymentBlock(**block)) == command
 
 
-def test_a_nim_is_told_its_name_by_variables(folder: Path) -> None:
+def test_a_nim_gets_its_model_name_through_variables(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG", "deployment=nim", "deployment.image=nim:1", "deployment.cache_path=/nim")
     told = deployment_of(launch).env
     assert told["NIM_SERVED_MODEL_NAME"] == "lit:served"
@@ -581,7 +581,7 @@ def test_a_nim_is_told_its_name_by_variables(folder: Path) -> None:
     assert deployment_of(launch).health_path == "/v1/health/ready"
 
 
-def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path) -> None:
+def test_host_variables_must_be_set_at_submission(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     everything = {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "WANDB_API_KEY": "c"}
     check_environment(launch.variables, everything)
@@ -593,7 +593,7 @@ def test_variables_of_here_must_be_set_when_it_is_submitted(folder: Path) -> Non
     )
 
 
-def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: Path) -> None:
+def test_an_api_key_that_the_job_would_lack_is_reported_before_submission(folder: Path) -> None:
     config = "execution: {type: local}\ndeployment: {type: none}\nevaluation: {tasks: [{name: mmlu}]}\n"
     write(folder / "config" / "keyless.yaml", config)
     key = "env_vars.OPENAI_API_KEY=host:OPENAI_API_KEY"
@@ -613,7 +613,7 @@ def test_a_key_that_the_job_would_lack_is_named_before_it_is_submitted(folder: P
     assert "target: OPENAI_API_KEY is set here, and not in the job: write `env_vars:" in notice
 
 
-def test_a_missing_login_says_what_to_do(folder: Path) -> None:
+def test_a_missing_login_is_reported_with_a_remedy(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG")
     with pytest.raises(UsageError) as caught:
         check_environment(launch.variables, {"HF_TOKEN": "a", "OTHER_TOKEN": "b", "HOME": str(folder)})
@@ -671,7 +671,7 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
     assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
 
 
-def test_no_secret_is_in_what_is_compiled(folder: Path) -> None:
+def test_the_compiled_configuration_contains_no_secret(folder: Path) -> None:
     secrets = {"HF_TOKEN": "hush-1", "OTHER_TOKEN": "hush-2", "WANDB_API_KEY": "hush-3"}
     launch = launched(folder, "newer", "BIG", environ=secrets)
     assert "hush" not in compiled_yaml(launch) + repr(launch) + "".join(launch.notices)

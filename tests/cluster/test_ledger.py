@@ -68,7 +68,7 @@ def submitter(transport: Transport, folder: Path) -> Submitter:
         ("after sbatch", 1, {"adopted": 1, "disowned": 0}),
     ],
 )
-def test_a_crash_at_any_step_is_found_out(
+def test_a_crash_at_any_step_of_a_submission_is_detected(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -93,7 +93,7 @@ def test_a_crash_at_any_step_is_found_out(
     assert not any(job.open for job in again.ledger.jobs())
 
 
-def test_a_submitted_job_knows_its_intent_and_everybody_its_id(
+def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     transport: Transport,
     slurm: Lab,
     invocation: str,  # noqa: F811
@@ -114,7 +114,7 @@ def test_a_submitted_job_knows_its_intent_and_everybody_its_id(
     assert not ledger.disowned(job.intent.intent)
 
 
-def test_what_slurm_refuses_is_recorded_with_its_reason(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_refused_job_is_recorded_with_the_reason(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     with pytest.raises(ClusterError, match="invalid partition"):
         here.submit(JobName(invocation, 0, "run"), SLEEP, options=["--partition=nowhere"])
@@ -156,7 +156,7 @@ def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_whoever_was_given_up_meanwhile_withdraws_its_own_job_alone(
+def test_a_submitter_that_was_disowned_cancels_only_its_own_job(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -179,7 +179,7 @@ def test_whoever_was_given_up_meanwhile_withdraws_its_own_job_alone(
     wait_for(lambda: active() == [winners[0].id], "one job to be left")
 
 
-def test_a_job_that_appears_after_it_was_disowned_is_told_not_to_work(
+def test_a_job_that_appears_after_it_was_disowned_does_not_work(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -262,7 +262,7 @@ def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: 
     assert job.matches(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
 
 
-def test_ids_are_found_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     registry = Registry()
     assert registry.all() == []

@@ -155,7 +155,7 @@ KEYS = sorted(
 )
 
 
-def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
+def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     write(
         folder / "env.toml", '[wandb]\nproject = "p"\n[p]\nexecutor = "slurm"\nremote_job_dir = "/jobs"\nhost = "h"\n'
@@ -198,7 +198,7 @@ def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override:
     assert said in "\n".join(launched(folder, "keys", "BIG", override).notices)
 
 
-def test_what_another_key_refers_to_has_an_effect(tmp_path: Path) -> None:
+def test_a_key_that_another_one_refers_to_has_an_effect(tmp_path: Path) -> None:
     served = "type: generic, image: i, served_model_name: s, tensor_parallel_size: 4"
     text = "execution: {{type: slurm}}\ndeployment: {{{}, command: '{}'}}\nevaluation: {{tasks: [mmlu]}}\n"
     folder = lay_out(
@@ -239,7 +239,7 @@ def test_options_of_sbatch_that_holdfast_needs_are_refused(tmp_path: Path, flag:
 
 
 @pytest.mark.parametrize(("written", "seen"), [(False, "lit:"), ("0,1", "lit:0,1"), (True, None), (None, None)])
-def test_the_evaluation_sees_the_gpus_it_is_shown(tmp_path: Path, written: object, seen: str | None) -> None:
+def test_the_evaluation_sees_the_selected_gpus(tmp_path: Path, written: object, seen: str | None) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     (each,) = preview(launched(folder, "keys", "BIG", f"execution.evaluation_gpu_visible={json.dumps(written)}"))
     assert each.task.env.get("CUDA_VISIBLE_DEVICES") == seen

@@ -162,7 +162,7 @@ def test_variables_that_are_not_set_are_named_before_anything_is_submitted(tmp_p
     assert "HF_TOKEN" in done.stderr and "OTHER_TOKEN" in done.stderr
 
 
-def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
+def test_the_wheel_of_a_version_is_reproducible() -> None:
     name, data = build_wheel()
     assert build_wheel() == (name, data)
     with zipfile.ZipFile(BytesIO(data)) as wheel:
@@ -190,7 +190,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     assert ready.stat().st_mtime_ns == made
 
 
-def test_a_cluster_where_it_cannot_be_installed_says_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None:
     transport = Here(pauses=(), env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"})
     with pytest.raises(ClusterError, match="could not be installed") as refused:
         ensure_python(transport, str(tmp_path))
@@ -205,7 +205,7 @@ def test_nothing_is_noted_of_a_copy_that_was_noted_of_the_file(tmp_path: Path) -
     assert load_sent(path, ()).notices == ()
 
 
-def test_an_evals_files_travel_and_what_is_no_part_of_it_does_not(tmp_path: Path) -> None:
+def test_the_files_of_an_eval_are_sent_and_no_others(tmp_path: Path) -> None:
     folder = tmp_path / "project" / "evals"
     path = write_eval(folder, "http://127.0.0.1:9/v1", dataset={"path": str(tmp_path / "elsewhere" / "far.jsonl")})
     (folder / "runs" / "old").mkdir(parents=True)
@@ -265,7 +265,7 @@ def test_links_that_leave_the_folder_are_not_sent_unless_the_eval_names_them(tmp
     )
 
 
-def test_what_git_ignores_is_not_sent_unless_the_eval_names_it(tmp_path: Path) -> None:
+def test_files_that_git_ignores_are_not_sent_unless_the_eval_names_them(tmp_path: Path) -> None:
     path = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
     (tmp_path / ".gitignore").write_text("*.jsonl\nscratch/\ngenerated.py\n")
     (tmp_path / "agent.py").write_text("import generated\n\n\ndef reply(prompt):\n    return generated.WORD\n")
@@ -296,7 +296,7 @@ def test_an_eval_in_the_home_directory_is_not_sent(tmp_path: Path, monkeypatch: 
         collect(load_eval(path), path)
 
 
-def test_a_dry_run_lists_what_would_be_sent_and_what_would_not(tmp_path: Path) -> None:
+def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -> None:
     write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
     for number in range(60):

@@ -70,7 +70,7 @@ def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
 
 
 @pytest.mark.parametrize("victim", ["asked", "asked-1"])
-def test_an_instance_killed_midway_costs_only_what_was_in_flight(site: Site, victim: str) -> None:
+def test_a_killed_instance_loses_only_requests_in_flight(site: Site, victim: str) -> None:
     two_instances(site)
     invocation = site.submit()
     site.await_done(invocation, 20)
@@ -201,7 +201,7 @@ def test_instances_on_this_machine_have_ports_one_after_the_other(tmp_path: Path
 class TestSpots:
     NODES = tuple(Node(f"n{number}", f"10.0.0.{number}") for number in range(1, 6))
 
-    def test_each_server_has_nodes_of_its_own(self) -> None:
+    def test_each_server_has_its_own_nodes(self) -> None:
         model = Server(command="x", instances=2, nodes=4)
         judge = Server(command="y", name="judge", prefix="JUDGE", nodes=1)
         found = spots([model, judge], self.NODES, "n1")
@@ -239,7 +239,7 @@ class TestSpots:
         (alone,) = spots([Server(command="x")], [], "n1")
         assert (alone.nodes, alone.near, alone.url("")) == ((), True, "http://127.0.0.1:8000")
 
-    def test_too_few_nodes_are_said(self) -> None:
+    def test_too_few_nodes_are_reported(self) -> None:
         with pytest.raises(HoldfastError, match="the job has 5 nodes"):
             spots([Server(command="x", nodes=6)], self.NODES, "n1")
 

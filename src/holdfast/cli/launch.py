@@ -1,67 +1,67 @@
-"""`holdfast eval -c CONFIG --run|--batch PROFILE`: show what was compiled, submit it, follow it."""
+"""`holdfast eval -c CONFIG --run|--batch PROFILE`: compile a configuration, submit it, follow it."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from holdfast.cli.flags import EvalFlags
     from holdfast.cluster.config.launch import Launch, RunOptions, Server
     from holdfast.cluster.remote.registry import Invocation
-    from holdfast.spec.overrides import Override
 
 
-def launch_command(
-    config: str, overrides: tuple[str, ...], eval_overrides: Sequence[Override], given: dict[str, Any]
-) -> int:
-    """Compile and show a configuration, submit it and, with --run, follow it. `eval_overrides` are for all evals."""
+def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Compile and show a configuration, submit it and, with --run, follow it."""
     from holdfast.cluster.config.compile import compile_launch
 
-    if given["run"] and given["batch"]:
-        raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
-    _refuse(given)
-    detached = given["batch"] is not None
+    if flags.run and flags.batch:
+        raise UsageError(
+            "--run and --batch exclude each other", remedy="--run follows the jobs, --batch returns at once."
+        )
+    _refuse(flags)
+    detached = flags.batch is not None
     launch = compile_launch(
         config,
-        given["run"] or given["batch"],
-        [*_outer(given), *overrides],
-        given["ids"],
+        flags.run or flags.batch,
+        [*_execution_overrides(flags), *overrides],
+        flags.ids,
         detached=detached,
-        eval_overrides=eval_overrides,
-        options=_options(given),
-        exports=given["export"],
+        # `-t` selects tasks of a configuration; only for an eval file by itself it selects samples.
+        eval_overrides=replace(flags, ids=()).overrides(),
+        options=_options(flags),
+        exports=flags.export,
     )
-    if given["dry_run"]:
-        return _preview(launch, given)
-    _refuse_without_place(launch)
+    if flags.dry_run:
+        return _preview(launch, flags)
+    _refuse_without_profile(launch)
     _show(launch)
-    return _submit(launch, detached=detached, force_squash=given["force_squash"])
+    return _submit(launch, detached=detached, force_squash=flags.force_squash)
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    """What cannot be done in a job is refused, never passed over."""
-    if given["baseline_model"]:
+def _refuse(flags: EvalFlags) -> None:
+    """Refuse options that cannot be used in a job."""
+    if flags.baseline_model:
         raise UsageError(
             "--baseline-model is for runs in this process",
             remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
         )
-    if given["display"] not in (None, "plain"):
+    if flags.display not in (None, "plain"):
         raise UsageError(
-            f"--display {given['display']}: what is shown of jobs are their logs, which are plain",
-            remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
+            f"--display {flags.display}: jobs only show their logs",
+            remedy="`holdfast status ID --json` is for scripts; --batch follows no logs.",
         )
-    if given["json"] and not given["dry_run"]:
-        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+    if flags.json and not flags.dry_run:
+        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` shows the status of jobs.")
 
 
-def _refuse_without_place(launch: Launch) -> None:
+def _refuse_without_profile(launch: Launch) -> None:
     """Refuse to submit jobs if no profile names the cluster; a compiled configuration names it under `run.env`."""
     from holdfast.cluster.remote.executor import executor_named
 
@@ -73,22 +73,28 @@ def _refuse_without_place(launch: Launch) -> None:
         )
 
 
-def _outer(given: dict[str, Any]) -> list[str]:
-    """Options that stand for keys of the configuration; what is written as KEY=VALUE goes before them."""
-    found = []
-    if given["workers"]:
-        found.append(f"execution.workers={given['workers']}")
-    if given["runs_dir"]:
-        found.append(f"execution.output_dir={json.dumps(str(given['runs_dir']))}")
-    return found
+def _execution_overrides(flags: EvalFlags) -> list[str]:
+    """Return the overrides that options stand for; those written as KEY=VALUE win over them."""
+    overrides = []
+    if flags.workers:
+        overrides.append(f"execution.workers={flags.workers}")
+    if flags.runs_dir:
+        overrides.append(f"execution.output_dir={json.dumps(str(flags.runs_dir))}")
+    return overrides
 
 
-def _options(given: dict[str, Any]) -> RunOptions:
+def _options(flags: EvalFlags) -> RunOptions:
     from holdfast.cluster.config.launch import RunOptions
 
-    names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
-    place = given["output_path"]
-    return RunOptions(**{name: given[name] for name in names}, output_path=str(place) if place else None)
+    return RunOptions(
+        fresh=flags.fresh,
+        retry_failed=flags.retry_failed,
+        accept_errors=flags.accept_errors,
+        accept_drift=flags.accept_drift,
+        skip_graders=flags.skip_graders,
+        log_samples=flags.log_samples,
+        output_path=str(flags.output_path) if flags.output_path else None,
+    )
 
 
 def _show(launch: Launch) -> None:
@@ -102,13 +108,13 @@ def _show(launch: Launch) -> None:
         click.echo(f"[info] {notice}", err=True)
 
 
-def _preview(launch: Launch, given: dict[str, Any]) -> int:
+def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run. Nothing is sent, and nothing is written."""
     from holdfast.cluster.remote.bundle import collect
     from holdfast.cluster.remote.executor import executor_named
     from holdfast.cluster.remote.preview import RunPreviews, preview
 
-    if not given["json"]:
+    if not flags.json:
         _show(launch)
     tasks, runs = [], RunPreviews(launch)
     is_local = executor_named(launch.execution.type).is_local
@@ -129,7 +135,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
                 "scripts": {name: text for name, text in scripts.items() if text is not None},
             }
         )
-        if not given["json"]:
+        if not flags.json:
             click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
             click.echo("".join(f"  {line}\n" for line in [*run.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
@@ -139,7 +145,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
             for name, line in servers.items():
                 click.echo(f"  {name}: {line}")
             click.echo()
-    if given["json"]:
+    if flags.json:
         click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
     return 0
 
@@ -163,18 +169,18 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
     click.echo(f"✓ Evaluation submitted: {invocation.id}")
-    _say_how_to_follow(invocation)
+    _show_commands(invocation)
     if detached:
         return 0
     try:
         return follow(connect(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
     except KeyboardInterrupt:
         click.echo("\nDetached; the evaluation continues.", err=True)
-        _say_how_to_follow(invocation, err=True)
+        _show_commands(invocation, err=True)
         return 130
 
 
-def _say_how_to_follow(invocation: Invocation, *, err: bool = False) -> None:
+def _show_commands(invocation: Invocation, *, err: bool = False) -> None:
     click.echo(f"  holdfast status {invocation.id}", err=err)
     click.echo(f"  holdfast logs {invocation.id} -f", err=err)
     click.echo(f"  holdfast kill {invocation.id}", err=err)

@@ -23,7 +23,8 @@ from holdfast.cluster.config.schema import (
 )
 from holdfast.cluster.config.servers import api_root
 from holdfast.spec.document import dotted
-from holdfast.spec.schema import EXPORTS, Block
+from holdfast.spec.load_exports import export_schema
+from holdfast.spec.schema import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +199,7 @@ def _export_rules(tree: Tree) -> Iterator[Rule]:
                 yield f"export.{name}", f"nothing goes there by itself: write execution.auto_export: [{name}]"
                 continue
             why = f"`holdfast export --to {name}` has no such option"
-            yield from ((f"export.{name}.{key}", why) for key in block if key not in EXPORTS[name].model_fields)
+            yield from ((f"export.{name}.{key}", why) for key in block if key not in export_schema(name).model_fields)
         elif name == "local":
             yield "export.local", "runs are files already, in execution.output_dir; --export csv writes tables"
         elif name not in ("env_vars", "gsheets"):

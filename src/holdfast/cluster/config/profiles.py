@@ -1,4 +1,4 @@
-"""`env.toml`: where to run. One table per profile, inherited with `extends`, every key known by its line."""
+"""Read `env.toml`, which says where to run: one table per profile, with `extends`, and the line of every key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
-"""tables of env.toml that are no profiles"""
+"""tables of env.toml that are not profiles"""
 OTHER_KEYS = (
     "base_url",
     "kube_apiserver_url",
@@ -156,16 +156,16 @@ class WandbBlock(Block):
 
 @dataclass(frozen=True)
 class Profile:
-    """Where to run, with all it inherits, and the line of each key."""
+    """A profile with all it inherits, and the line of each key."""
 
     name: str
     file: str
-    """env.toml as messages name it"""
+    """the name of env.toml in messages"""
     line: int
     """of its table"""
     fields: ProfileBlock
     values: dict[str, Any] = field(default_factory=dict)
-    """the keys that were written, of this profile or of one it extends"""
+    """the keys of this profile and of those it extends"""
     origins: dict[str, str] = field(default_factory=dict)
     """`env.toml:12` for each of them"""
     wandb: WandbBlock = field(default_factory=WandbBlock)
@@ -175,12 +175,12 @@ class Profile:
 
     @property
     def place(self) -> str:
-        """Where it begins, for messages."""
+        """Its place in messages."""
         return f"{self.file}:{self.line}"
 
 
 def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
-    """The file a variable names, else the nearest env.toml upwards, but not beyond the folder with pyproject.toml."""
+    """Return the file that a variable names, else the nearest env.toml, up to the folder with pyproject.toml."""
     for variable in FILE_VARIABLES:
         if environ.get(variable):
             path = cwd / Path(environ[variable]).expanduser()
@@ -196,7 +196,7 @@ def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
-    """The profile of that name; raises ConfigError with everything that is wrong with it, by file and line."""
+    """Load the profile of that name; ConfigError with everything that is wrong, by file and line."""
     path = find_env_file(cwd, environ)
     if path is None:
         raise UsageError(
@@ -208,20 +208,20 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
-    """`[wandb]` alone, for a configuration that is run without a profile."""
+    """Load `[wandb]` alone, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
     return (WandbBlock(), {}) if path is None else _wandb(_read(path, shown(path, cwd)))
 
 
 def read_profile(path: Path, name: str, file: str) -> Profile:
-    """The profile out of that file."""
+    """Read a profile of a file."""
     tree = _read(path, file)
-    known = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
-    if name not in known:
-        what = f"[{name}] is no profile" if name in RESERVED else f"no profile {name!r}{suggest(name, known)}"
-        listed = f"profiles there: {', '.join(known)}" if known else "it has no profiles"
+    names = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
+    if name not in names:
+        what = f"[{name}] is not a profile" if name in RESERVED else f"no profile {name!r}{suggest(name, names)}"
+        listed = f"profiles there: {', '.join(names)}" if names else "it has no profiles"
         raise ConfigError([Problem(tree.origin((name,)) or file, f"{what}; {listed}")])
-    values, places = _inherited(tree, name, (), known)
+    values, places = _inherited(tree, name, (), names)
     problems: list[Problem] = []
     executor = values.get("executor")
     header = tree.origin((name,))
@@ -229,8 +229,8 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
         raise ConfigError([Problem(places.where(("executor",)), message)])
     if executor is None:
         problems.append(Problem(f"{header}: [{name}]", 'executor is missing: write executor = "slurm" or "local"'))
-    ours = {key: value for key, value in values.items() if key not in OTHER_KEYS}
-    block = cast("ProfileBlock | None", validate_block(ProfileBlock, ours, (), places, problems))
+    supported = {key: value for key, value in values.items() if key not in OTHER_KEYS}
+    block = cast("ProfileBlock | None", validate_block(ProfileBlock, supported, (), places, problems))
     if executor is not None and not load_executor(executor).is_local and values.get("tunnel") == "ssh":
         problems.extend(
             Problem(f"{header}: [{name}]", f'{key} is missing: tunnel = "ssh" needs it')
@@ -240,9 +240,10 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     wandb, wandb_origins = _wandb(tree, problems)
     if problems or block is None:
         raise ConfigError(problems)
-    origins = {key: places.origin((key,)) for key in ours}
+    origins = {key: places.origin((key,)) for key in supported}
     line = int(header.rpartition(":")[2])
-    return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
+    foreign = tuple(sorted(set(values) - set(supported)))
+    return Profile(name, file, line, block, supported, origins, wandb, wandb_origins, foreign)
 
 
 def folder_problem(folder: str, *, is_local: bool) -> str | None:
@@ -254,22 +255,22 @@ def folder_problem(folder: str, *, is_local: bool) -> str | None:
 
 
 def squash_problem(profile: Profile | None) -> str | None:
-    """Why images cannot be made into .sqsh files with this profile, and what to write; None where they can."""
+    """Return why images cannot be imported with this profile, and what to write; None if they can."""
     if profile is None:
-        return "images are squashed on a cluster: name its profile with --run or --batch"
-    wanted = {"executor": "slurm", "tunnel": "ssh", "host": None, "remote_job_dir": None}
+        return "images are imported on a cluster: name its profile with --run or --batch"
+    required = {"executor": "slurm", "tunnel": "ssh", "host": None, "remote_job_dir": None}
     missing = [
         f'{key} = "{value or "…"}"'
-        for key, value in wanted.items()
+        for key, value in required.items()
         if not profile.values.get(key) or (value and profile.values[key] != value)
     ]
     if not missing:
         return None
-    return f"{profile.place}: [{profile.name}] cannot squash images: it lacks {', '.join(missing)}"
+    return f"{profile.place}: [{profile.name}] cannot import images: it lacks {', '.join(missing)}"
 
 
 def shown(path: Path, cwd: Path) -> str:
-    """A path as messages name it: relative where it lies below."""
+    """Return a path for messages: relative to `cwd` if it is below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
@@ -295,9 +296,9 @@ def _read(path: Path, file: str) -> Tree:
 
 
 def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
-    """The line of each table and key. What only looks like one, inside a text, is not in the data and not noted."""
+    """Return the line of each table and key. What only looks like one, inside a text, is not in the data."""
     tree = Tree(data)
-    found: dict[tuple[str | int, ...], int] = {}
+    numbers: dict[tuple[str | int, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
@@ -305,40 +306,40 @@ def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
             if isinstance(tree.get(*parts), dict):
                 table = parts
                 for depth in range(1, len(parts) + 1):
-                    found.setdefault(parts[:depth], number)
+                    numbers.setdefault(parts[:depth], number)
         elif key := re.match(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line):
             parts = (*table, *_parts(key[1]))
             if tree.get(*parts) is not None:
                 for depth in range(len(table) + 1, len(parts) + 1):
-                    found.setdefault(parts[:depth], number)
-    return found
+                    numbers.setdefault(parts[:depth], number)
+    return numbers
 
 
 def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(r"""[\w-]+|"[^"]*"|'[^']*'""", text))
 
 
-def _inherited(tree: Tree, name: str, seen: tuple[str, ...], known: list[str]) -> tuple[dict[str, Any], Tree]:
-    """A profile's keys over those it extends, and their places."""
+def _inherited(tree: Tree, name: str, seen: tuple[str, ...], names: list[str]) -> tuple[dict[str, Any], Tree]:
+    """Return the keys of a profile over those it extends, and their places."""
     if name in seen:
-        raise ConfigError([Problem(tree.where((seen[0], "extends")), f"goes in a circle: {' → '.join((*seen, name))}")])
+        raise ConfigError([Problem(tree.where((seen[0], "extends")), f"forms a cycle: {' → '.join((*seen, name))}")])
     own = Tree(dict(tree.data[name]), {k[1:]: place for k, place in tree.origins.items() if k[:1] == (name,) and k[1:]})
     parent = own.data.pop("extends", None)
     own.origins.pop(("extends",), None)
     if parent is None:
         return own.data, own
-    if parent not in known:
-        message = f"no profile {parent!r}{suggest(str(parent), known)}; profiles there: {', '.join(known)}"
+    if parent not in names:
+        message = f"no profile {parent!r}{suggest(str(parent), names)}; profiles there: {', '.join(names)}"
         raise ConfigError([Problem(tree.where((name, "extends")), message)])
-    _, base = _inherited(tree, parent, (*seen, name), known)
-    made = own.over(base)
-    return made.data, made
+    _, base = _inherited(tree, parent, (*seen, name), names)
+    merged = own.over(base)
+    return merged.data, merged
 
 
 def _wandb(tree: Tree, problems: list[Problem] | None = None) -> tuple[WandbBlock, dict[str, str]]:
-    found: list[Problem] = [] if problems is None else problems
+    collected: list[Problem] = [] if problems is None else problems
     data = tree.get("wandb") or {}
-    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, found))
-    if problems is None and found:
-        raise ConfigError(found)
+    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, collected))
+    if problems is None and collected:
+        raise ConfigError(collected)
     return block or WandbBlock(), {key: tree.origin(("wandb", key)) for key in data} if isinstance(data, dict) else {}

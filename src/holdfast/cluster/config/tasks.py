@@ -17,10 +17,9 @@ from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params,
 from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.variables import EnvVar, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
-from holdfast.formats import load_any
+from holdfast.formats import find_format, load_any
 from holdfast.formats.providers import find_task, installed_providers, suggest_task
 from holdfast.spec.document import read_document
-from holdfast.spec.legacy import is_waza
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
@@ -162,7 +161,7 @@ class TaskReader:
         location: Location = ("evaluation", "tasks", index)
         path = self._find_eval_file(block, (*location, "eval" if block.eval else "name"))
         document = None if path is None else self._read_document(path)
-        translated = document is not None and is_waza(document.data)
+        translated = document is not None and find_format(document.data) is not None
         # Keys that begin with `config.` are of the older dialect, unless the eval file has such a block itself.
         older = OLDER[1:] if translated else OLDER
         config, values = self._read_config(location, block, older)
@@ -323,7 +322,7 @@ def _measures_model(document: Document, derived: Sequence[Override], written: Se
     changes = ({key[1]: value} if key[1:] else value for key, value in written if key[0] == "target")
     blocks = [data.get("target"), *changes]
     kinds = {kind for block in blocks if isinstance(block, dict) for kind in TARGETS if kind in block}
-    if not kinds and (is_waza(data) or data.get("target") is None):
+    if not kinds and (find_format(data) is not None or data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
 

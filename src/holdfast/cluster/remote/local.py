@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
                 comment=job.intent.intent,
                 user=getpass.getuser() if mine else "",
                 state="running",
-                said="RUNNING",
+                raw_state="RUNNING",
                 nodes=job.intent.host,
                 start=job.intent.time,
                 elapsed=now - job.intent.time,

@@ -22,7 +22,7 @@ from holdfast.cluster.config.variables import check_environment, host_value
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import collect, copies_in
 from holdfast.cluster.remote.executor import active_main_jobs, executor_named
-from holdfast.cluster.remote.images import ensure_image
+from holdfast.cluster.remote.images import ensure_image, import_options
 from holdfast.cluster.remote.install import ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
 from holdfast.cluster.remote.ledger import Ledger, fold
@@ -242,7 +242,8 @@ def _find_image(
             "used, the server runs as a plain process of the node, with what is installed there"
         )
         return None
-    return ensure_image(transport, Slurm(transport), image, base, launch=launch, force=force, say=say)
+    options = import_options(launch)
+    return ensure_image(transport, Slurm(transport), image, base, options=options, force=force, say=say)
 
 
 def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
