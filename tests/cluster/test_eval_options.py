@@ -181,9 +181,9 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
     ("options", "said"),
     [
         (["--baseline-model", "m"], "--baseline-model is for runs in this process"),
-        (["--display", "json"], "--display json: what is shown of jobs are their logs"),
+        (["--display", "json"], "--display json: jobs only show their logs"),
         (["--json"], "--json is for --dry-run"),
-        (["--batch", "here"], "not both"),
+        (["--batch", "here"], "exclude each other"),
     ],
 )
 def test_an_option_that_cannot_be_followed_is_refused(folder: Path, options: list[str], said: str) -> None:
