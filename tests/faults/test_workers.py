@@ -237,7 +237,7 @@ def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
         refused = holdfast(*command, cwd=tmp_path, check=4)
         assert f"a (process {first.pid} on" in refused.stderr and f"b (process {second.pid} on" in refused.stderr
     twice = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
-    assert f"worker a is at work already: process {first.pid}" in twice.stderr
+    assert f"worker a is already running: process {first.pid}" in twice.stderr
     (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
     assert listed["status"] == "running"
     holdfast("cache", "rm", "--all", "-y", cwd=tmp_path, check=4)
@@ -446,7 +446,7 @@ def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eva
     run = run_dir(tmp_path)
     assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
-    assert "'../a' is no worker's id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
+    assert "invalid worker id '../a'" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
     assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 

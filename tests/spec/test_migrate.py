@@ -291,7 +291,7 @@ class TestTheCommand:
         ("text", "said"),
         [
             ('schemaVersion: "2.0"\n' + TODAY, "Upgrade Holdfast"),
-            ("schemaVersion: abc\n" + TODAY, "is no version"),
+            ("schemaVersion: abc\n" + TODAY, "invalid version 'abc'"),
             ("schemaVersion: 1.10\n" + TODAY, "without quotes"),
             ("a: [", "not valid YAML"),
             ("a: 1\n", "not an eval file"),

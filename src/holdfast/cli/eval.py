@@ -374,7 +374,7 @@ def patience(wait: bool) -> float:
     try:
         return max(0.0, float(parse_duration(text)))
     except ValueError:
-        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
+        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; expected a number of seconds") from None
 
 
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:

@@ -121,7 +121,7 @@ class Command(Target):
         name = template(self.block.working_directory or "").render(fields)
         place = start / name
         if not place.resolve().is_relative_to(start.resolve()):
-            raise ValueError(f"target.working_directory: {name!r} leads out of the workspace")
+            raise ValueError(f"target.working_directory: {name!r} is outside the workspace")
         if not place.is_dir():
             raise AttemptError(
                 "agent", f"target.working_directory: there is no folder {name!r} in the workspace", retry=False
