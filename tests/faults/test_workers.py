@@ -54,9 +54,9 @@ def eval_file(tmp_path: Path, provider: Server) -> Path:
 
 
 def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
-    """Share an eval's work out, without starting anybody; returns the run directory."""
-    given = Options(runs_dir=eval_file.parent / "runs", **options)
-    prepare(load_eval(eval_file, []), given, workers, Quiet(), command="holdfast eval e.yaml")
+    """Distribute an eval's work without starting workers; return the run directory."""
+    chosen = Options(runs_dir=eval_file.parent / "runs", command="holdfast eval e.yaml", **options)
+    prepare(load_eval(eval_file, []), chosen, workers, Quiet())
     return run_dir(eval_file.parent)
 
 

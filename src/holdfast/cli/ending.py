@@ -1,8 +1,10 @@
-"""How a command that runs an eval is shown, from its first line to its last."""
+"""Show a command that runs an eval, from its first line to its last, and export the run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import click
 
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
@@ -12,20 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.display.types import Display
+    from holdfast.engine.options import Options
     from holdfast.report.outcome import Outcome
+    from holdfast.spec.load import Eval
 
 
 def run_shown(
     run: Callable[[Display], Outcome],
-    wanted: str | None,
+    display_name: str | None,
     after: Callable[[Outcome], None],
     again: str = "Use --fresh to start from scratch.",
 ) -> Outcome:
-    """Run with the display that is wanted, print how it ended, and report that to a program which follows.
+    """Run with a display, print how the run ended, and export it; a program that follows gets the result last.
 
-    `after` hands the results on to other tools, before the last event.
+    `after` exports the run. `again` is what a user may type for a run that is finished already.
     """
-    display = make_display(wanted)
+    display = make_display(display_name)
     try:
         outcome = run(display)
 
@@ -40,3 +44,18 @@ def run_shown(
         raise
     display.result(outcome.result)
     return outcome
+
+
+def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tuple[str, ...] = ()) -> None:
+    """Export a run as its eval file, the options and `exports`, names of formats, ask for."""
+    from holdfast.export.after_run import export_after_run
+
+    export_after_run(
+        outcome.rundir,
+        spec,
+        click.echo,
+        lambda message: click.echo(f"warning: {message}", err=True),
+        log_samples=options.log_samples,
+        output_path=options.output_path,
+        exports=exports if outcome.exit_code <= 4 else (),
+    )
