@@ -17,5 +17,5 @@
 `upgrade`    brings runs of earlier versions up to date
 `catalog`    finds and summarizes the runs below a runs directory
 
-This package imports only `canonical`, `versions` and `errors` of Holdfast.
+Of the other packages this one imports only `canonical`, `versions`, `errors`.
 """
