@@ -88,13 +88,13 @@ class TestFunctions:
     def test_a_function_as_target_and_functions_as_graders(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[is_right, starts_right, {"type": "exact"}])
         assert run.finished and run.exit_code == 0 and run.reason is None
-        assert list(run.metrics["metrics"]) == ["is_right", "starts_right", "exact"]
-        assert (run.metrics["metrics"]["is_right"]["score"], run.metrics["metrics"]["starts_right"]["score"]) == (
+        assert list(run.metrics.graders) == ["is_right", "starts_right", "exact"]
+        assert (run.metrics.graders["is_right"].score, run.metrics.graders["starts_right"].score) == (
             1,
             0.5,
         )
         assert run.score == pytest.approx(2.5 / 3)
-        assert run.metrics["target"] == "test_api.py:shout"
+        assert run.metrics.target == "test_api.py:shout"
 
     def test_results_are_in_the_datasets_order_and_outputs_as_they_finished(self, evaluate: Any) -> None:
         run = evaluate(target=shout_later, graders=[starts_right], trials=2)
@@ -113,11 +113,11 @@ class TestFunctions:
             return len(output) > 0
 
         run = evaluate(target=shout, graders=[score])
-        assert list(run.metrics["metrics"]) == ["score_function"] and run.score == 1
+        assert list(run.metrics.graders) == ["score_function"] and run.score == 1
 
     def test_a_callable_object_will_do(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[Checker()])
-        assert run.score == 1 and list(run.metrics["metrics"]) == ["Checker"]
+        assert run.score == 1 and list(run.metrics.graders) == ["Checker"]
 
     def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
@@ -317,7 +317,7 @@ class TestClassesAndObjects:
         run, called = calls(agents.Agent)
         assert called[0] == "open" and called[-1] == "close"
         assert sorted(called[1:-1]) == sorted(row["q"] for row in SAMPLES)
-        assert run.results()[0]["output"] == "WORD0!" and run.metrics["target"] == "held_agents.py:Agent"
+        assert run.results()[0]["output"] == "WORD0!" and run.metrics.target == "held_agents.py:Agent"
         assert calls(agents.Agent) == (run, [])
         assert calls({"python": agents.Agent, "params": {"a": 1}})[0].path != run.path
 
@@ -505,19 +505,19 @@ class TestFiles:
         )
         run = evaluate(path, target=shout, graders=[is_right], trials=2, name="other")
         assert run.finished and run.score == 1
-        assert (run.metrics["eval"], run.metrics["trials"]) == ("other", 2)
+        assert (run.metrics.eval, run.metrics.trials) == ("other", 2)
 
     def test_a_file_may_leave_out_what_the_arguments_give(self, evaluate: Any, tmp_path: Path) -> None:
         write_rows(tmp_path / "sub" / "d.jsonl", SAMPLES)
         path = write_spec(tmp_path / "sub", samples=None, target=None, graders=None, prompt="{{ q }}")
         run = evaluate(path, target=shout, dataset="d.jsonl")
-        assert run.finished and run.metrics["total"] == 12, "and paths are relative to the file"
+        assert run.finished and run.metrics.total == 12, "and paths are relative to the file"
 
     def test_a_models_name_takes_the_place_of_the_files(self, evaluate: Any, tmp_path: Path) -> None:
         with server() as mock:
             path = write_spec(tmp_path, target={"model": "first", "base_url": mock.base_url})
             run = evaluate(path, target="second")
-            assert run.finished and run.metrics["target"] == "second" and mock.requests == 2
+            assert run.finished and run.metrics.target == "second" and mock.requests == 2
 
     def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
         path = write_spec(tmp_path, trials=0)
@@ -530,7 +530,7 @@ class TestFiles:
         write_rows(tmp_path / "d.jsonl", SAMPLES)
         for given in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
             run = holdfast.evaluate(name="e", dataset=given, prompt="{{ q }}", target=shout, runs_dir=tmp_path / "runs")
-            assert run.metrics["total"] == 12
+            assert run.metrics.total == 12
 
     def test_the_command_and_the_function_find_the_same_run(
         self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -642,7 +642,7 @@ def wants_too_much(nothing_we_have: Any) -> Any:
 
 def test_a_run_can_be_read_without_holdfast(evaluate: Any) -> None:
     run = evaluate(target=shout, graders=[is_right])
-    assert json.loads((run.path / "metrics.json").read_text()) == run.metrics
+    assert json.loads((run.path / "metrics.json").read_text()) == run.metrics.to_dict()
     kept = [json.loads(line)["sample"] for line in (run.path / "outputs.jsonl").read_text().splitlines()]
     assert kept == [output["sample"] for output in run.outputs()]
 
@@ -661,7 +661,7 @@ class TestWorkers:
         assert shared.finished and shared.score == 1 and shared.exit_code == 0
         assert list(shared.path.glob("workers/w*/outputs.jsonl"))
         alone = evaluate(eval_file, runs_dir=tmp_path / "alone")
-        assert {**alone.metrics, "timing": None} == {**shared.metrics, "timing": None}
+        assert {**alone.metrics.to_dict(), "timing": None} == {**shared.metrics.to_dict(), "timing": None}
 
     def test_they_work_where_an_event_loop_is_running(self, evaluate: Any, eval_file: Any) -> None:
         async def notebook() -> Any:

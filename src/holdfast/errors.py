@@ -5,6 +5,7 @@ HoldfastError
 │   ├── ConfigError       something in the eval file, with its line
 │   ├── DataError         something in the dataset, with file and line
 │   ├── ManifestError     a run directory whose manifest.json cannot be read
+│   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
 ├── RunHeld               exit 4: another process holds this run
 ├── Interrupted           exit 130 or 143: told to stop
@@ -83,6 +84,10 @@ class DataError(UsageError):
 
 class ManifestError(UsageError):
     """`manifest.json` is damaged; `holdfast repair` sets it aside, and the next `holdfast eval` writes it again."""
+
+
+class ResultsError(UsageError):
+    """`metrics.json` or `results.json` is damaged; both can be written again from the journals."""
 
 
 class VersionError(UsageError):

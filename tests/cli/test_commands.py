@@ -88,7 +88,7 @@ class TestItself:
         assert [path for path in seen["opened"] if path.endswith("eval.yaml")] == ["eval.yaml"]
         imported = set(seen["imported"])
         assert "holdfast.engine" in imported
-        others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza", "mlflow", "wandb"}
+        others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza.read", "mlflow", "wandb"}
         assert imported & others == set()
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"]])

@@ -75,6 +75,13 @@ def test_the_workers_script_is_this_text() -> None:
     )
 
 
+def test_a_job_starts_its_supervisor_without_the_modules_that_read_configurations() -> None:
+    code = "import sys, holdfast.cluster.job.main; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert "holdfast.cluster.job.main" in modules
+    assert modules & {"pydantic", "jinja2", "ruamel", "aiohttp", "omegaconf", "asyncio"} == set()
+
+
 def test_names_that_a_shell_would_read_are_quoted() -> None:
     text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskPlace("/a b/100%/x", 0))
     *_, comment, _, last = text.splitlines()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import ConfigError
-from holdfast.export.run_reader import RunReader
 from holdfast.plan.identity import identify
 from holdfast.plan.keys import grade_key
+from holdfast.report.run_view import RunView
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.template import RENDER_ERRORS, Expression, expression
 from holdfast.store.records import Grade, to_line
@@ -82,7 +82,7 @@ def make_report_again(run: Any) -> None:
 
 
 def without_time(metrics: Any) -> Any:
-    return {key: value for key, value in metrics.items() if key != "timing"}
+    return {key: value for key, value in metrics.to_dict().items() if key != "timing"}
 
 
 class TestWhatDoesNotApply:
@@ -96,16 +96,16 @@ class TestWhatDoesNotApply:
             "c": {"hard": "failed", "long": "passed", "any": "passed"},
             "d": {},
         }
-        counts = {name: (v["n"], v["passed"], v["skipped"], v["rows"]) for name, v in run.metrics["metrics"].items()}
+        counts = {name: (v.n, v.passed, v.skipped, v.rows) for name, v in run.metrics.graders.items()}
         assert counts == {"hard": (2, 1, 0, 2), "long": (1, 1, 0, 1), "any": (3, 3, 0, 3)}
-        assert run.metrics["coverage"] == 1 and run.metrics["graded"] == 4
+        assert run.metrics.coverage == 1 and run.metrics.graded == 4
 
     def test_a_row_that_nobody_looks_at_is_skipped_and_finished(self, evaluate: Any) -> None:
         run = evaluate(HARD, rows=[ROWS[0]])
         assert run.exit_code == 0 and not (run.path / "grades.jsonl").exists()
         assert [(entry["status"], entry["score"]) for entry in run.results()] == [("skipped", None)]
         make_report_again(run)
-        assert evaluate(HARD, rows=[ROWS[0]]).metrics["coverage"] == 1
+        assert evaluate(HARD, rows=[ROWS[0]]).metrics.coverage == 1
 
     def test_the_report_made_again_asks_nobody_and_says_the_same(self, evaluate: Any) -> None:
         first = evaluate(HARD, LONG, NOT_D)
@@ -171,8 +171,8 @@ class TestWhatDoesNotApply:
         grades = [grade for path in shared.glob("workers/*/grades.jsonl") for grade in lines(path)]
         assert Counter(grade["grader"] for grade in grades) == {name: len(rows) for name, rows in SEEN.items()}
         alone = evaluate(HARD, LONG, NOT_D)
-        found = json.loads((shared / "metrics.json").read_text())
-        assert found["metrics"] == alone.metrics["metrics"] and found["overall"] == alone.metrics["overall"]
+        together = RunDir(shared).read_metrics()
+        assert together.graders == alone.metrics.graders and together.overall == alone.metrics.overall
 
 
 def test_a_new_grader_of_some_rows_leaves_the_others_finished(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ class TestRunsFromBefore:
     def run(self, evaluate: Any) -> Any:
         run = evaluate(HARD, LONG, NOT_D)
         manifest = RunDir(run.path).read_manifest()
-        fingerprints = manifest.fingerprints["graders"]
+        fingerprints = manifest.fingerprints.graders
         with (run.path / "grades.jsonl").open("ab") as file:
             for output in run.outputs():
                 for name, seen in SEEN.items():
@@ -217,7 +217,7 @@ class TestRunsFromBefore:
         assert len(lines(run.path / "grades.jsonl")) == 12
 
     def test_exports_leave_these_lines_out(self, run: Any) -> None:
-        trials = {trial.output.sample: trial for trial in RunReader(RunDir(run.path)).trials()}
+        trials = {trial.output.sample: trial for trial in RunView(RunDir(run.path)).trials()}
         assert {name: {g.grader: g.status for g in trial.grades} for name, trial in trials.items()} == said(run)
         assert {name: trial.status for name, trial in trials.items()} == {
             entry["sample"]: entry["status"] for entry in run.results()
@@ -240,7 +240,7 @@ def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path: Path) -> None:
     run_command("eval", "e.yaml", "--display", "none", cwd=tmp_path)
 
     def read() -> Any:
-        trials = RunReader(RunDir(run_dir(tmp_path))).trials()
+        trials = RunView(RunDir(run_dir(tmp_path))).trials()
         return sorted((t.output.sample, t.status, t.score, [g.grader for g in t.grades]) for t in trials)
 
     before = read()
@@ -254,8 +254,8 @@ class TestNothingChecked:
         typo = {**HARD, "name": "typo", "where": 'level == "hrad"'}
         run = evaluate(NOT_D, typo)
         assert run.exit_code == 0
-        assert run.metrics["notices"] == ["grader `typo` applies to no row: check its `where`"]
-        assert run.metrics["metrics"]["typo"]["rows"] == run.metrics["metrics"]["typo"]["n"] == 0
+        assert run.metrics.notices == ["grader `typo` applies to no row: check its `where`"]
+        assert run.metrics.graders["typo"].rows == run.metrics.graders["typo"].n == 0
         assert "typo" in (run.path / "run.log").read_text()
 
     def test_it_is_told_before_the_run_and_below_its_table(self, tmp_path: Path) -> None:
@@ -283,13 +283,13 @@ class TestNothingChecked:
         (tmp_path / "agent.py").write_text(AGENT + "\ndef nothing(messages):\n    return None\n")
         run = evaluate(shy, NOT_D, checkpoints=[checkpoint], responder=responder)
         assert run.exit_code == 0
-        assert run.metrics["notices"] == [
+        assert run.metrics.notices == [
             "grader `shy` skipped every output: it has checked nothing",
             "grader `checkpoint@3/late` checked nothing: no conversation got so far",
         ]
 
     def test_nothing_is_told_where_all_have_checked_something(self, evaluate: Any) -> None:
-        assert "notices" not in evaluate(HARD, LONG, NOT_D).metrics
+        assert evaluate(HARD, LONG, NOT_D).metrics.notices == []
 
 
 texts = st.sampled_from(["x", "y", "it's"])

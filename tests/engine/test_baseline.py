@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-import scipy.stats
 
 from holdfast.report.paired import paired_difference
 from tests.support.lab import Lab, rows
+from tests.support.lazy import LazyModule
 from tests.support.running import Server, lines, metrics, module_server, server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+stats = LazyModule("scipy.stats")
 
 ROWS = 9
 AGENT = """
@@ -72,7 +74,7 @@ def test_each_has_its_own_run_and_the_difference_is_paired(lab: Lab) -> None:
     assert "second" in second.name and all((run / "metrics.json").exists() for run in (first, second))
     ours, theirs = scores(first, "length"), scores(second, "length")
     gaps = numpy.array(ours) - numpy.array(theirs)
-    low, high = scipy.stats.t.interval(0.95, ROWS - 1, gaps.mean(), gaps.std(ddof=1) / math.sqrt(ROWS))
+    low, high = stats.t.interval(0.95, ROWS - 1, gaps.mean(), gaps.std(ddof=1) / math.sqrt(ROWS))
     assert gaps.std() > 0 and low > 0
     _, one, other, gap, interval, samples = row_of("length", said)
     assert (one, other) == (f"{numpy.mean(ours):.3f}", f"{numpy.mean(theirs):.3f}"), "two numbers, not their mean"
@@ -181,7 +183,7 @@ def test_the_paired_difference_is_numpys(seed: int) -> None:
     sides[1]["never graded"] = []
     found = paired_difference(*sides)
     gaps = numpy.array([numpy.mean(sides[0][name]) - numpy.mean(sides[1][name]) for name in names])
-    low, high = scipy.stats.t.interval(0.95, len(gaps) - 1, gaps.mean(), scipy.stats.sem(gaps))
+    low, high = stats.t.interval(0.95, len(gaps) - 1, gaps.mean(), stats.sem(gaps))
     assert found is not None and found.samples == len(names)
     assert (found.mean, found.low, found.high) == pytest.approx((gaps.mean(), low, high))
 

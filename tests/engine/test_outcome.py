@@ -16,6 +16,8 @@ from holdfast.report.failures import Alike
 from holdfast.report.summary import facts, with_raised_limit
 from holdfast.spec.schema import Limits
 from holdfast.store.index import Spent
+from holdfast.store.metrics import Metrics, RunTiming
+from holdfast.store.records import NO_USAGE, Usage
 from tests.support.running import holdfast, run_dir, server, start, wait_for, write_eval
 
 if TYPE_CHECKING:
@@ -26,12 +28,30 @@ if TYPE_CHECKING:
 PRICES = {"test-model": {"input": 100, "output": 200}, "judge": {"input": 1000, "output": 1000}}
 
 
-def numbers(**changed: Any) -> dict[str, Any]:
-    """The parts of metrics.json that the lines below the table are made of."""
-    usage = {"input_tokens": 800, "output_tokens": 200, "requests": 10, "cost": 0.0066}
-    nothing = {"input_tokens": 0, "output_tokens": 0, "requests": 0, "cost": 0.0}
-    timing = {"seconds": 12.0, "trial_seconds_p50": 0.85, "trial_seconds_p95": 3.2}
-    return {"coverage": 1.0, "total": 10, "usage": usage, "judge_usage": nothing, "timing": timing, **changed}
+def numbers(
+    judge_usage: Usage = NO_USAGE, seconds: float = 12.0, p50: float | None = 0.85, p95: float | None = 3.2
+) -> Metrics:
+    """Return the metrics of a run of ten trials, without graders."""
+    return Metrics(
+        run="0",
+        eval="e",
+        target="t",
+        samples=10,
+        trials=1,
+        total=10,
+        outputs=10,
+        graded=0,
+        coverage=1.0,
+        score=None,
+        passed=None,
+        graders={},
+        overall=None,
+        usage=Usage(800, 200, 10, 0.0066),
+        judge_usage=judge_usage,
+        timing=RunTiming(
+            finished="2026-01-01T00:00:00Z", seconds=seconds, trial_seconds_p50=p50, trial_seconds_p95=p95
+        ),
+    )
 
 
 class TestFacts:
@@ -42,8 +62,7 @@ class TestFacts:
         ]
 
     def test_judges_are_shown_apart(self) -> None:
-        judges = {"input_tokens": 50, "output_tokens": 7, "requests": 3, "cost": None}
-        assert list(facts(numbers(judge_usage=judges), None, None))[:2] == [
+        assert list(facts(numbers(judge_usage=Usage(50, 7, 3)), None, None))[:2] == [
             "coverage 100.0% of 10 trials · 12s",
             "target: 1,000 tokens · $0.0066 · judges: 57 tokens · cost unknown",
         ]
@@ -53,8 +72,7 @@ class TestFacts:
         [(0.0, 14.0, "14s"), (12.0, 12.4, "12s"), (75.0, 14.0, "14s (the whole run: 1m 15s)"), (75.0, None, "1m 15s")],
     )
     def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, said: str) -> None:
-        timing = {"seconds": seconds, "trial_seconds_p50": None, "trial_seconds_p95": None}
-        assert next(iter(facts(numbers(timing=timing), None, wall))).endswith(f" · {said}")
+        assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {said}")
 
     @pytest.mark.parametrize(
         ("spent", "said"),

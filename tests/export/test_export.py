@@ -14,9 +14,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from holdfast.export.mirror import NatMirror
-from holdfast.export.run_reader import RunReader
 from holdfast.export.tables import rows as rows_of
 from holdfast.plan.identity import identify
+from holdfast.report.run_view import RunView
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
@@ -93,7 +93,7 @@ class TestTables:
         assert (bad["status"], bad["row.question"], bad["output"], bad["score"]) == ("error", "Why?", "", "")
         assert "AssertionError: no" in bad["error"]
         table = parquet.read_table(export(lab, "parquet", run) / "trials.parquet").to_pylist()
-        assert [list(row) for row in rows_of(RunReader(RunDir(run)))] == [list(good)] * 2, "the same columns for all"
+        assert [list(row) for row in rows_of(RunView(RunDir(run)))] == [list(good)] * 2, "the same columns for all"
         assert [(row["sample"], row["row.question"], row["score"]) for row in table] == [
             ("good", "What?", 1.0),
             ("bad", "Why?", None),

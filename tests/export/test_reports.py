@@ -19,7 +19,7 @@ from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
-from holdfast.export.run_reader import Pending, RunReader, Trial
+from holdfast.report.run_view import Pending, RunView, Trial
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
@@ -105,7 +105,7 @@ def test_trials_are_judged_as_in_the_results(run: Path) -> None:
     """Checkpoints, and graders that look at some rows only, as well."""
     read = [
         (trial.output.sample, trial.output.trial, trial.status, trial.score, {g.grader: g.status for g in trial.grades})
-        for trial in RunReader(RunDir(run)).trials()
+        for trial in RunView(RunDir(run)).trials()
     ]
     known = [
         (
@@ -173,7 +173,7 @@ class TestPage:
         assert f"outputs.jsonl of the run directory {run.parent.name}/{run.name} ." in page.text
 
     def test_the_list_shows_question_answer_and_feedback(self, run: Path, tmp_path: Path) -> None:
-        write_html(RunReader(RunDir(run)), tmp_path)
+        write_html(RunView(RunDir(run)), tmp_path)
         lines = summaries((tmp_path / "report.html").read_text())
         assert lines[0] == "passed s0 trial 1 1.000 question 0 question 0 again"
         assert lines[2] == "failed s1 trial 1 0.000 question 1 question 1 again even : has none of '0 again', '4 again'"
@@ -182,7 +182,7 @@ class TestPage:
     def test_the_list_shows_the_question_of_trials_that_failed_and_what_passing_graders_say(
         self, run: Path, tmp_path: Path
     ) -> None:
-        trials = RunReader(RunDir(run)).everything()
+        trials = RunView(RunDir(run)).everything()
         whole = next(trial for trial in trials if isinstance(trial, Trial))
         said = [msgspec.structs.replace(grade, feedback=f"line 1\nof {grade.grader}") for grade in whole.grades]
         many = [msgspec.structs.replace(said[0], grader=f"g{number}", status="failed") for number in range(5)]
@@ -205,7 +205,7 @@ class TestPage:
     def test_a_cost_of_nothing_or_that_nobody_knows_is_not_shown_with_a_trial(
         self, run: Path, tmp_path: Path, cost: float | None, shown: str
     ) -> None:
-        whole = next(trial for trial in RunReader(RunDir(run)).everything() if isinstance(trial, Trial))
+        whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, Trial))
         output = msgspec.structs.replace(whole.output, usage=Usage(10, 5, 1, cost))
         write_html(Told(run, [whole._replace(output=output)]), tmp_path)
         text = Page((tmp_path / "report.html").read_text()).text
@@ -215,7 +215,7 @@ class TestPage:
     def test_every_number_of_a_grader_has_its_label_where_the_header_is_not_shown(
         self, run: Path, tmp_path: Path
     ) -> None:
-        write_html(RunReader(RunDir(run)), tmp_path)
+        write_html(RunView(RunDir(run)), tmp_path)
         table = (tmp_path / "report.html").read_text().partition('<table class="graders">')[2].partition("</table>")[0]
         header = re.findall(r'<th class="n">([^<]*)</th>', table)
         assert "not reached" in header and "pass@2" in header
@@ -246,7 +246,7 @@ class TestPage:
         self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(html, "_PAGE", 6_000)
-        write_html(RunReader(RunDir(run)), tmp_path)
+        write_html(RunView(RunDir(run)), tmp_path)
         page = Page((tmp_path / "report.html").read_text())
         assert 0 < len(page.statuses) < len(results(run)) and set(page.statuses) == {"failed"}
         assert f"{len(page.statuses)} of {len(results(run))} trials are shown" in page.text
@@ -259,7 +259,7 @@ class TestPage:
         assert "This run is not finished" in page.text and len(page.statuses) == len(results(run))
 
 
-class Told(RunReader):
+class Told(RunView):
     """A run with other trials than its own."""
 
     def __init__(self, run: Path, trials: list[Trial | Pending]) -> None:

@@ -95,7 +95,7 @@ def test_a_rate_limit_is_waited_out_however_often_it_is_met(how: str, tmp_path: 
     eval_file = write_eval(tmp_path, provider.base_url, rows=3, limits={"retries": 1, "trial_timeout": 60})
     run = evaluate(eval_file, runs_dir=tmp_path / "runs")
     assert provider.stats()["outcomes"] == {how: 36, "ok": 3}
-    assert run.finished and run.metrics is not None and run.metrics["coverage"] == 1
+    assert run.finished and run.metrics is not None and run.metrics.coverage == 1
     errors = kept(run.path, "errors")
     assert Counter((error["kind"], error["final"]) for error in errors) == {("rate_limit", False): 36}
     assert {output["attempt"] for output in kept(run.path)} == {13}

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.export.calls import nat_steps
 from holdfast.export.nat import write_nat
-from holdfast.export.run_reader import RunReader
+from holdfast.report.run_view import RunView
 from holdfast.store.records import Mark, Step, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines, server
@@ -25,7 +25,7 @@ ENDS = frozenset({"LLM_END", "TOOL_END"})
 
 def exported(run: Any, folder: Path, *steps: str) -> dict[str, Any]:
     """The one row of the run's `workflow_output.json`."""
-    write_nat(RunReader(RunDir(run.path)), folder, steps or ENDS, lines=True)
+    write_nat(RunView(RunDir(run.path)), folder, steps or ENDS, lines=True)
     (row,) = json.loads((folder / "workflow_output.json").read_text())
     assert lines(folder / "workflow_output.jsonl") == [row]
     return row

@@ -501,7 +501,7 @@ def test_wazas_own_executor_is_refused_with_the_command_to_type(tmp_path: Path) 
     said = refused(path)
     assert f"{path}:3: config.executor: the executor 'copilot-sdk' is waza's own" in said
     assert f"holdfast eval {path} -m gpt-5" in said and "target.command=" in said
-    assert load(path, "target.command=[./agent]").target.command == ["./agent"]
+    assert load(path, "target.command=[./agent]").target.label == "agent"
 
 
 def test_any_target_is_measured_by_override(tmp_path: Path, provider: Server) -> None:
@@ -618,7 +618,7 @@ def test_a_killed_run_goes_on_from_its_directory_alone(tmp_path: Path) -> None:
         assert manifest is not None
         spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
         outcome = run_eval(spec, Options(runs_dir=tmp_path / "runs"), Quiet())
-        assert outcome.rundir.path == run and outcome.metrics is not None and outcome.metrics["score"] == 1.0
+        assert outcome.rundir.path == run and outcome.metrics is not None and outcome.metrics.score == 1.0
         assert slow.requests <= 4 * 4 + 2 and slow.requests > asked  # at most the two in flight are asked again
         process.stdout.close()
         process.stderr.close()

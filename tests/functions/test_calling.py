@@ -13,9 +13,9 @@ import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.setup import planned
 from holdfast.errors import ConfigError
-from holdfast.export.run_reader import RunReader
 from holdfast.plan.identity import identify
-from holdfast.report.compare import changed_graders, differences, read_finished
+from holdfast.report.compare import changed_graders, differences, read_scores
+from holdfast.report.run_view import RunView
 from tests.support.running import holdfast as command
 from tests.support.running import lines, run_dir
 from tests.support.specs import load, write_rows, write_spec
@@ -226,7 +226,7 @@ class TestEarlierGrades:
         (folder / "checks.py").write_text(code + "\n")
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
-        assert found.identity["graders"]["python"].get("revision") == (1 if revised else None)
+        assert found.identity.graders["python"].get("revision") == (1 if revised else None)
         assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.parts
         (slot,) = found.work.slots
         assert slot.identified(reread=revised)[0] == found.parts["graders"]["python"], "as it always was"
@@ -273,7 +273,7 @@ def early(output, expected, sample):
         asked.write_text("")
         self.run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert self.run.finished and self.run.path == self.rundir.path
-        trials = list(RunReader(self.rundir).trials())
+        trials = list(RunView(self.rundir).trials())
         assert [trial.output.sample for trial in trials] == [row["id"] for row in rows]
         assert all(trial.grades for trial in trials)
         return self.plan.to_run, self.plan.to_grade, sorted(asked.read_text().splitlines())
@@ -287,7 +287,7 @@ def grading(folder: Path) -> Any:
 @pytest.fixture
 def by_run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the verdicts on all rows the key of rows with other values, as earlier versions did where there was one."""
-    monkeypatch.setattr("holdfast.graders.python.gets_other_values", lambda *_: lambda _: True)
+    monkeypatch.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: lambda _: True)
     return monkeypatch
 
 
@@ -317,9 +317,9 @@ class TestOneOtherRow:
 
     def test_runs_with_and_without_it_have_the_same_grader(self, grading: Any) -> None:
         grading.evaluate(PLAIN)
-        first = read_finished(grading.rundir)
+        first = read_scores(RunView(grading.rundir))
         grading.evaluate([*PLAIN, OTHERS[0]])
-        second = read_finished(grading.rundir)
+        second = read_scores(RunView(grading.rundir))
         assert changed_graders(first, second) == {}
         assert differences(first, second) == ["dataset (samples are paired by id)"]
 
@@ -344,7 +344,7 @@ class TestVerdictsOfEarlierVersions:
         self, grading: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as before:
-            before.setattr("holdfast.graders.python.gets_other_values", lambda *_: None)
+            before.setattr("holdfast.graders.python.PythonCheck.stale", lambda *_: None)
             grading.evaluate([*PLAIN, *OTHERS], **STOPS)
         run, grade, asked = grading.evaluate([*PLAIN, *OTHERS], **STOPS)
         assert (run, grade) == (1, 3), "what such a verdict has ended is said again"

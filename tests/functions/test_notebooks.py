@@ -65,7 +65,7 @@ def test_functions_and_lambdas_of_cells_are_targets_and_graders(session: Any) ->
     session.cell("calls = 0\ndef reply(prompt):\n    global calls\n    calls += 1\n    return prompt.upper()\n")
     session.cell("def loud(output): return output.isupper()\nshort = lambda output: len(output) < 4\n")
     first = session.evaluate(graders=["loud", "short"])
-    assert first.score == 1 and first.metrics["target"] == "reply" and first.path.name.startswith("reply-")
+    assert first.score == 1 and first.metrics.target == "reply" and first.path.name.startswith("reply-")
     assert session.evaluate(graders=["loud", "short"]) == first
     assert session.names["calls"] == 2, "the second time everything was there"
 
@@ -252,7 +252,7 @@ def test_tools_simulated_users_and_checkpoints_may_be_functions(session: Any) ->
         )
 
     first = run()
-    assert first.score == 1 and first.metrics["metrics"]["checkpoint@1/four"]["passed"] == 2
+    assert first.score == 1 and first.metrics.graders["checkpoint@1/four"].passed == 2
     session.cell("STEP = 2\n")
     assert run().score == 0
 

@@ -555,7 +555,7 @@ def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(
         runs_dir=tmp_path / "runs",
         accept_errors=True,
     )
-    numbers = {name: (found["passed"], found["errors"]) for name, found in run.metrics["metrics"].items()}
+    numbers = {name: (numbers.passed, numbers.errors) for name, numbers in run.metrics.graders.items()}
     assert numbers == {"exact": (0, 100), "number": (100, 0), "judge": (0, 100)}
 
 
@@ -608,7 +608,7 @@ class TestJudge:
             first = lines(run.path / "grades.jsonl")[0]
             assert (first["status"], first["feedback"], first["type"]) == ("passed", "as told", "prompt")
             assert first["usage"]["requests"] == 1 and first["details"]["judge"] == "judge-model"
-            assert run.metrics["judge_usage"]["requests"] == 2
+            assert run.metrics.judge_usage.requests == 2
             assert judged(tmp_path, mock.base_url).finished and mock.requests == 2, "a grade is kept like an output"
 
     def test_a_judge_that_talks_nonsense_is_shown_its_mistake_once_and_is_then_an_error(self, tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ class TestJudge:
             assert [entry["attempt"] for entry in lines(run.path / "errors.jsonl")] == [1, 1, 2, 2]
             mock.control(answer="judge")
             again = judged(tmp_path, mock.base_url)
-            assert again.finished and again.metrics["coverage"] == 1 and mock.requests == 10
+            assert again.finished and again.metrics.coverage == 1 and mock.requests == 10
             assert len(lines(run.path / "outputs.jsonl")) == 2, "nothing is generated again"
 
     def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path: Path) -> None:

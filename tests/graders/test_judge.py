@@ -252,4 +252,4 @@ class TestMistakes:
         with judges(answer) as judge:
             rubric = {"rubric": "{{ id }}{{ ' good' if id[-1] == '0' }}"}
             run = judged(tmp_path, judge.base_url, rows=30, judge=rubric, limits={"concurrency": 1}, accept_errors=True)
-            assert run.metrics["metrics"]["judge"]["errors"] == 27
+            assert run.metrics.graders["judge"].errors == 27

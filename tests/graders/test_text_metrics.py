@@ -1,18 +1,19 @@
 """Text metrics: the numbers of the libraries that define them, for each answer and for the whole run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rapidfuzz.distance import Levenshtein
-from sacrebleu.metrics import BLEU, CHRF  # type: ignore[attr-defined]
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders
+from tests.support.lazy import LazyModule
 from tests.support.running import lines
 from tests.support.specs import grade, load
+
+sacrebleu = LazyModule("sacrebleu.metrics")
 
 SAID = ["the cat sat on a mat", "it rains", "a completely different answer"]
 REFERENCES = [
@@ -50,8 +51,8 @@ class TestOneAnswer:
 
     def test_sentence_scores_are_the_librarys(self, tmp_path: Path) -> None:
         for said, references in zip(SAID, REFERENCES, strict=True):
-            bleu = BLEU(effective_order=True).sentence_score(said, references).score / 100
-            chrf = CHRF().sentence_score(said, references).score / 100
+            bleu = sacrebleu.BLEU(effective_order=True).sentence_score(said, references).score / 100
+            chrf = sacrebleu.CHRF().sentence_score(said, references).score / 100
             assert grade(tmp_path, {"type": "bleu"}, said, expected=references).score == pytest.approx(bleu)
             assert grade(tmp_path, {"type": "chrf"}, said, expected=references).score == pytest.approx(chrf)
 
@@ -60,8 +61,8 @@ class TestOneAnswer:
         [
             ({"type": "rouge"}, 30_000),
             ({"type": "rouge", "tokenize": "characters"}, 30_000),
-            ({"type": "char_f1"}, 2_000_000),
-            ({"type": "cer"}, 2_000_000),
+            ({"type": "char_f1"}, 160_000),
+            ({"type": "cer"}, 160_000),
         ],
     )
     def test_texts_that_would_hold_up_the_run_are_not_compared(self, tmp_path: Path, block: Any, length: int) -> None:
@@ -111,26 +112,26 @@ def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
         )
 
     run = evaluate(rows)
-    found = run.metrics["metrics"]
+    found = run.metrics.graders
     transposed = [list(column) for column in zip(*REFERENCES, strict=True)]
-    assert found["bleu"]["corpus"] == pytest.approx(BLEU().corpus_score(SAID, transposed).score / 100)
-    assert found["chrf"]["corpus"] == pytest.approx(CHRF().corpus_score(SAID, transposed).score / 100)
+    assert found["bleu"].totals["corpus"] == pytest.approx(sacrebleu.BLEU().corpus_score(SAID, transposed).score / 100)
+    assert found["chrf"].totals["corpus"] == pytest.approx(sacrebleu.CHRF().corpus_score(SAID, transposed).score / 100)
     best = [
         min((Levenshtein.distance(ref.split(), said.split()) / len(ref.split()), len(ref.split())) for ref in refs)
         for said, refs in zip(SAID, REFERENCES, strict=True)
     ]
     rate = sum(share * length for share, length in best) / sum(length for _, length in best)
-    assert found["wer"]["error_rate"] == pytest.approx(rate) and found["wer"]["corpus"] == pytest.approx(
+    assert found["wer"].totals["error_rate"] == pytest.approx(rate) and found["wer"].totals["corpus"] == pytest.approx(
         max(0, 1 - rate)
     )
-    assert "corpus" not in found["rouge"] and all(
+    assert not found["rouge"].totals and all(
         "counts" not in line for line in lines(run.path / "grades.jsonl") if line["type"] == "rouge"
     )
     (run.path / "metrics.json").unlink()
     again = evaluate(rows)
-    assert again.metrics["metrics"] == json.loads(json.dumps(found)), "rebuilt from the journals"
+    assert again.metrics.graders == found, "rebuilt from the journals"
     more = evaluate([*rows, {"id": "3", "say": "yes", "expected": "yes"}])
     assert (
-        more.metrics["metrics"]["bleu"]["n"] == 4
-        and more.metrics["metrics"]["bleu"]["corpus"] > found["bleu"]["corpus"]
+        more.metrics.graders["bleu"].n == 4
+        and more.metrics.graders["bleu"].totals["corpus"] > found["bleu"].totals["corpus"]
     )

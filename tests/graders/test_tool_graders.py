@@ -150,7 +150,7 @@ class TestSequences:
 
         first = run()
         assert statuses(first) == {"more": "passed", "wrong": "failed"}
-        assert first.metrics["metrics"]["action_sequence"]["threshold"] is None
+        assert first.metrics.graders["action_sequence"].threshold is None
         assert statuses(run(threshold=0.9)) == {"more": "failed", "wrong": "passed"}
         assert statuses(run()) == {"more": "passed", "wrong": "failed"}, "the grader's own word is kept"
         assert len(lines(first.path / "grades.jsonl")) == 2, "nothing was graded again"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.export.run_reader import RunReader
 from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import Slot
+from holdfast.report.run_view import RunView
 from holdfast.store.index import Moment
 from holdfast.store.lines import seal
 from holdfast.store.rundir import RunDir
@@ -152,7 +152,7 @@ def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluat
 
 def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate: Any) -> None:
     run = evaluate({**READS, **DOES_NOT}, {})
-    fingerprints = RunDir(run.path).read_manifest().fingerprints["graders"]
+    fingerprints = RunDir(run.path).read_manifest().fingerprints.graders
     (output,) = run.outputs()
     grades = lines(run.path / "grades.jsonl")
     with (run.path / "grades.jsonl").open("wb") as file:
@@ -161,7 +161,7 @@ def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate
             assert (key == grade["grade_key"]) == (grade["grader"] in DOES_NOT)
             grade.pop("sum", None)
             file.write(seal(json.dumps({**grade, "grade_key": key}, separators=(",", ":")).encode()))
-    (trial,) = RunReader(RunDir(run.path)).trials()
+    (trial,) = RunView(RunDir(run.path)).trials()
     assert trial.status == "passed"
     assert {grade.grader: grade.status for grade in trial.grades} == told(run)
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from holdfast.report.paired import gaps, holm, mcnemar, paired_difference, sign_flip
+from tests.support.lazy import LazyModule
 from tests.support.patterns import CORRECT, POINTS, answered, finished_run
 from tests.support.running import lines
 from tests.support.specs import command
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+stats = LazyModule("scipy.stats")
 
 # Statistics
 
@@ -302,8 +304,22 @@ def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path
         assert unfinished.code == 2 and "is not finished" in unfinished.err and unfinished.out == ""
 
 
-def test_numbers_that_cannot_be_read_are_refused_with_what_to_do(compare: Any, strong: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("results.json", '{"trials": ['),
+        ("results.json", '{"schemaVersion": "1.1", "run": "r", "eval": "e", "trials": [{"sample": "s0"}]}'),
+        ("metrics.json", '{"schemaVersion": "1.1", "metrics": {"correct": {"score": "high"}}}'),
+    ],
+)
+def test_damaged_results_are_named_with_the_command_that_repairs_them(
+    compare: Any, strong: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, content: str
+) -> None:
     run = finished_run(tmp_path / "torn", answered(3, 1), graders=CORRECT)
-    (run / "results.json").write_text('{"trials": [')
+    (run / name).write_text(content)
     ended = compare(strong, run)
-    assert ended.code == 2 and "cannot be read" in ended.err and "writes them again" in ended.err
+    assert ended.code == 2 and f"{run / name}: cannot be read" in ended.err
+    assert f"holdfast repair {run}" in ended.err
+    repaired = command(monkeypatch, capsys, tmp_path, "repair", str(run))
+    assert repaired.code == 0 and f"{run / name}: cannot be read" in repaired.out
+    assert not (run / "metrics.json").exists(), "the next `holdfast eval` writes it again"

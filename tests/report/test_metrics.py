@@ -68,9 +68,9 @@ class TestCoverage:
         assert not (run.path / "metrics.json").exists()
         accepted = evaluate("a", "fail", graders=[text("t", "a")], accept_errors=True)
         assert accepted.finished and accepted.exit_code == 0
-        found = accepted.metrics
-        assert (found["total"], found["outputs"], found["graded"], found["coverage"]) == (2, 1, 1, 0.5)
-        assert (found["score"], found["metrics"]["t"]["n"]) == (1.0, 1)
+        numbers = accepted.metrics
+        assert (numbers.total, numbers.outputs, numbers.graded, numbers.coverage) == (2, 1, 1, 0.5)
+        assert (numbers.score, numbers.graders["t"].n) == (1.0, 1)
         assert [(e["status"], e["score"], e["output"]) for e in accepted.results()] == [
             ("passed", 1.0, "a 1"),
             ("error", None, None),
@@ -78,21 +78,21 @@ class TestCoverage:
 
     def test_an_error_of_a_grader_takes_its_trial_out_of_the_overall_score_alone(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["picky", text("t", "a")], accept_errors=True)
-        found = run.metrics
-        assert (found["coverage"], found["graded"], found["outputs"]) == (0.5, 1, 2)
+        numbers = run.metrics
+        assert (numbers.coverage, numbers.graded, numbers.outputs) == (0.5, 1, 2)
         assert (
-            found["metrics"]["picky"]["score"],
-            found["metrics"]["picky"]["errors"],
-            found["metrics"]["picky"]["n"],
+            numbers.graders["picky"].score,
+            numbers.graders["picky"].errors,
+            numbers.graders["picky"].n,
         ) == (1, 1, 1)
-        assert (found["metrics"]["t"]["score"], found["metrics"]["t"]["n"]) == (0.5, 2)
-        assert (found["score"], found["overall"]["n"]) == (1.0, 1)
+        assert (numbers.graders["t"].score, numbers.graders["t"].n) == (0.5, 2)
+        assert (numbers.score, numbers.overall.n) == (1.0, 1)
 
     def test_a_skipped_output_is_covered_but_not_scored(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["undecided"])
-        found = run.metrics
-        assert run.finished and found["coverage"] == 1
-        assert (found["metrics"]["undecided"]["skipped"], found["metrics"]["undecided"]["n"], found["score"]) == (
+        numbers = run.metrics
+        assert run.finished and numbers.coverage == 1
+        assert (numbers.graders["undecided"].skipped, numbers.graders["undecided"].n, numbers.score) == (
             1,
             1,
             1.0,
@@ -102,7 +102,7 @@ class TestCoverage:
     def test_without_graders_outputs_are_what_is_covered_and_there_is_no_score(self, evaluate: Any) -> None:
         run = evaluate("a", "b")
         assert run.finished and run.score is None
-        assert (run.metrics["coverage"], run.metrics["metrics"], run.metrics["overall"]) == (1, {}, None)
+        assert (run.metrics.coverage, run.metrics.graders, run.metrics.overall) == (1, {}, None)
 
     def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate: Any, tmp_path: Path) -> None:
         keys: dict[str, Any] = {"graders": [text("t", "a")], "limits": {"retries": 0}}
@@ -124,20 +124,20 @@ class TestScores:
             "a", graders=[text("t", "a", weight=weights[0]), {**text("u", ["a", "z"]), "weight": weights[1]}]
         )
         assert run.score == wanted
-        assert run.metrics["metrics"]["t"]["weight"] == weights[0]
+        assert run.metrics.graders["t"].weight == weights[0]
 
     def test_a_trial_passes_when_every_grader_passes(self, evaluate: Any) -> None:
         run = evaluate("a", "b", "ab", graders=[text("has a", "a"), text("has b", "b")])
         assert [entry["status"] for entry in run.results()] == ["failed", "failed", "passed"]
-        assert run.metrics["passed"] == pytest.approx(1 / 3)
+        assert run.metrics.passed == pytest.approx(1 / 3)
         assert run.score == pytest.approx(2 / 3)
 
     def test_trials_are_counted_apart_and_together(self, evaluate: Any) -> None:
         run = evaluate("a", "b", trials=3, graders=[text("last", "3")])
-        found = run.metrics["metrics"]["last"]
-        assert (run.metrics["total"], found["n"], found["score"]) == (6, 6, pytest.approx(1 / 3))
-        assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
-        assert found["interval"] == "wilson-clustered"
+        last = run.metrics.graders["last"]
+        assert (run.metrics.total, last.n, last.score) == (6, 6, pytest.approx(1 / 3))
+        assert last.pass_at == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1})
+        assert last.interval == "wilson-clustered"
 
     def test_results_are_in_the_datasets_order_whatever_finished_first(self, evaluate: Any) -> None:
         prompts = [f"p{number}" for number in range(30)]
@@ -206,8 +206,8 @@ class TestTheFiles:
     def test_the_times_are_those_of_the_trials(self, evaluate: Any) -> None:
         run = evaluate("a", "b", "c", graders=["half"])
         seconds = sorted(entry["timing"]["seconds"] for entry in lines(run.path / "outputs.jsonl"))
-        assert run.metrics["timing"]["trial_seconds_p50"] == pytest.approx(seconds[1])
-        assert seconds[1] <= run.metrics["timing"]["trial_seconds_p95"] <= seconds[2]
+        assert run.metrics.timing.trial_seconds_p50 == pytest.approx(seconds[1])
+        assert seconds[1] <= run.metrics.timing.trial_seconds_p95 <= seconds[2]
 
 
 class TestUnfinished:

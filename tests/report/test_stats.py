@@ -11,11 +11,13 @@ import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from holdfast.report.stats import Z95, estimate, pass_at_k, quantile, t95, wilson
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 counts = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 clusters = st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=20).filter(any)
@@ -129,30 +131,29 @@ class TestTally:
         tally = Tally(2)
         tally.add([("passed", 1.0), ("error", None)])
         tally.add([("failed", 0.0), ("skipped", None)])
-        found = tally.summary()
-        assert (found["score"], found["n"]) == (0.5, 2)
-        assert (found["passed"], found["failed"], found["errors"], found["skipped"]) == (1, 1, 1, 1)
+        numbers = tally.summary()
+        assert (numbers.score, numbers.n) == (0.5, 2)
+        assert (numbers.passed, numbers.failed, numbers.errors, numbers.skipped) == (1, 1, 1, 1)
 
     def test_with_nothing_graded_there_is_no_number(self) -> None:
         tally = Tally(1)
         tally.add([("error", None)])
-        found = tally.summary()
-        assert (found["score"], found["low"], found["stderr"], found["n"], found["errors"]) == (None, None, None, 0, 1)
+        numbers = tally.summary()
+        assert (numbers.score, numbers.low, numbers.stderr, numbers.n, numbers.errors) == (None, None, None, 0, 1)
 
     def test_pass_at_k_is_there_for_every_k_up_to_the_trials(self) -> None:
         tally = Tally(3)
         tally.add([("passed", 1.0), ("failed", 0.0), ("failed", 0.0)])
         tally.add([("failed", 0.0)] * 3)
-        found = tally.summary()
-        assert [found[f"pass@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
-        assert "pass@4" not in found
+        numbers = tally.summary()
+        assert numbers.pass_at == pytest.approx({1: 1 / 6, 2: 1 / 3, 3: 1 / 2})
 
     def test_a_sample_with_fewer_graded_trials_counts_only_for_the_ks_it_has(self) -> None:
         tally = Tally(2)
         tally.add([("passed", 1.0)])
         tally.add([("failed", 0.0), ("failed", 0.0)])
-        found = tally.summary()
-        assert (found["pass@1"], found["pass@2"]) == (0.5, 0.0)
+        numbers = tally.summary()
+        assert numbers.pass_at == {1: 0.5, 2: 0.0}
 
     @given(
         st.lists(
@@ -164,11 +165,11 @@ class TestTally:
         tally = Tally(2)
         for verdicts in samples:
             tally.add(verdicts)
-        found = tally.summary()
-        assert found["n"] == sum(score is not None for verdicts in samples for _, score in verdicts)
-        assert found["interval"].startswith("wilson") == (found["n"] > 0)
+        numbers = tally.summary()
+        assert numbers.n == sum(score is not None for verdicts in samples for _, score in verdicts)
+        assert numbers.interval.startswith("wilson") == (numbers.n > 0)
         tally.add([("passed", 0.75), ("failed", 0.25)])
-        assert not tally.summary()["interval"].startswith("wilson") or tally.summary()["stderr"] == 0
+        assert not tally.summary().interval.startswith("wilson") or tally.summary().stderr == 0
 
 
 class TestUsageTally:
@@ -176,6 +177,6 @@ class TestUsageTally:
         tally = UsageTally()
         tally.add(Usage(10, 5, 1, 0.0))
         tally.add(Usage(1, 1, 1, 0.25))
-        assert tally.summary() == {"input_tokens": 11, "output_tokens": 6, "requests": 2, "cost": 0.25}
+        assert tally.summary() == Usage(11, 6, 2, 0.25)
         tally.add(Usage(None, 3, 1, None))
-        assert tally.summary() == {"input_tokens": None, "output_tokens": None, "requests": 3, "cost": None}
+        assert tally.summary() == Usage(None, None, 3, None)

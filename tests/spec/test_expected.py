@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
-from holdfast.export.run_reader import RunReader
+from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 from tests.support.running import lines
 from tests.support.specs import grade, load, who
@@ -155,13 +155,13 @@ class TestEarlierVerdicts:
             as_before(patch)
             before = evaluate(tmp_path)
         assert [entry["score"] for entry in lines(before.path / "grades.jsonl")] == [0, 1, 0, 0]
-        assert [len(trial.grades) for trial in RunReader(RunDir(before.path)).trials()] == [1, 1, 1, 1]
+        assert [len(trial.grades) for trial in RunView(RunDir(before.path)).trials()] == [1, 1, 1, 1]
         now = evaluate(tmp_path)
         assert now.path != before.path and all("source" in entry for entry in lines(now.path / "outputs.jsonl"))
         given = {entry["sample"]: (entry["score"], "source" in entry) for entry in lines(now.path / "grades.jsonl")}
         assert given == {"list": (1, False), "null": (None, False), "text": (1, True), "number": (0, True)}
-        assert now.metrics["metrics"]["exact"]["passed"] == 2 and now.metrics["metrics"]["exact"]["errors"] == 1
-        shown = {trial.output.sample: trial.grades[0].score for trial in RunReader(RunDir(now.path)).trials()}
+        assert now.metrics.graders["exact"].passed == 2 and now.metrics.graders["exact"].errors == 1
+        shown = {trial.output.sample: trial.grades[0].score for trial in RunView(RunDir(now.path)).trials()}
         assert shown == {"list": 1, "text": 1, "null": None, "number": 0}
 
     def test_plain_rows_have_the_keys_they_always_had(self, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path: Path) -> 
         {"id": "4", "expected": {"a": 1}},
     ]
     run = evaluate(tmp_path, rows, graders=[])
-    written = write_flexeval(RunReader(RunDir(run.path)), tmp_path / "flexeval")[0]
+    written = write_flexeval(RunView(RunDir(run.path)), tmp_path / "flexeval")[0]
     references = [json.loads(line)["references"] for line in written.read_text().splitlines()]
     assert references == [["a", "b"], ["5", "true"], ["true"], ['{"a":1}']]
 

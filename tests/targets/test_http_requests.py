@@ -9,8 +9,8 @@ import pytest
 import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.setup import planned
-from holdfast.export.run_reader import RunReader, Trial
 from holdfast.plan.keys import generation_key, work_digest
+from holdfast.report.run_view import RunView, Trial
 from tests.support.running import lines, server
 from tests.support.specs import Ended, command, load, who, write_spec
 from tests.support.workflow import Answer, Asked, Workflow, workflow
@@ -116,10 +116,10 @@ def test_only_requests_whose_values_were_once_sent_as_texts_have_another_key(
 ) -> None:
     target = {"http": "http://127.0.0.1:1", "request": request_}
     found = who(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
-    assert ("request_values" in found.identity["target"]) == typed
-    texts = {key: value for key, value in found.identity["target"].items() if key != "request_values"}
+    assert ("request_values" in found.identity.target) == typed
+    texts = {key: value for key, value in found.identity.target.items() if key != "request_values"}
     values = {**texts, "request_values": "JSON"}
-    work = work_digest(found.identity["conversation"], values if typed else texts)
+    work = work_digest(found.identity.conversation, values if typed else texts)
     (sample,) = found.dataset
     assert next(found.work.keys(found.survey)) == generation_key(sample.digest, 1, work)
 
@@ -145,7 +145,7 @@ class Service:
         self._service.asked.clear()
         run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert run.score == 1 and run.path == self.rundir.path
-        trials = list(RunReader(self.rundir).everything())
+        trials = list(RunView(self.rundir).everything())
         assert [len(trial.grades) for trial in trials if isinstance(trial, Trial)] == [1] * len(rows)
         assert [trial.fields for trial in trials] == rows
         return self.plan.to_run, [asked.body["n"] for asked in self._service.asked]

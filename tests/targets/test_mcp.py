@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest.importorskip("mcp", reason="the extra `mcp`")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra `mcp`")
 
 SERVER = '''
 import os, sys

@@ -587,14 +587,14 @@ def test_a_framework_from_pypi_killed_in_the_middle_goes_on_where_it_was(
     provider.reset()
     provider.control(latency=0.5)
     lab.write()
-    for requests in (1, 3, 5):  # killed in the first call, then in the one after each that was recorded
+    for requests in (1, 3):  # killed in the first call, then in the one after the first that was recorded
         process = start("eval", lab.eval_file.name, cwd=lab.folder)
         wait_for(lambda n=requests: provider.requests == n, "the call in flight")
         process.kill()
         process.communicate()
     provider.control(latency=0)
     done = lab.eval()
-    assert provider.stats()["asked"] == {"tea": 2, "tea #1": 2, "tea #2": 2}
+    assert provider.stats()["asked"] == {"tea": 2, "tea #1": 2, "tea #2": 1}
     assert kept(done.run)[0]["messages"] == messages
     assert kept(done.run)[0]["usage"] == kept(unbroken)[0]["usage"]
     assert_same_numbers(done.run, unbroken)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,9 @@ from holdfast.targets.http import HttpWorkflow
 from holdfast.targets.sse import Event, EventParser
 from holdfast.targets.types import Reply, Turn
 from tests.support.workflow import Answer, workflow
+
+if TYPE_CHECKING:
+    from holdfast.spec.origin import Origin
 
 
 def parse(*chunks: bytes) -> list[Event]:
@@ -78,7 +81,9 @@ def test_one_huge_line_in_small_pieces_is_parsed_in_linear_time() -> None:
 def ask(answer: Answer, **block: Any) -> Reply:
     """Ask a workflow that answers so, once."""
     with workflow(lambda _: answer) as service:
-        target = HttpWorkflow(HttpTarget(**{"http": service.url, "request": {"q": "{{ prompt }}"}} | block), "e.yaml:1")
+        target = HttpWorkflow(
+            HttpTarget(**{"http": service.url, "request": {"q": "{{ prompt }}"}} | block), cast("Origin", None)
+        )
 
         async def reply() -> Reply:
             turn = Turn("hi", [{"role": "user", "content": "hi"}], Sample("a", {}, "sha256:0", ""), 1, 1, 0)

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import ConfigError, UsageError
+from holdfast.store.records import Usage
 from tests.support.running import environment, lines, server
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
@@ -111,9 +112,9 @@ class TestModel:
             run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
         wanted = {"input_tokens": 1000, "output_tokens": 100, "requests": 1, "cost": pytest.approx(0.00021)}
         assert outputs(run)["a"]["usage"] == wanted
-        assert run.metrics["usage"] == {
-            key: 2 * value if key != "cost" else pytest.approx(0.00042) for key, value in wanted.items()
-        }
+        usage = run.metrics.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.requests) == (2000, 200, 2)
+        assert usage.cost == pytest.approx(0.00042)
 
     def test_own_prices_go_before_the_table_and_unknown_ones_are_unknown(self, evaluate: Any) -> None:
         with workflow(lambda _: said("x", usage={"prompt_tokens": 10, "completion_tokens": 10})) as service:
@@ -121,7 +122,7 @@ class TestModel:
             own = evaluate(target, name="own", prices={"gpt-4o": {"input": 1e5, "output": 0}})
             assert outputs(own)["a"]["usage"]["cost"] == 1
             unknown = evaluate({**target, "model": "nobody-knows"}, name="unknown")
-            assert unknown.metrics["usage"]["cost"] is None and unknown.metrics["usage"]["input_tokens"] == 20
+            assert unknown.metrics.usage.cost is None and unknown.metrics.usage.input_tokens == 20
 
     @pytest.mark.parametrize(
         "usage", [None, {}, [], "many", {"prompt_tokens": "5", "completion_tokens": 1.5}, {"prompt_tokens": None}]
@@ -130,7 +131,7 @@ class TestModel:
         with workflow(lambda _: said("x", usage=usage)) as service:
             run = evaluate({"model": "gpt-4o", "base_url": service.url})
         assert run.finished
-        assert run.metrics["usage"] == {"input_tokens": None, "output_tokens": None, "requests": 2, "cost": None}
+        assert run.metrics.usage == Usage(requests=2)
 
     @pytest.mark.parametrize(
         "reply",

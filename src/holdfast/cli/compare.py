@@ -40,7 +40,8 @@ def command(
     With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
     runs directory; the same command resumes the comparison and asks nothing twice.
     """
-    from holdfast.report.compare import compare, read_finished
+    from holdfast.report.compare import compare, read_scores
+    from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     if len(runs) < 2:
@@ -51,8 +52,8 @@ def command(
         return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
-    finished = [read_finished(RunDir(find_run(run, runs_directory(runs_dir)))) for run in runs]
-    comparisons = [compare(finished[0], other) for other in finished[1:]]
+    first, *others = [read_scores(RunView(RunDir(find_run(run, runs_directory(runs_dir))))) for run in runs]
+    comparisons = [compare(first, other) for other in others]
     if as_json:
         import msgspec
 

@@ -16,7 +16,7 @@ from holdfast.spec.schema import EXPORTS, FileExport
 
 if TYPE_CHECKING:
     from holdfast.export.registry import Exported
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.spec.load import Eval
     from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
@@ -58,7 +58,7 @@ def command(
     updates the export.
     """
     from holdfast.export.registry import export, is_done, read_entries
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     if (wanted is None) == (not failed):
@@ -66,17 +66,17 @@ def command(
     if failed and (options or output):
         raise UsageError("--failed does exports again as they were; give options with --to")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
-    reader = RunReader(rundir)
+    view = RunView(rundir)
     entries = read_entries(rundir)
     names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
-    blocks = [_block(reader, name, options, output) for name in names if name in EXPORTS]
+    blocks = [_block(view, name, options, output) for name in names if name in EXPORTS]
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
             click.echo(f"{block.to}: done already")
             continue
         try:
-            say(block.to, export(reader, block))
+            say(block.to, export(view, block))
         except HoldfastError as error:
             if not failed:
                 raise
@@ -84,14 +84,14 @@ def command(
             code = max(code, error.exit_code)
     if not blocks:
         click.echo("no export has failed")
-    if reader.missing_outputs:
+    if view.missing_outputs:
         click.echo(
-            f"warning: {reader.missing_outputs:,} outputs that metrics.json counts are missing; "
+            f"warning: {view.missing_outputs:,} outputs that metrics.json counts are missing; "
             f"`holdfast repair {rundir.path}` says more",
             err=True,
         )
-    if reader.missing_rows:
-        click.echo(f"{reader.missing_rows:,} rows are no longer in the dataset; their fields are left out", err=True)
+    if view.missing_rows:
+        click.echo(f"{view.missing_rows:,} rows are no longer in the dataset; their fields are left out", err=True)
     if blocks and not rundir.finished:
         click.echo("the run is not finished: this is what there is so far", err=True)
     return code
@@ -108,11 +108,11 @@ def export_after(rundir: RunDir, spec: Eval) -> None:
 def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
     """What the command line asks for after a run, finished or not."""
     from holdfast.export.registry import export
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
 
-    reader = RunReader(rundir)
+    view = RunView(rundir)
     for name in names:
-        say(name, export(reader, _block(reader, name, (), None)))
+        say(name, export(view, _block(view, name, (), None)))
 
 
 def say(name: str, done: Exported) -> None:
@@ -123,7 +123,7 @@ def say(name: str, done: Exported) -> None:
         click.echo(note)
 
 
-def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
+def _block(view: RunView, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
     """The destination with its options: the eval file's, over them the last export's, over them what is given.
 
     A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
@@ -132,12 +132,12 @@ def _block(reader: RunReader, name: str, options: tuple[str, ...], output: Path 
     from holdfast.spec.document import Document
     from holdfast.spec.load import read_export
 
-    spec = reader.spec
+    spec = view.spec
     data: dict[str, Any] = {}
     for block in spec.exports:
         if block.to == name:
             data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
-    entry = read_entries(reader.rundir).get(name)
+    entry = read_entries(view.rundir).get(name)
     if entry is not None and (entry.state == "failed" or not issubclass(EXPORTS[name], FileExport)):
         data |= entry.options
     for text in options:

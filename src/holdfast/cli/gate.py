@@ -14,8 +14,9 @@ from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.report.compare import Finished
     from holdfast.report.gate import Check
+    from holdfast.report.run_view import RunView
+    from holdfast.store.metrics import Metrics
 
 
 @click.command("gate")
@@ -68,20 +69,20 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
     code is 0 if all conditions are met, and 1 if not. A run that is not finished is an error, never a pass.
     """
-    from holdfast.report.compare import read_finished
+    from holdfast.report.compare import read_scores
     from holdfast.report.gate import Rules, check_gate
+    from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     root = runs_directory(given["runs_dir"])
-    rundir = RunDir(find_run(current, root))
-    run = read_finished(rundir)
-    based = RunDir(find_run(baseline, root)) if baseline else None
-    base = read_finished(based) if based else None
-    wanted = dict(_minimum(text, run) for text in minima)
+    views = [RunView(RunDir(find_run(name, root))) for name in (current, baseline) if name]
+    run, *others = map(read_scores, views)
+    base = others[0] if others else None
+    wanted = dict(_minimum(text, run.metrics) for text in minima)
     must_pass = set(golden)
     if not given["ignore_golden_rows"]:
-        for each in (rundir, based):
-            must_pass.update(_golden_rows(each) if each else ())
+        for view in views:
+            must_pass.update(_golden_rows(view))
     if base is None and not wanted and not must_pass:
         raise UsageError(
             "the gate has nothing to check", remedy="Give --baseline RUN, --min METRIC=VALUE or --golden ID."
@@ -92,7 +93,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     return 0 if all(check.passed for check in checks) else 1
 
 
-def _minimum(text: str, run: Finished) -> tuple[str, float]:
+def _minimum(text: str, metrics: Metrics) -> tuple[str, float]:
     from holdfast.report.gate import metric_value
 
     name, equals, value = text.rpartition("=")
@@ -103,26 +104,24 @@ def _minimum(text: str, run: Finished) -> tuple[str, float]:
         least = 0.0
     if not equals:
         raise UsageError(f"--min {text!r} is not METRIC=VALUE, for example --min correct=0.8")
-    if metric_value(run, name) is None and name not in run.metrics["metrics"]:
-        known = ", ".join([*run.metrics["metrics"], "score", "passed"])
-        raise UsageError(f"--min {text!r}: there is no metric {name!r}", remedy=f"This run has: {known}.")
+    if metric_value(metrics, name) is None and name not in metrics.graders:
+        names = ", ".join([*metrics.graders, "score", "passed"])
+        raise UsageError(f"--min {text!r}: there is no metric {name!r}", remedy=f"This run has: {names}.")
     if not 0 <= least <= 1:  # also refuses NaN
         raise UsageError(f"--min {text!r}: scores are between 0 and 1", remedy="For 80 %, give 0.8.")
     return name, least
 
 
-def _golden_rows(rundir: Any) -> list[str]:
-    """Samples whose row says `golden: true`, where the dataset is still there."""
-    from holdfast.export.run_reader import RunReader
-
+def _golden_rows(view: RunView) -> list[str]:
+    """Return the samples whose row says `golden: true`, where the dataset is still there."""
     golden, unknown = set(), 0
-    for trial in RunReader(rundir).trials():
+    for trial in view.trials():
         unknown += not trial.fields
         if trial.fields.get("golden") is True:
             golden.add(trial.output.sample)
     if unknown:  # said, because a gate that silently asks for less is a pass nobody gave
         click.echo(
-            f"{rundir.path}: the dataset is gone or has changed: which rows say `golden: true` is not known; "
+            f"{view.rundir.path}: the dataset is gone or has changed: which rows say `golden: true` is not known; "
             "name them with --golden",
             err=True,
         )

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from holdfast.cli.completion import complete_files, complete_runs
 from holdfast.cli.ending import run_shown
 from holdfast.cli.eval import patience
 from holdfast.cli.export import export_after
 from holdfast.cli.runs import find_run, home_of, runs_dir_option, runs_directory
-from holdfast.errors import UsageError
+from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
+    from holdfast.store.metrics import Rule
     from holdfast.store.rundir import RunDir
-
-
-class _Rule(msgspec.Struct):
-    threshold: float | None
-    weight: float
-
-
-class _Metrics(msgspec.Struct):
-    metrics: dict[str, _Rule]
 
 
 @click.command("grade")
@@ -108,10 +100,10 @@ def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
 
 def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float | None]]:
     """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
-    try:
-        known = msgspec.convert(rundir.read_metrics(), _Metrics).metrics
-    except (OSError, msgspec.DecodeError):
-        return []  # not finished, or damaged
+    rules: dict[str, Rule] = {}
+    with suppress(ResultsError):  # the report is written again anyway
+        if (metrics := rundir.read_metrics()) is not None:
+            rules = metrics.rules
     lists: list[tuple[tuple[str, ...], str, Any]] = [(("graders",), "", data.get("graders"))]
     for number, checkpoint in enumerate(data.get("checkpoints") or []):
         place = ("checkpoints", str(number), "graders")
@@ -120,6 +112,6 @@ def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, .
         ((*place, str(number), key), value)
         for place, prefix, graders in lists
         for number, grader in enumerate(graders or [])
-        if (rule := known.get(f"{prefix}{grader.get('name') or grader.get('type')}")) is not None
+        if (rule := rules.get(f"{prefix}{grader.get('name') or grader.get('type')}")) is not None
         for key, value in (("threshold", rule.threshold), ("weight", rule.weight))
     ]

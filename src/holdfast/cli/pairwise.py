@@ -48,18 +48,18 @@ def _report(comparison: Comparison) -> dict[str, Any]:
     from holdfast.report.pairwise import bradley_terry
 
     outcome, pairs = comparison.outcome, comparison.pairs
-    metrics = (outcome and outcome.metrics) or {"coverage": 1.0, "usage": None}
+    metrics = None if outcome is None else outcome.metrics
     runs = list(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
     return {
         "runs": runs,
         "judge": comparison.judge,
         "verdicts": None if outcome is None else str(outcome.rundir.path),
-        "coverage": metrics["coverage"],
+        "coverage": 1.0 if metrics is None else metrics.coverage,
         "pairs": [pair.summary() for pair in pairs],
         "bradley_terry": bradley_terry(runs, pairs) if len(runs) > 2 else None,
         "first_shown": comparison.first_shown,
         "left_out": comparison.left_out,
-        "usage": metrics["usage"],
+        "usage": None if metrics is None else metrics.usage,
     }
 
 

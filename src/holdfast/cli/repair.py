@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import Fault, ManifestError, UsageError, VersionError
+from holdfast.errors import Fault, ManifestError, ResultsError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
@@ -83,12 +82,18 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
         problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
     if index.damage:
         return problems  # which is why lines are missing
-    with suppress(OSError, msgspec.DecodeError, VersionError):
-        metrics = rundir.read_metrics()
-        counted = metrics.get("outputs")
-        if isinstance(counted, int) and counted > len(index.outputs):
-            lost = counted - len(index.outputs)
-            problems.append(f"outputs.jsonl: {lost:,} of the {counted:,} outputs that metrics.json counts are missing")
+    with suppress(VersionError):
+        try:
+            metrics = rundir.read_metrics()
+            if metrics is None:
+                return problems
+            rundir.read_results()
+        except ResultsError as error:
+            return [*problems, error.message]
+        lost = metrics.outputs - len(index.outputs)
+        if lost > 0:
+            counted = f"{metrics.outputs:,} outputs that metrics.json counts"
+            problems.append(f"outputs.jsonl: {lost:,} of the {counted} are missing")
         elif rundir.has_lost_lines(metrics):
             problems.append("the journals are shorter than when metrics.json was written: lines are missing")
     return problems

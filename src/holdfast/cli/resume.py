@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.watch.find import Subject
     from holdfast.plan.identity import Identified
-    from holdfast.store.rundir import Manifest
+    from holdfast.store.manifest import Manifest
 
 
 @click.command("resume")
@@ -158,9 +158,9 @@ def _grades_differently(manifest: Manifest, found: Identified) -> bool:
             for name, identity in graders.items()
         }
 
-    same_rows = manifest.fingerprints.get("dataset") == found.parts["dataset"]
-    same_requests = ("request_values" in manifest.identity["target"]) == ("request_values" in found.identity["target"])
-    before, now = (plain(each["graders"]) for each in (manifest.identity, found.identity))
+    same_rows = manifest.fingerprints.dataset == found.parts["dataset"]
+    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in found.identity.target)
+    before, now = (plain(each.graders) for each in (manifest.identity, found.identity))
     same_size = same_rows and manifest.trials == found.spec.trials
     return same_size and same_requests and canonical(before) == canonical(now)
 

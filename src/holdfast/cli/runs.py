@@ -15,7 +15,8 @@ from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.cluster.watch.find import Subject
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
 
 runs_dir_option = click.option(
     "--runs-dir",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
 
 
 @dataclass(frozen=True)

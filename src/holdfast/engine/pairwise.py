@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from holdfast.engine.run import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.export.run_reader import RunReader
 from holdfast.graders.asking import JudgeModel, Session
 from holdfast.graders.replies import Unreadable, boundary, read_choice
 from holdfast.graders.text import rendered
 from holdfast.graders.types import message_text
 from holdfast.report.pairwise import Pair
+from holdfast.report.run_view import RunView
 from holdfast.spec.document import Document
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import build_eval
@@ -24,7 +24,7 @@ from holdfast.spec.load_graders import with_rubric
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import validate_block
 from holdfast.targets.prices import Prices
-from holdfast.targets.types import Reply
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ _OF_GRADERS: Final = frozenset({"prompt", "threshold", "weight", "where", "trans
 """keys of a prompt grader that a judge of pairs does not have"""
 
 
-class PairJudge:
+class PairJudge(Target):
     """The target of such a run: says which of two answers is better."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
@@ -151,9 +151,9 @@ def judge_pairs(
     if outcome.metrics is None:
         return Comparison(str(block.model), outcome, pairs, None, left_out)
     verdicts: dict[str, Choice] = {
-        entry["sample"]: cast("Choice", entry["output"])
-        for entry in outcome.rundir.read_results()["trials"]
-        if entry["output"] in _CHOICES
+        trial.sample: cast("Choice", trial.output)
+        for trial in outcome.rundir.read_results()
+        if trial.output in _CHOICES
     }
     for pair, sample, (straight, swapped) in met:
         if straight in verdicts and swapped in verdicts:
@@ -185,13 +185,10 @@ def _judge(document: Document, folder: Path) -> tuple[PromptGrader, dict[str, An
 
 
 def _answers(run: RunDir) -> dict[tuple[str, int], _Answer]:
-    if not run.finished:
-        raise UsageError(
-            f"{run.path} is not finished: it has no metrics.json",
-            remedy="Finish it with the `holdfast eval` command that began it, then compare.",
-        )
+    view = RunView(run)
+    view.final_metrics()
     found = {}
-    for trial in RunReader(run).trials():
+    for trial in view.trials():
         messages = [message for message in trial.output.messages if message.get("role") != "system"]
         begun = next((n for n, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
         question = "\n\n".join(map(message_text, messages[:begun]))

@@ -53,13 +53,10 @@ class Recorder:
 
     async def output(self, record: Output, *, usage_counted: bool) -> OutputRef:
         """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
-        line = to_line(record)
-        place = await self._journal.write("outputs", line)
+        line = await self._journal.write("outputs", to_line(record))
         timing = record.timing
         ref = OutputRef(
-            place.path,
-            place.offset,
-            len(line) - 1,
+            line,
             record.digest,
             record.usage,
             timing.seconds,

@@ -8,22 +8,31 @@ import os
 import resource
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.loop import Loop
 from holdfast.engine.setup import Parts, located, manifest_of, open_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.unseen import unseen_code
-from holdfast.errors import BudgetReached, DataError, Fault, HoldfastError, Interrupted, UsageError, VersionError
+from holdfast.errors import (
+    BudgetReached,
+    DataError,
+    Fault,
+    HoldfastError,
+    Interrupted,
+    ResultsError,
+    UsageError,
+    VersionError,
+)
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
-from holdfast.report.metrics import grading_rules, report_so_far, write_report
+from holdfast.report.gate import metric_value
+from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.notices import without_rows
 from holdfast.report.outcome import Outcome
+from holdfast.report.verdicts import grading_rules
 from holdfast.spec.load import target_name
 from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
 from holdfast.store.claims import end_rounds
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.report.failures import Failures
     from holdfast.spec.load import Eval
     from holdfast.store.index import Index
+    from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
@@ -129,7 +139,7 @@ def go_on(opened: Opened, parts: Parts, options: Options, display: Noting) -> Ou
     except OSError as error:
         fault = Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
         return Outcome(rundir, left, None, spent, fault)
-    log.write(f"finished score={metrics['score']} coverage={metrics['coverage']}")
+    log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
     gates, wall = _gates(found.spec, metrics), time.monotonic() - begun
     return Outcome(rundir, left, metrics, spent, missed_gates=gates, failures=failures, wall=wall)
 
@@ -145,9 +155,7 @@ def failures_of(
         return None  # a summary of records that stay on disk
 
 
-def so_far_of(
-    found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None
-) -> dict[str, Any] | None:
+def so_far_of(found: Identified, index: Index, reason: Fault | BudgetReached | Interrupted | None) -> Metrics | None:
     """Compute the numbers of an unfinished run that has grades; after an interruption only where that is quick."""
     many = found.survey.count * found.spec.trials * max(1, len(found.work.slots)) > _SOON_VERDICTS
     if not index.verdicts or (isinstance(reason, Interrupted) and many):
@@ -202,37 +210,31 @@ def already_finished(found: Identified, rundir: RunDir, options: Options) -> Out
         rundir.write_manifest(manifest_of(found))
     total = found.survey.count * found.spec.trials
     plan = Plan(found.survey.count, found.spec.trials, total, 0, 0)
-    incomplete = metrics["coverage"] < 1
+    incomplete = metrics.coverage < 1
     failures = failures_of(rundir, found, rundir.load(mend=False), None) if incomplete else None
     gates = _gates(found.spec, metrics)
     return Outcome(rundir, plan, metrics, None, already=True, missed_gates=gates, failures=failures)
 
 
-def _finished(found: Identified, rundir: RunDir, options: Options) -> dict[str, Any] | None:
+def _finished(found: Identified, rundir: RunDir, options: Options) -> Metrics | None:
     """The numbers of a run that is finished and wants nothing more."""
     try:
         metrics = rundir.read_metrics()
-        rules = {
-            name: {key: values[key] for key in ("threshold", "weight")} for name, values in metrics["metrics"].items()
-        }
-        incomplete = metrics["coverage"] < 1
-        ungraded = bool(rules) and metrics["graded"] < metrics["outputs"]
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, VersionError, KeyError, TypeError, AttributeError):
+    except (ResultsError, VersionError):
         return None  # not ours or damaged: it is rebuilt from the journals, where the manifest is of our version
-    if rundir.has_lost_lines(metrics):
+    if metrics is None or rundir.has_lost_lines(metrics) or metrics.rules != grading_rules(found.spec):
         return None
-    if (options.retry_failed and incomplete) or (options.grade_only and ungraded) or rules != grading_rules(found.spec):
+    ungraded = bool(metrics.graders) and metrics.graded < metrics.outputs
+    if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
         return None
     return metrics
 
 
-def _gates(spec: Eval, metrics: dict[str, Any]) -> tuple[str, ...]:
+def _gates(spec: Eval, metrics: Metrics) -> tuple[str, ...]:
     """The gates that are not met, in words."""
     missed = []
     for name, least in spec.gate.items():
-        value = metrics[name] if name in ("score", "passed") else metrics["metrics"][name]["score"]
+        value = metric_value(metrics, name)
         if value is None or value < least:
             missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {least:g}")
     return tuple(missed)

@@ -8,12 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast import __version__
 from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.parameters import check_parameters
-from holdfast.errors import Fault, VersionError
+from holdfast.errors import Fault, ResultsError, VersionError
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.plan.identity import Identified, identify
@@ -23,8 +21,8 @@ from holdfast.spec.load import target_name
 from holdfast.spec.redact import without_secrets
 from holdfast.store.durable import advice_for, make_directory
 from holdfast.store.index import Index
+from holdfast.store.manifest import DatasetInfo, Fingerprints, Manifest
 from holdfast.store.run_lock import hold
-from holdfast.store.rundir import Manifest, RunDir
 from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.spec.load import Eval
     from holdfast.store.lease import RunLease
+    from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
 
@@ -148,8 +147,8 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         rundir.write_manifest(manifest)
     if (newer := rundir.newer(manifest)) is not None:
         notice(newer)
-    with suppress(OSError, msgspec.DecodeError, VersionError):
-        if rundir.has_lost_lines(rundir.read_metrics()):
+    with suppress(OSError, ResultsError, VersionError):
+        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             notice("lines are missing from this finished run's journals; doing what they held again")
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
@@ -177,16 +176,16 @@ def manifest_of(found: Identified, *, fresh: bool = False) -> Manifest:
         holdfast=__version__,
         python=platform.python_version(),
         platform=f"{host.system} {host.release} {host.machine}",
-        fingerprints={**found.parts, "work": found.work_digest},
+        fingerprints=Fingerprints(**found.parts, work=found.work_digest),
         identity=found.identity,
         fresh=fresh,
         drift=found.drift,
-        dataset={
-            "source": found.dataset.source,
-            "digest": found.survey.digest,
-            "count": found.survey.count,
-            "revision": found.dataset.revision,
-        },
+        dataset=DatasetInfo(
+            source=found.dataset.source,
+            digest=found.survey.digest,
+            count=found.survey.count,
+            revision=found.dataset.revision,
+        ),
         trials=spec.trials,
         eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
         folder=str(spec.folder),

@@ -12,8 +12,6 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from holdfast.engine.log import Noting, RunLog
 from holdfast.engine.run import already_finished, check_prices, go_on, run_loop, say_notices
 from holdfast.engine.setup import Opened, Parts, located, open_run
@@ -155,8 +153,7 @@ def run_worker(
         spec, plan, place = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
         if rundir.finished:  # as a job finds it that is started again too late
-            metrics = msgspec.json.decode(rundir.metrics.read_bytes())
-            return Outcome(rundir, _NO_PLAN, metrics, None, already=True)
+            return Outcome(rundir, _NO_PLAN, rundir.read_metrics(), None, already=True)
         raise
     options = replace(options, accept_errors=plan.accept_errors, skip_graders=plan.skip_graders)
     found = with_outputs_of((rundir, manifest), identify(spec))

@@ -1,6 +1,5 @@
 """Runs for other tools.
 
-`run_reader` a run directory's trials, whole and in the dataset's order, from its path alone
 `result`    a run as `holdfast.evaluate` returns it
 `samples`   transcripts as one readable JSONL
 `tables`    CSV and Parquet

@@ -15,8 +15,8 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.export.nat import write_nat
-from holdfast.export.run_reader import RunReader
 from holdfast.export.samples import write_samples
+from holdfast.report.run_view import RunView
 from holdfast.store.durable import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -31,13 +31,13 @@ def write_copies(rundir: RunDir, *, log_samples: bool, output_path: Path | None)
     """Write what a command asks for, and return the files; OSError where that cannot be done."""
     if not (log_samples or output_path):
         return []  # reading a run takes its time
-    reader = RunReader(rundir)
+    view = RunView(rundir)
     written: list[Path] = []
     if log_samples:
         written.append(rundir.path / "samples.jsonl")
-        write_samples(reader.trials(), written[0])
+        write_samples(view.trials(), written[0])
     if output_path:
-        written += write_folder(reader, output_path)
+        written += write_folder(view, output_path)
     return written
 
 
@@ -48,28 +48,28 @@ def write_nat_copy(rundir: RunDir, spec: Eval, failed: Callable[[str], None]) ->
     folder = spec.folder / nat.dir
     try:
         # The lines again too: where all was reused, nothing was written while it ran.
-        return write_nat(RunReader(rundir), folder, nat.step_filter, lines=True)
+        return write_nat(RunView(rundir), folder, nat.step_filter, lines=True)
     except (HoldfastError, OSError) as error:
         hint = f"The run itself is whole. Again: holdfast export {shlex.quote(str(rundir.path))} --to nat -o DIR"
         failed(f"output.nat: cannot write {folder}: {error}\n  {hint}")
         return []
 
 
-def write_folder(reader: RunReader, folder: Path) -> list[Path]:
+def write_folder(view: RunView, folder: Path) -> list[Path]:
     """Write both; the results have the metrics and the eval that gave them."""
-    manifest = reader.manifest
-    sources = manifest.dataset.get("source") or ["samples"]
+    manifest = view.manifest
+    sources = manifest.dataset.source or ["samples"]
     place = folder / slug(manifest.target) / slug(Path(str(sources[0])).name.partition(".")[0] or manifest.name)
     make_directory(place)
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
     results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
-    write_samples(reader.trials(), samples)
-    metrics = reader.metrics()
+    write_samples(view.trials(), samples)
+    metrics = view.metrics
     body = {
         "schemaVersion": SCHEMA_VERSION,
-        "run": str(reader.rundir.path),
+        "run": str(view.rundir.path),
         "finished": metrics is not None,
-        "metrics": metrics,
+        "metrics": None if metrics is None else metrics.to_dict(),
         "eval": manifest.eval,
     }
     with replacing(results) as file:

@@ -12,31 +12,31 @@ from holdfast.store.durable import make_directory, replacing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.export.run_reader import RunReader, Trial
+    from holdfast.report.run_view import RunView, Trial
 
 
 _FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")
 """what a row has beside the graders' scores"""
 
 
-def write_flexeval(reader: RunReader, folder: Path) -> list[Path]:
+def write_flexeval(view: RunView, folder: Path) -> list[Path]:
     """Both files; metrics.json, which there too marks a finished evaluation, last and of finished runs only."""
     make_directory(folder)
     written = [folder / "outputs.jsonl"]
     encode = msgspec.json.Encoder().encode
-    fields = unique_names(reader.graders, taken=_FIELDS)
+    fields = unique_names(view.graders, taken=_FIELDS)
     with replacing(written[0]) as file:
-        for trial in reader.trials():
+        for trial in view.trials():
             file.write(encode(_row(trial, fields)) + b"\n")
-    metrics = reader.metrics()
+    metrics = view.metrics
     if metrics is None:
         (folder / "metrics.json").unlink(missing_ok=True)  # of an earlier export, which would now be a lie
         return written
-    flat: dict[str, Any] = {"coverage": metrics["coverage"]}
-    for grader, values in metrics["metrics"].items():
+    flat: dict[str, Any] = {"coverage": metrics.coverage}
+    for grader, values in metrics.graders.items():
         name = fields[grader]
-        flat[name] = values["score"]
-        flat |= {f"{name}-{key}": value for key, value in values.items() if key.startswith("pass@")}
+        flat[name] = values.score
+        flat |= {f"{name}-pass@{k}": value for k, value in values.pass_at.items()}
     written.append(folder / "metrics.json")
     with replacing(written[1]) as file:
         file.write(msgspec.json.format(encode(flat), indent=2) + b"\n")

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.display.format import dollars, duration, share
-from holdfast.export.run_reader import Trial
+from holdfast.report.run_view import Trial
 from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.store.durable import replacing
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.export.run_reader import Pending, RunReader
+    from holdfast.report.run_view import Pending, RunView
     from holdfast.spec.template import Template
     from holdfast.store.records import Grade, Output
 
@@ -39,7 +39,7 @@ _REMARKS: Final = 3
 """graders that did not pass, in the list of trials"""
 
 
-def write_html(reader: RunReader, folder: Path) -> list[Path]:
+def write_html(view: RunView, folder: Path) -> list[Path]:
     """`report.html`."""
     path = folder / "report.html"
     environment = _environment()
@@ -48,39 +48,38 @@ def write_html(reader: RunReader, folder: Path) -> list[Path]:
     cards: dict[int, Markup] = {}
     passed: list[int] = []
     left = _PAGE
-    prompt = template(reader.spec.prompt)
-    for number, trial in enumerate(reader.everything()):
+    prompt = template(view.spec.prompt)
+    for number, trial in enumerate(view.everything()):
         shown = _shown(trial, prompt)
         counts[shown["status"]] += 1
         if left <= 0 and (shown["status"] == "passed" or not passed):
             continue
-        text = card.render(shown, several=reader.manifest.trials > 1)
+        text = card.render(shown, several=view.manifest.trials > 1)
         cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
         left -= len(text)
         if shown["status"] == "passed":
             passed.append(number)
         while left < 0 and passed:  # what did not pass is what people look for
             left += len(cards.pop(passed.pop()))
-    metrics = reader.metrics()
-    rows = list(metrics["metrics"].items()) if metrics else []
-    if metrics and len(rows) > 1:
-        rows.append(("overall", metrics["overall"]))
-    passes = list(dict.fromkeys(key for _, values in rows for key in values if key.startswith("pass@")))
-    passes = [key for key in passes if key in (passes[0], passes[-1])] if len(passes) > 1 else []
+    metrics = view.metrics
+    rows = list(metrics.graders.items()) if metrics else []
+    if metrics and metrics.overall and len(rows) > 1:
+        rows.append(("overall", metrics.overall))
+    ks = sorted({k for _, values in rows for k in values.pass_at})
     style, script = (files("holdfast.export").joinpath("page", name).read_text() for name in ("page.css", "page.js"))
     page = environment.get_template("page.html").generate(
-        manifest=reader.manifest,
-        configuration=_pretty(reader.manifest.eval),
+        manifest=view.manifest,
+        configuration=_pretty(view.manifest.eval),
         metrics=metrics,
         rows=rows,
-        passes=passes,
-        extra=[key for key in ("skipped", "errors", "not_reached") if any(values.get(key) for _, values in rows)],
-        graders=reader.graders,
+        passes=[ks[0], ks[-1]] if len(ks) > 1 else [],
+        extra=[key for key in ("skipped", "errors", "not_reached") if any(getattr(values, key) for _, values in rows)],
+        graders=view.graders,
         counts=counts,
         total=counts.total(),
         cards=list(cards.values()),
-        missing=reader.missing_rows,
-        folder="/".join(reader.rundir.path.resolve().parts[-2:]),
+        missing=view.missing_rows,
+        folder="/".join(view.rundir.path.resolve().parts[-2:]),
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704
         style_hash=_hash(style),

@@ -13,13 +13,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from holdfast.export.run_reader import Trial
+from holdfast.report.run_view import Trial
 from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.export.run_reader import Pending, RunReader
+    from holdfast.report.run_view import Pending, RunView
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """characters that XML cannot hold, not even as references"""
@@ -27,15 +27,15 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _COUNTED = {"failed": "failures", "error": "errors", "skipped": "skipped"}
 
 
-def write_junit(reader: RunReader, folder: Path) -> list[Path]:
+def write_junit(view: RunView, folder: Path) -> list[Path]:
     """`junit.xml`."""
     path = folder / "junit.xml"
-    manifest = reader.manifest
+    manifest = view.manifest
     classname = f"{manifest.name}.{manifest.target}"
     counts: Counter[str] = Counter()
     seconds = 0.0
     with tempfile.TemporaryFile() as cases, replacing(path) as file:
-        for trial in reader.everything():
+        for trial in view.everything():
             status, text, took = _case(trial, classname, several=manifest.trials > 1)
             cases.write(text.encode())
             counts[_COUNTED.get(status, "passed")] += 1
@@ -46,7 +46,7 @@ def write_junit(reader: RunReader, folder: Path) -> list[Path]:
         file.write(
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f"<testsuites{_attributes({'name': 'holdfast', **numbers})}>\n"
-            f"<testsuite{_attributes(suite)}>\n{_properties(reader)}".encode()
+            f"<testsuite{_attributes(suite)}>\n{_properties(view)}".encode()
         )
         cases.seek(0)
         shutil.copyfileobj(cases, file)
@@ -82,13 +82,13 @@ def _name(sample: str, trial: int, *, several: bool) -> str:
     return f"{sample} [trial {trial}]" if several else sample
 
 
-def _properties(reader: RunReader) -> str:
-    metrics = reader.metrics()
-    found: dict[str, Any] = {"run": reader.manifest.id, "finished": str(metrics is not None).lower()}
+def _properties(view: RunView) -> str:
+    metrics = view.metrics
+    found: dict[str, Any] = {"run": view.manifest.id, "finished": str(metrics is not None).lower()}
     if metrics is not None:
-        found |= {"coverage": metrics["coverage"], "score": metrics["score"]}
-        for name, values in metrics["metrics"].items():
-            found |= {f"{name}.{key}": values[key] for key in ("score", "low", "high")}
+        found |= {"coverage": metrics.coverage, "score": metrics.score}
+        for name, values in metrics.graders.items():
+            found |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
     lines = (
         f"<property{_attributes({'name': name, 'value': value})}/>\n"
         for name, value in found.items()

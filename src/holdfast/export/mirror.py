@@ -20,7 +20,7 @@ from holdfast.graders.build import grader_places
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.durable import replacing
 from holdfast.store.index import read_output, read_output_head, read_steps
-from holdfast.store.lines import scan
+from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,30 +146,30 @@ class _Journals:
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
         self._read_to: dict[Path, int] = {}
-        self.steps: dict[str, list[tuple[Path, int, int]]] = {}
+        self.steps: dict[str, list[LineRef]] = {}
 
     def news(self) -> list[tuple[OutputRef, str]]:
         """Return the new outputs with their keys. Their steps are read after them, and so are all there."""
         outputs = []
-        for path, offset, data in self._lines("outputs"):
+        for line, data in self._lines("outputs"):
             if (head := read_output_head(data)) is not None:
-                outputs.append((head.ref(path, offset, len(data)), head.key))
-        for path, offset, data in self._lines("steps"):
+                outputs.append((head.ref(line), head.key))
+        for line, data in self._lines("steps"):
             try:
                 key = _step_key.decode(data).key
             except msgspec.DecodeError:
                 continue
-            self.steps.setdefault(key, []).append((path, offset, len(data)))
+            self.steps.setdefault(key, []).append(line)
         return outputs
 
-    def _lines(self, name: str) -> Iterator[tuple[Path, int, bytes]]:
+    def _lines(self, name: str) -> Iterator[tuple[LineRef, bytes]]:
         for path in self._rundir.journals(name):
             for line in scan(path, self._read_to.get(path, 0)):
                 if not line.whole:
                     break
                 self._read_to[path] = line.offset + len(line.data) + 1
                 if line.sound:
-                    yield path, line.offset, line.data
+                    yield LineRef(path, line.offset, len(line.data)), line.data
 
 
 class _Rows:

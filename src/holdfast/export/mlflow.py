@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.spec.schema import MlflowExport
 
 _TAG: Final = "holdfast.run"
@@ -41,7 +41,7 @@ _NOT_PARAMETERS: Final = ("schemaVersion", "samples", "output", "limits")
 _DATABASES: Final = ("sqlite:", "mysql", "postgresql", "mssql")
 
 
-def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
+def export_mlflow(view: RunView, block: MlflowExport) -> Exported:
     """Send a run to a tracking server."""
     uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
@@ -66,14 +66,14 @@ def export_mlflow(reader: RunReader, block: MlflowExport) -> Exported:
         GIT_PYTHON_REFRESH="quiet",
     ):
         client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = _experiment(client, block, reader)
-        run, notes = _run(client, experiment, block, reader)
-        _send(client, run, reader)
+        experiment = _experiment(client, block, view)
+        run, notes = _run(client, experiment, block, view)
+        _send(client, run, view)
     return Exported([f"{bare_url(uri).rstrip('/')}/#/experiments/{experiment}/runs/{run}"], notes)
 
 
-def _experiment(client: MlflowClient, block: MlflowExport, reader: RunReader) -> str:
-    name = block.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or reader.manifest.name
+def _experiment(client: MlflowClient, block: MlflowExport, view: RunView) -> str:
+    name = block.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or view.manifest.name
     known = client.get_experiment_by_name(name)
     if known is None:
         return str(client.create_experiment(name))
@@ -85,16 +85,16 @@ def _experiment(client: MlflowClient, block: MlflowExport, reader: RunReader) ->
     return str(known.experiment_id)
 
 
-def _run(client: MlflowClient, experiment: str, block: MlflowExport, reader: RunReader) -> tuple[str, list[str]]:
+def _run(client: MlflowClient, experiment: str, block: MlflowExport, view: RunView) -> tuple[str, list[str]]:
     """The MLflow run of ours, made if there is none, with its parameters and tags."""
     from mlflow.entities import Param, RunTag
 
-    manifest = reader.manifest
+    manifest = view.manifest
     name = block.run_name or shown_name(manifest)
     found = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{manifest.id}'", max_results=1)
     run = found[0] if found else client.create_run(experiment, run_name=name, tags={_TAG: manifest.id})
     identifier = str(run.info.run_id)
-    tags = {f"holdfast.{key}": value for key, value in flat(about(reader))} | dict(flat(block.extra_metadata))
+    tags = {f"holdfast.{key}": value for key, value in flat(about(view))} | dict(flat(block.extra_metadata))
     tags |= {key: str(value) for key, value in block.tags.items()} | {"mlflow.runName": name}
     tags["mlflow.loggedArtifacts"] = '[{"path": "trials.json", "type": "table"}]'
     if block.description is not None:
@@ -112,10 +112,10 @@ def _run(client: MlflowClient, experiment: str, block: MlflowExport, reader: Run
     return identifier, notes
 
 
-def _send(client: MlflowClient, run: str, reader: RunReader) -> None:
+def _send(client: MlflowClient, run: str, view: RunView) -> None:
     from mlflow.entities import Metric
 
-    metrics, now = reader.metrics(), int(time.time() * 1000)
+    metrics, now = view.metrics, int(time.time() * 1000)
     values: dict[str, float] = {}
     for name, value in (numbers(metrics) if metrics else {}).items():
         told = _name(name)
@@ -125,14 +125,14 @@ def _send(client: MlflowClient, run: str, reader: RunReader) -> None:
     for start in range(0, len(values), _BATCH):
         some = list(values.items())[start : start + _BATCH]
         client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in some])
-    rundir = reader.rundir
+    rundir = view.rundir
     for path in (rundir.manifest, rundir.results, rundir.metrics):
         if path.exists():
             client.log_artifact(run, str(path))
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "trials.json"
         with table.open("wb") as file:
-            _write_table(reader, file)
+            _write_table(view, file)
         client.log_artifact(run, str(table))
     if metrics:
         client.set_terminated(run, "FINISHED")
@@ -140,11 +140,11 @@ def _send(client: MlflowClient, run: str, reader: RunReader) -> None:
         client.update_run(run, status="RUNNING")
 
 
-def _write_table(reader: RunReader, file: BinaryIO) -> None:
+def _write_table(view: RunView, file: BinaryIO) -> None:
     """The trials as MLflow's own tables are: columns, then rows."""
     encode = msgspec.json.Encoder().encode
     separator = b""
-    for row in rows(reader):
+    for row in rows(view):
         if not separator:
             file.write(b'{"columns":' + encode(list(row)) + b',"data":[')
         file.write(separator + encode(list(row.values())))

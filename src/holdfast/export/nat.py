@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from holdfast.export.run_reader import RunReader, Trial
+    from holdfast.report.run_view import RunView, Trial
     from holdfast.store.records import Output, Step
 
 DEFAULT_STEPS: Final = ("LLM_END", "TOOL_END")
@@ -115,29 +115,27 @@ class NatFolder:
             file.write(_encode(_Claim(run, names)) + b"\n")
 
 
-def write_nat(
-    reader: RunReader, folder: Path, steps: Iterable[str] = DEFAULT_STEPS, *, lines: bool = False
-) -> list[Path]:
+def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS, *, lines: bool = False) -> list[Path]:
     """Write all of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order.
 
     Means are those of finished runs only.
     """
     make_directory(folder)
-    target, trials, wanted = reader.spec.target, reader.manifest.trials, frozenset(steps)
+    target, trials, wanted = view.spec.target, view.manifest.trials, frozenset(steps)
     model = target.model if isinstance(target, ModelTarget) else None
-    names = reader.graders
+    names = view.graders
     verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     written = [folder / _WORKFLOW]
     with replacing(written[0]) as file:
         separator = b"[\n"
-        for trial in reader.trials():
-            recorded = reader.steps(trial.output.key)
+        for trial in view.trials():
+            recorded = view.steps(trial.output.key)
             row = workflow_row(trial.fields, trial.output, recorded, model, trials, wanted)
             file.write(separator + _encode(row))
             separator = b",\n"
             _note(trial, row["id"], verdicts)
         file.write(b"\n]\n" if separator != b"[\n" else b"[]\n")
-    finished = reader.metrics() is not None
+    finished = view.metrics is not None
     for name, file_name in grader_files(names).items():
         items = verdicts[name]
         scores = [item["score"] for item in items if item["score"] is not None]
@@ -149,10 +147,10 @@ def write_nat(
     if lines:
         written.append(folder / _LINES)
         with replacing(written[-1]) as file:
-            for trial in reader.trials():
-                recorded = reader.steps(trial.output.key)
+            for trial in view.trials():
+                recorded = view.steps(trial.output.key)
                 file.write(workflow_line(trial.fields, trial.output, recorded, model, trials, wanted))
-    NatFolder(folder).settle(reader.manifest.id, written)
+    NatFolder(folder).settle(view.manifest.id, written)
     return written
 
 

@@ -26,7 +26,7 @@ from holdfast.versions import check_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.spec.load import Eval
     from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
@@ -87,11 +87,11 @@ def read_entries(rundir: RunDir) -> dict[str, Entry]:
         return {}
 
 
-def export(reader: RunReader, block: ExportBlock) -> Exported:
+def export(view: RunView, block: ExportBlock) -> Exported:
     """Export a run, and note how it went. Raises UsageError or ExportFailed."""
-    rundir, options = reader.rundir, _options(block)
+    rundir, options = view.rundir, _options(block)
     try:
-        done = _exporter(block)(reader)
+        done = _exporter(block)(view)
     except Exception as error:  # libraries of others raise what they like
         message = _without_passwords(str(error).strip())
         _note(rundir, block.to, Entry("failed", _now(), options, _digest(rundir), error=message))
@@ -107,7 +107,7 @@ def export_finished(
     rundir: RunDir, spec: Eval, done: Callable[[str, Exported], None], failed: Callable[[str], None]
 ) -> None:
     """What the eval file asks for after a run. A failure is told and noted, and never more than that."""
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
 
     try:
         entries = read_entries(rundir)
@@ -118,7 +118,7 @@ def export_finished(
         if is_done(rundir, block, entries):
             continue
         try:
-            done(block.to, export(RunReader(rundir), block))
+            done(block.to, export(RunView(rundir), block))
         except (HoldfastError, OSError) as error:
             failed(f"{error}\n  The run itself is whole. Again: {again(rundir, block.to)}")
 
@@ -144,16 +144,16 @@ def again(rundir: RunDir, name: str) -> str:
     return shlex.join(["holdfast", "export", str(rundir.path), "--to", name])
 
 
-def _exporter(block: ExportBlock) -> Callable[[RunReader], Exported]:
+def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
     module, _, name = _EXPORTERS[block.to].partition(":")
     function = getattr(import_module(f"holdfast.export.{module}"), name)
     if not isinstance(block, FileExport):
-        return lambda reader: function(reader, block)
+        return lambda view: function(view, block)
 
-    def write(reader: RunReader) -> Exported:
-        folder = Path(block.dir) if block.dir else reader.rundir.path / "export" / block.to
+    def write(view: RunView) -> Exported:
+        folder = Path(block.dir) if block.dir else view.rundir.path / "export" / block.to
         make_directory(folder)
-        return Exported([str(path) for path in function(reader, folder)], [])
+        return Exported([str(path) for path in function(view, folder)], [])
 
     return write
 

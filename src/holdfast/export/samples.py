@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.export.run_reader import RunReader, Trial
+    from holdfast.report.run_view import RunView, Trial
 
 _VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
 
@@ -25,10 +25,10 @@ def write_samples(trials: Iterable[Trial], path: Path) -> None:
             file.write(encode(as_line(trial)) + b"\n")
 
 
-def write_transcripts(reader: RunReader, folder: Path) -> list[Path]:
+def write_transcripts(view: RunView, folder: Path) -> list[Path]:
     """`samples.jsonl`."""
     path = folder / "samples.jsonl"
-    write_samples(reader.trials(), path)
+    write_samples(view.trials(), path)
     return [path]
 
 

@@ -11,14 +11,14 @@ import msgspec
 
 from holdfast.errors import UsageError
 from holdfast.export.names import unique_names
-from holdfast.export.run_reader import Pending
+from holdfast.report.run_view import Pending
 from holdfast.store.durable import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.store.records import Output
 
 
@@ -28,20 +28,20 @@ _OWN = (
 )
 
 
-def columns(reader: RunReader) -> list[str]:
+def columns(view: RunView) -> list[str]:
     """Names of all columns: our own, each grader's, and `row.FIELD` for every field that some row has."""
-    verdicts = [f"{name}.{part}" for name in _names(reader).values() for part in ("status", "score", "feedback")]
-    return [*_OWN, *verdicts, *(f"row.{name}" for name in reader.field_names())]
+    verdicts = [f"{name}.{part}" for name in _names(view).values() for part in ("status", "score", "feedback")]
+    return [*_OWN, *verdicts, *(f"row.{name}" for name in view.field_names())]
 
 
-def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
+def rows(view: RunView) -> Iterator[dict[str, Any]]:
     """A row per trial, also of those without an output: what was asked, said and used, and each grader's verdict.
 
     All have the same columns in the same order.
     """
-    empty: dict[str, Any] = dict.fromkeys(columns(reader))
-    names = _names(reader)
-    for trial in reader.everything():
+    empty: dict[str, Any] = dict.fromkeys(columns(view))
+    names = _names(view)
+    for trial in view.everything():
         row = empty | {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
         if isinstance(trial, Pending):
             yield {**row, "sample": trial.sample, "trial": trial.trial, "status": "error", "error": trial.error}
@@ -68,9 +68,9 @@ def rows(reader: RunReader) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _names(reader: RunReader) -> dict[str, str]:
+def _names(view: RunView) -> dict[str, str]:
     """The graders' columns by their names: one called `row` must not hide the row's fields."""
-    return unique_names(reader.graders, taken=("row",))
+    return unique_names(view.graders, taken=("row",))
 
 
 def _prompt(output: Output) -> str | None:
@@ -84,19 +84,19 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def write_csv(reader: RunReader, folder: Path) -> list[Path]:
+def write_csv(view: RunView, folder: Path) -> list[Path]:
     """`trials.csv`."""
     path = folder / "trials.csv"
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.DictWriter(text, columns(reader))
+        writer = csv.DictWriter(text, columns(view))
         writer.writeheader()
-        writer.writerows(rows(reader))
+        writer.writerows(rows(view))
         text.detach()
     return [path]
 
 
-def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
+def write_parquet(view: RunView, folder: Path) -> list[Path]:
     """`trials.parquet`."""
     try:
         import pyarrow as arrow
@@ -107,9 +107,9 @@ def write_parquet(reader: RunReader, folder: Path) -> list[Path]:
     kinds = {"trial": arrow.int64(), "input_tokens": arrow.int64(), "output_tokens": arrow.int64()}
     kinds |= {"requests": arrow.int64(), "score": arrow.float64(), "cost": arrow.float64(), "seconds": arrow.float64()}
     with replacing(path) as file:
-        scores = {f"{name}.score": arrow.float64() for name in _names(reader).values()}
-        schema = arrow.schema([(name, {**kinds, **scores}.get(name, arrow.string())) for name in columns(reader)])
-        waiting = rows(reader)
+        scores = {f"{name}.score": arrow.float64() for name in _names(view).values()}
+        schema = arrow.schema([(name, {**kinds, **scores}.get(name, arrow.string())) for name in columns(view)])
+        waiting = rows(view)
         with parquet.ParquetWriter(file, schema) as writer:
             while batch := list(islice(waiting, 1024)):
                 writer.write_table(arrow.Table.from_pylist(batch, schema=schema))

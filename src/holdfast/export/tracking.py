@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.store.metrics import Rule
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.export.run_reader import RunReader
-    from holdfast.store.rundir import Manifest
+    from holdfast.report.run_view import RunView
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import Metrics
 
 _LONGEST = 20
 """lists up to this long are taken apart"""
 
-_SETTINGS = ("threshold", "weight")
-"""numbers of metrics.json that were not measured"""
 
-
-def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """`score`, `correct/score`, `correct/low`, `usage/input_tokens` …; what is not known is left out."""
-    found = {name: metrics[name] for name in ("score", "passed", "coverage", "samples", "total", "outputs", "graded")}
-    blocks = {**metrics["metrics"], "overall": metrics["overall"] or {}}
-    blocks |= {name: metrics[name] for name in ("usage", "judge_usage", "timing")}
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """Flatten to `score`, `correct/score`, `correct/low`, `usage/input_tokens` …; unknown numbers are left out."""
+    data = metrics.to_dict()
+    flat = {name: data[name] for name in ("score", "passed", "coverage", "samples", "total", "outputs", "graded")}
+    blocks = {**data["metrics"], "overall": data["overall"] or {}}
+    blocks |= {name: data[name] for name in ("usage", "judge_usage", "timing")}
     for block, values in blocks.items():
-        found |= {f"{block}/{name}": value for name, value in values.items() if name not in _SETTINGS}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+        flat |= {f"{block}/{name}": value for name, value in values.items() if name not in Rule._fields}
+    return {name: value for name, value in flat.items() if isinstance(value, int | float)}
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -54,17 +55,17 @@ def stable_id(manifest: Manifest) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', manifest.name).strip('-')[:40] or 'eval'}-{manifest.id}"
 
 
-def about(reader: RunReader) -> dict[str, Any]:
+def about(view: RunView) -> dict[str, Any]:
     """What a run says of itself beside its eval."""
-    manifest = reader.manifest
+    manifest = view.manifest
     return {
         "run": manifest.id,
-        "path": str(reader.rundir.path.resolve()),
+        "path": str(view.rundir.path.resolve()),
         "target": manifest.target,
         "version": manifest.holdfast,
         "created": manifest.created,
-        "finished": reader.rundir.finished,
-        "dataset": manifest.dataset,
+        "finished": view.rundir.finished,
+        "dataset": msgspec.to_builtins(manifest.dataset),
     }
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import wandb
 
-    from holdfast.export.run_reader import RunReader
+    from holdfast.report.run_view import RunView
     from holdfast.spec.schema import WandbExport
 
 _HOME: Final = "https://api.wandb.ai"
@@ -91,7 +91,7 @@ def _from_netrc(host: str, files: Iterable[Path]) -> tuple[str | None, str]:
     return None, ""
 
 
-def export_wandb(reader: RunReader, block: WandbExport) -> Exported:
+def export_wandb(view: RunView, block: WandbExport) -> Exported:
     """Send a run, or write it where it can be sent from."""
     try:
         import wandb
@@ -99,10 +99,10 @@ def export_wandb(reader: RunReader, block: WandbExport) -> Exported:
         raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
     found = detect()
     why_offline, notes = _why_offline(block, found)
-    folder = reader.rundir.path.resolve() / "export" / "wandb"
+    folder = view.rundir.path.resolve() / "export" / "wandb"
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
     make_directory(folder)
-    manifest = reader.manifest
+    manifest = view.manifest
     quiet = wandb.Settings(
         console="off",
         disable_code=True,
@@ -130,12 +130,12 @@ def export_wandb(reader: RunReader, block: WandbExport) -> Exported:
             job_type=block.job_type,
             tags=block.tags or None,
             notes=block.description,
-            config={**manifest.eval, "holdfast": about(reader), "metadata": block.extra_metadata},
+            config={**manifest.eval, "holdfast": about(view), "metadata": block.extra_metadata},
             allow_val_change=True,
             settings=quiet,
         )
         try:
-            notes += _send(reader, run)
+            notes += _send(view, run)
         except BaseException:
             run.finish(exit_code=1)
             raise
@@ -168,14 +168,14 @@ def _why_offline(block: WandbExport, found: Detected) -> tuple[str | None, list[
     return None, notes
 
 
-def _send(reader: RunReader, run: wandb.Run) -> list[str]:
+def _send(view: RunView, run: wandb.Run) -> list[str]:
     import wandb
 
     notes = []
-    metrics = reader.metrics()
+    metrics = view.metrics
     run.summary.update({"finished": metrics is not None, **(numbers(metrics) if metrics else {})})
     table = None
-    waiting = rows(reader)
+    waiting = rows(view)
     for row in islice(waiting, _TABLE):
         table = table or wandb.Table(columns=list(row), allow_mixed_types=True)
         table.add_data(*row.values())
@@ -183,8 +183,8 @@ def _send(reader: RunReader, run: wandb.Run) -> list[str]:
         run.log({"trials": table})
     if more := sum(1 for _ in waiting):
         notes.append(f"W&B's table has the first {_TABLE:,} trials; the other {more:,} are in its results.json")
-    artifact = wandb.Artifact(f"holdfast-{stable_id(reader.manifest)}", type="evaluation")
-    rundir = reader.rundir
+    artifact = wandb.Artifact(f"holdfast-{stable_id(view.manifest)}", type="evaluation")
+    rundir = view.rundir
     for path in (rundir.manifest, rundir.results, rundir.metrics):
         if path.exists():
             artifact.add_file(str(path))

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.export.run_reader import Trial
 from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_stats
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
-from holdfast.spec.schema import TARGETS
+from holdfast.report.run_view import Trial
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.durable import replacing
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.export.run_reader import Pending, RunReader
     from holdfast.graders.build import GraderPlace
+    from holdfast.report.run_view import Pending, RunView
     from holdfast.store.records import Grade, Output, Usage
 
 SCHEMA_VERSION: Final = "1.5"
@@ -38,10 +37,10 @@ _CONFIDENCE: Final = {"medium": 0.5}
 _encode = msgspec.json.Encoder().encode
 
 
-def write_waza(reader: RunReader, folder: Path) -> list[Path]:
+def write_waza(view: RunView, folder: Path) -> list[Path]:
     """`results.json`, one task after the other, so that a large run need not be held in memory."""
     path = folder / "results.json"
-    whole = _Whole(reader)
+    whole = _Whole(view)
     with replacing(path) as file:
         file.write(_encode(whole.head())[:-1] + b',"tasks":[')
         separator = b"\n"
@@ -55,13 +54,13 @@ def write_waza(reader: RunReader, folder: Path) -> list[Path]:
 class _Whole:
     """One pass over a run, counting on the way."""
 
-    def __init__(self, reader: RunReader) -> None:
-        self._reader = reader
-        self._spec = reader.spec
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self._spec = view.spec
         self._places = grader_places(self._spec)
-        self._about = _block(_block(reader.manifest.eval, "metadata"), "waza")
-        self._kind = next(kind for kind, block in TARGETS.items() if isinstance(self._spec.target, block))
-        target = reader.manifest.target
+        self._about = _block(_block(view.manifest.eval, "metadata"), "waza")
+        self._kind = self._spec.target.kind
+        target = view.manifest.target
         self._model = str(self._about.get("model") or target) if self._kind == "mock" else target
         self._stats: list[dict[str, Any]] = []
         self._statuses: list[str] = []
@@ -71,7 +70,7 @@ class _Whole:
 
     def head(self) -> dict[str, Any]:
         """What is known before anything is read."""
-        manifest, spec = self._reader.manifest, self._spec
+        manifest, spec = self._view.manifest, self._spec
         judge = self._about.get("judge_model")
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -90,7 +89,7 @@ class _Whole:
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """Every sample, in the dataset's order."""
-        for sample, trials in groupby(self._reader.everything(), key=_sample):
+        for sample, trials in groupby(self._view.everything(), key=_sample):
             found = list(trials)
             if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in found):
                 self._note_triggers(found)
@@ -99,15 +98,15 @@ class _Whole:
 
     def tail(self) -> dict[str, Any]:
         """What is known when everything was read."""
-        metrics = self._reader.metrics()
+        metrics = self._view.metrics
         return {
             "summary": self._summary(),
             "metrics": self._measures(),
             "metadata": {
                 "holdfast": {
-                    "run": self._reader.manifest.id,
+                    "run": self._view.manifest.id,
                     "finished": metrics is not None,
-                    "coverage": None if metrics is None else metrics["coverage"],
+                    "coverage": None if metrics is None else metrics.coverage,
                 }
             },
         }

@@ -1,6 +1,6 @@
 """Users' Python functions, for targets, graders, tools and simulated users.
 
-`loading`  finds a function by `file.py:name`, loads its file once, and says what code it depends on
+`loading`  finds a function by its file or module, loads it once, and says what code it depends on
 `calling`  calls a function with the values that its parameters name, and describes what it raises
 `given`    identifies functions that are handed over from Python, also those of a notebook
 `states`   remembers what identifies an object that a run changes
@@ -10,6 +10,6 @@ from holdfast.functions.calling import Function as Function
 from holdfast.functions.calling import said_with_place as said_with_place
 from holdfast.functions.calling import user_error as user_error
 from holdfast.functions.calling import user_traceback as user_traceback
+from holdfast.functions.loading import find_function as find_function
 from holdfast.functions.loading import function_source as function_source
 from holdfast.functions.loading import load_function as load_function
-from holdfast.functions.loading import split_reference as split_reference

@@ -1,4 +1,4 @@
-"""Users' functions by `file.py:name`: found, loaded once, and fingerprinted.
+"""Users' functions by `file.py:name` or `package.module:name`: found, loaded once, and fingerprinted.
 
 A file is loaded once in a process, whatever it does to `sys.path` and however many of its functions are used, and so
 are the modules that it imports: all functions see the same global variables. It is loaded again only when its code, or
@@ -10,6 +10,7 @@ was really imported is added.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -27,11 +28,20 @@ from importlib.machinery import (
 )
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.functions.calling import said_with_place
-from holdfast.spec.fingerprint import ADDED_TO_PATH, Scan, is_file, is_installed, scan, source_digest
+from holdfast.spec.fingerprint import (
+    ADDED_TO_PATH,
+    Scan,
+    installed_distribution,
+    is_file,
+    is_installed,
+    local_module,
+    scan,
+    source_digest,
+)
 from holdfast.spec.schema import SESSION
 
 if TYPE_CHECKING:
@@ -39,76 +49,130 @@ if TYPE_CHECKING:
     from importlib.abc import PathEntryFinder
 
 
-def split_reference(reference: str, folder: Path) -> tuple[Path, str]:
-    """`agent.py:reply` as a file and a name in it."""
-    file, _, name = reference.rpartition(":")
-    return folder / Path(file).expanduser(), name
+class Reference(NamedTuple):
+    """A function that an eval names, as `file.py:name` or `package.module:name`."""
+
+    path: Path | None
+    """the local file; None where the module is installed"""
+    module: str | None
+    """the module's name; None where a file is named"""
+    name: str
+    """in the file or module"""
+
+    def __str__(self) -> str:
+        """The file or module, for messages."""
+        return str(self.path or self.module)
 
 
 def function_source(
     reference: str, folder: Path, where: str, functions: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, str]]:
-    """A function's name and the digests of its code; `where` is the place in the eval file, for messages.
+    """Return a function's name and what identifies its code; `where` is the place in the eval file, for messages.
 
-    `functions` are those that were handed over from Python, whose files are loaded already. The code of a function that
-    was typed in is in no file; `functions.given` has put its digest into `version`.
+    Local code is identified by digests, installed code by its distribution. `functions` are those that were handed over
+    from Python, whose files are loaded already. The code of a function that was typed in is in no file;
+    `functions.given` has put its digest into `version`.
     """
     if reference.startswith(SESSION):
         return reference.rpartition(":")[2], {}
-    path, name = _found(reference, folder, where)
-    read = scan(path, folder)
+    found = find_function(reference, folder, where)
+    if found.path is None:
+        assert found.module is not None
+        return reference, module_source(found.module, folder)
+    read = scan(found.path, folder)
     if not read.doubtful:
-        return name, read.digests
+        return found.name, read.digests
     if functions and reference in functions:
-        return name, scan(path, folder, imported_files).digests
+        return found.name, scan(found.path, folder, imported_files).digests
     try:
-        return name, _loaded(path.resolve(), folder).scan.digests
+        return found.name, _loaded(found.path.resolve(), folder, found.module).scan.digests
     except Exception:  # the file is the user's; whoever calls the function gets this error from `load_function`
-        return name, read.digests
+        return found.name, read.digests
 
 
-def _found(reference: str, folder: Path, where: str) -> tuple[Path, str]:
-    path, name = split_reference(reference, folder)
+def module_source(module: str, folder: Path) -> dict[str, str]:
+    """Return what identifies a module's code: digests of local source, or the distribution of installed code."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return {"distribution": f"Python {sys.version_info.major}.{sys.version_info.minor}"}
+    path = local_module(module)
+    if path is None:
+        spec = importlib.util.find_spec(module)
+        path = Path(spec.origin) if spec is not None and spec.origin else None
+        if path is None:
+            return {}
+        if (distribution := installed_distribution(path)) is not None:
+            return {"distribution": distribution}
+    read = scan(path, folder)
+    return scan(path, folder, imported_files).digests if read.doubtful else read.digests
+
+
+def find_function(reference: str, folder: Path, where: str) -> Reference:
+    """Find the file or module of a function; raises ConfigError where there is none."""
+    place, _, name = reference.rpartition(":")
     if reference.startswith(SESSION):
         raise ConfigError(
             [Problem(where, f"{name} was typed into a notebook or an interpreter, and is in no file")],
             remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",
         )
+    if not place.endswith(".py"):
+        if not _has_module(place):
+            raise ConfigError(
+                [Problem(where, f"no module named {place}")],
+                remedy=f"Install its package for {sys.executable}, or name a file, as FILE.py:{name}.",
+            )
+        return Reference(local_module(place), place, name)
+    path = folder / Path(place).expanduser()
     if not is_file(path):
         raise ConfigError(
             [Problem(where, f"{path}: no such file")],
             remedy=f"Name the function as FILE.py:NAME, the file relative to {folder}.",
         )
-    return path, name
+    return Reference(path, None, name)
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+    except Exception:  # of a package around it: importing the module reports it
+        return True
 
 
 def load_function(
     reference: str, folder: Path, where: str, functions: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Import the file and take the function; `where` is the place in the eval file, for messages.
+    """Import the file or module and take the function; `where` is the place in the eval file, for messages.
 
     `functions` are those that were handed over from Python.
     """
     if functions is not None and reference in functions:
         return functions[reference]  # type: ignore[no-any-return]
-    path, name = _found(reference, folder, where)
+    found = find_function(reference, folder, where)
     try:
-        module = found = _loaded(path.resolve(), folder).module
+        if found.path is None:
+            assert found.module is not None
+            module = importlib.import_module(found.module)
+        else:
+            module = _loaded(found.path.resolve(), folder, found.module).module
     except ConfigError:
         raise
     except Exception as error:  # the file is the user's: whatever it raises is theirs to see
-        said = f"{path} cannot be imported: {said_with_place(error)}"
+        message = f"{found} cannot be imported: {said_with_place(error)}"
         missing = isinstance(error, ModuleNotFoundError)
         remedy = f"Install it for {sys.executable}, or put it beside the file." if missing else None
-        raise ConfigError([Problem(where, said)], remedy=remedy) from error
+        raise ConfigError([Problem(where, message)], remedy=remedy) from error
+    function: Any = module
     try:
-        for part in name.split("."):
-            found = getattr(found, part)
+        for part in found.name.split("."):
+            function = getattr(function, part)
     except AttributeError:
-        raise ConfigError([Problem(where, f"{path} has no function {name!r}")], remedy=_instead(module, name)) from None
-    if not callable(found):
-        raise ConfigError([Problem(where, f"{name!r} in {path} is not a function")], remedy=_instead(module, name))
-    return found  # type: ignore[no-any-return]
+        hint = _instead(module, found.name)
+        raise ConfigError([Problem(where, f"{found} has no function {found.name!r}")], remedy=hint) from None
+    if not callable(function):
+        hint = _instead(module, found.name)
+        raise ConfigError([Problem(where, f"{found.name!r} in {found} is not a function")], remedy=hint)
+    return function  # type: ignore[no-any-return]
 
 
 def _instead(module: Any, name: str) -> str:
@@ -196,8 +260,8 @@ def _distrust_bytecode() -> None:
             del sys.path_importer_cache[entry]
 
 
-def _loaded(path: Path, folder: Path) -> _Loaded:
-    """The file as it is now, loaded at most once."""
+def _loaded(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
+    """Load a file as it is now, at most once; under a module's name where it was named so."""
     known = _modules.get(path)
     if known is not None and known.is_current:
         return known
@@ -205,11 +269,12 @@ def _loaded(path: Path, folder: Path) -> _Loaded:
     read = scan(path, folder)
     _forget_stale(path, read, known)
     entries, names = set(sys.path), set(sys.modules)
-    sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
+    if module_name is None:
+        sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
     try:
-        module = _imported_already(path) if known is None else None
+        module = _imported_already(path, module_name or path.stem) if known is None else None
         if module is None:
-            module = _execute(path)
+            module = _execute(path) if module_name is None else _import_anew(module_name)
     finally:
         ADDED_TO_PATH.update(set(sys.path) - entries)
     more = [file for name in set(sys.modules) - names if (file := users_file(sys.modules[name])) is not None]
@@ -220,9 +285,15 @@ def _loaded(path: Path, folder: Path) -> _Loaded:
     return _modules[path]
 
 
-def _imported_already(path: Path) -> Any:
+def _import_anew(name: str) -> Any:
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def _imported_already(path: Path, module_name: str) -> Any:
     """The script that runs us, or something it has imported, must not run a second time, unless it has changed."""
-    for name in (path.stem, "__main__"):
+    for name in (module_name, "__main__"):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
         if module is None or not file or Path(file).resolve() != path:

@@ -16,7 +16,6 @@
 `asking`       requests to a judge
 `replies`      scores read from a judge's reply
 `trigger`      trigger
-`nat`          an evaluator of NeMo Agent Toolkit
 `tool_calls`   the tool calls of a conversation, read out of its messages
 `tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff

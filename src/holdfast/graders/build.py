@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.errors import AttemptError
+from holdfast.functions.loading import module_source
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.origin import Origin
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -64,7 +65,11 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     """Return everything of a grader that can change its verdict."""
     kind = grader_class(place.block)
     identity = kind.identity(place.block, Origin(spec, place.where))
-    return {**identity, "revision": kind.revision} if kind.revision else identity
+    if kind.revision:
+        identity = {**identity, "revision": kind.revision}
+    if place.block.type not in [*GRADERS]:
+        identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
+    return identity
 
 
 def revised(identity: Mapping[str, Any]) -> dict[str, Any] | None:

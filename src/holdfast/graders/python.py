@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
-from holdfast.functions import Function, function_source, load_function, split_reference, user_error
+from holdfast.functions import Function, find_function, function_source, load_function, user_error
 from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import PythonGrader
@@ -129,10 +129,10 @@ _ASKS_ALL: Final = frozenset({"expected", "ground_truth"})
 
 def _parameters(reference: str, spec: Eval) -> frozenset[str]:
     """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
-    path, name = split_reference(reference, spec.folder)
     if reference not in spec.functions:
-        with suppress(OSError, SyntaxError, ValueError):
-            if (names := _defined(path.read_text(encoding="utf-8"), name)) is not None:
+        with suppress(HoldfastError, OSError, SyntaxError, ValueError):
+            found = find_function(reference, spec.folder, "")
+            if found.path is not None and (names := _defined(found.path.read_text("utf-8"), found.name)) is not None:
                 return names
     try:
         function = load_function(reference, spec.folder, "", spec.functions)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.canonical import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from holdfast.store.manifest import Identity
 
 _SHOWN = 40
 """longer values are only said to have changed"""
@@ -36,28 +40,27 @@ class RowChanges:
         return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *said[1:]])
 
 
-def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any], *, same_rows: bool = True) -> list[str]:
+def identity_changes(old: Identity, new: Identity, *, same_rows: bool = True) -> list[str]:
     """List what changed between two runs' identities: conversation, target, graders, trials.
 
     Where the rows differ, what these add to the identities of target and graders is no change of those.
     """
     if not same_rows:
         old, new = _without_rows(old), _without_rows(new)
-    said = list(_conversation(old.get("conversation") or {}, new["conversation"]))
-    said += _target(old.get("target") or {}, new["target"])
-    said += _graders(old.get("graders") or {}, new["graders"])
-    if old.get("trials") != new["trials"]:
-        said.append(f"trials {old.get('trials')} → {new['trials']}")
+    said = list(_conversation(old.conversation, new.conversation))
+    said += _target(old.target, new.target)
+    said += _graders(old.graders, new.graders)
+    if old.trials != new.trials:
+        said.append(f"trials {old.trials} → {new.trials}")
     return said
 
 
-def _without_rows(identity: Mapping[str, Any]) -> dict[str, Any]:
-    target, graders = identity.get("target") or {}, identity.get("graders") or {}
-    return {
-        **identity,
-        "target": {key: value for key, value in target.items() if key != "request_values"},
-        "graders": {name: grader_alone(grader) for name, grader in graders.items()},
-    }
+def _without_rows(identity: Identity) -> Identity:
+    return msgspec.structs.replace(
+        identity,
+        target={key: value for key, value in identity.target.items() if key != "request_values"},
+        graders={name: grader_alone(grader) for name, grader in identity.graders.items()},
+    )
 
 
 def grader_alone(identity: Mapping[str, Any]) -> dict[str, Any]:

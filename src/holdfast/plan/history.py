@@ -19,6 +19,7 @@ from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, borrow
 from holdfast.store.catalog import sound_runs
 from holdfast.store.lines import scan
+from holdfast.store.manifest import Drift
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Plan
     from holdfast.store.index import Index
-    from holdfast.store.rundir import Manifest, RunDir
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
 
 Neighbour = tuple["RunDir", "Manifest"]
 
@@ -49,8 +51,9 @@ def neighbours(found: Identified, rundir: RunDir, runs_dir: Path) -> list[Neighb
 
 def _nearness(found: Identified, manifest: Manifest) -> tuple[bool, int, int, str]:
     """Of the same eval, alike in most parts, with most rows, and the newest."""
-    same = sum(found.parts.get(part) == value for part, value in manifest.fingerprints.items())
-    return manifest.name == found.spec.name, same, int(manifest.dataset.get("count", 0)), manifest.created
+    recorded = msgspec.to_builtins(manifest.fingerprints)
+    same = sum(found.parts.get(part) == value for part, value in recorded.items())
+    return manifest.name == found.spec.name, same, manifest.dataset.count, manifest.created
 
 
 def look_around(
@@ -69,7 +72,7 @@ def look_around(
         [
             (label(other, runs_dir), other)
             for other, manifest in neighbourhood
-            if manifest.fingerprints.get("work") in found.work.digests and (found.drift or not manifest.drift)
+            if manifest.fingerprints.work in found.work.digests and (found.drift or not manifest.drift)
         ],
         grades=grades,
     )
@@ -88,7 +91,7 @@ def label(rundir: RunDir, runs_dir: Path) -> str:
 
 
 def _reasons(found: Identified, rundir: RunDir, manifest: Manifest) -> list[str]:
-    same_rows = manifest.fingerprints.get("dataset") == found.survey.digest
+    same_rows = manifest.fingerprints.dataset == found.survey.digest
     said = identity_changes(manifest.identity, found.identity, same_rows=same_rows)
     if not same_rows:
         said.append(_row_changes(found, rundir, manifest))
@@ -105,7 +108,7 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
                     first = _first.decode(line.data)
                     if first.trial == 1:
                         earlier[first.sample] = first.key
-    unfinished = len(earlier) < manifest.dataset.get("count", 0)
+    unfinished = len(earlier) < manifest.dataset.count
     work = Work.of_run(manifest)
     new = changed = 0
     for sample in found.dataset:
@@ -129,19 +132,19 @@ def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identifie
         return found
     begun = rundir.manifest.exists()
     for other, manifest in neighbours(found, rundir, runs_dir):
-        old, new = manifest.identity.get("target", {}), found.identity["target"]
+        old, new = manifest.identity.target, found.identity.target
         same_target = _without_code(old) == _without_code(new)
-        same_talk = manifest.fingerprints.get("conversation") == found.parts["conversation"]
+        same_talk = manifest.fingerprints.conversation == found.parts["conversation"]
         if manifest.name != found.spec.name or not same_target or not same_talk:
             continue
-        if manifest.fingerprints.get("work") in found.work.digests and not manifest.drift:
+        if manifest.fingerprints.work in found.work.digests and not manifest.drift:
             if other.finished:
                 return found
             begun = True
             continue
-        drift = {"from": label(other, runs_dir), "was": _code(old), "is": _code(new)}
-        parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": digest(drift["is"])}
-        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
+        drift = Drift(lender=label(other, runs_dir), old=_code(old), new=_code(new))
+        parts = {**found.parts, "target": manifest.fingerprints.target, "drift": digest(drift.new)}
+        work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
         return replace(found, work=work, parts=parts, drift=drift, id=run_id(found.spec.name, parts))
     if begun:
         return found
@@ -161,13 +164,13 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
 
 def _with_texts_alone(found: Identified) -> Identified:
     """The eval as it was identified when HTTP requests could only hold texts."""
-    target = {key: value for key, value in found.identity["target"].items() if key != "request_values"}
+    target = {key: value for key, value in found.identity.target.items() if key != "request_values"}
     parts = {**found.parts, "target": digest(target)}
     return replace(
         found,
         work=replace(found.work, typed_digest=None),
         parts=parts,
-        identity={**found.identity, "target": target},
+        identity=msgspec.structs.replace(found.identity, target=target),
         id=run_id(found.spec.name, parts),
     )
 
@@ -179,15 +182,14 @@ def with_outputs_of(lender: Neighbour, found: Identified, *, grading: bool = Fal
     asked of the target, so a run whose requests held texts alone is graded as it is.
     """
     rundir, manifest = lender
-    if grading and "request_values" in found.identity["target"].keys() - manifest.identity["target"].keys():
+    if grading and "request_values" in found.identity.target.keys() - manifest.identity.target.keys():
         found = _with_texts_alone(found)
-    if manifest.drift is not None and _without_code(manifest.identity["target"]) == _without_code(
-        found.identity["target"]
-    ):
-        work = Work(manifest.fingerprints["work"], found.work.trials, found.work.slots)
-        parts = {**found.parts, "target": manifest.fingerprints["target"], "drift": manifest.fingerprints["drift"]}
+    same_target = _without_code(manifest.identity.target) == _without_code(found.identity.target)
+    if manifest.drift is not None and same_target:
+        work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
+        parts = {**found.parts, "target": manifest.fingerprints.target, "drift": manifest.fingerprints.drift}
         found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
-    if manifest.fingerprints.get("work") in found.work.digests:
+    if manifest.fingerprints.work in found.work.digests:
         return replace(found, place=rundir.path) if found.id == manifest.id else found
     changes = "; ".join(identity_changes(manifest.identity, found.identity)) or "it is another eval"
     raise UsageError(

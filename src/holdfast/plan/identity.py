@@ -16,6 +16,7 @@ from holdfast.plan.plan import Slot, Work
 from holdfast.spec.load import target_name
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.durable import slug
+from holdfast.store.manifest import Identity
 from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
+    from holdfast.store.manifest import Drift
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class Identified:
     work: Work
     parts: dict[str, Any]
     """digests of all that defines the run"""
-    identity: dict[str, Any]
-    """what the digests are made of, to say what changed"""
+    identity: Identity
+    """the values behind the digests, to explain what changed"""
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
-    drift: dict[str, Any] | None = None
+    drift: Drift | None = None
     place: Path | None = None
     """where it is, when that is already known: a run may have been moved"""
 
@@ -88,7 +90,7 @@ def identify(spec: Eval) -> Identified:
     ]:
         parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
         identities |= {name: {**identities[name], "reread": True} for name in reread}
-    identity = {"conversation": conversation, "target": target, "graders": identities, "trials": spec.trials}
+    identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
     return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
 
 

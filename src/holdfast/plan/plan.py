@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Measure
     from holdfast.store.index import Index, Moment, OutputRef, VerdictRef
+    from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
-    from holdfast.store.rundir import Manifest
 
 
 class Slot(NamedTuple):
@@ -81,8 +81,8 @@ class Work:
     @classmethod
     def of_run(cls, manifest: Manifest, slots: tuple[Slot, ...] = ()) -> Work:
         """Make the work of a run from its manifest."""
-        recorded = str(manifest.fingerprints.get("work"))
-        texts, values = work_digests(manifest.identity["conversation"], manifest.identity["target"])
+        recorded = manifest.fingerprints.work
+        texts, values = work_digests(manifest.identity.conversation, manifest.identity.target)
         if recorded not in (texts, values):  # it kept the keys of another run
             texts, values = recorded, None
         return cls(texts, manifest.trials, slots, values)

@@ -17,7 +17,7 @@ from holdfast.plan.plan import find_verdict
 from holdfast.store.blobs import Blobs
 from holdfast.store.index import OutputRef, VerdictRef, read_grade_head, read_output_head
 from holdfast.store.journal import append_lines
-from holdfast.store.lines import is_sound, scan_raw, with_source
+from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set
@@ -44,10 +44,10 @@ class Borrowed:
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
     lenders: dict[str, str] = field(default_factory=dict)
     """from which run each output or grade comes, by its key"""
-    steps: list[tuple[str, str, tuple[Path, int, int]]] = field(default_factory=list)
+    steps: list[tuple[str, str, LineRef]] = field(default_factory=list)
     """calls of conversations that no run has finished: lender, key, and where the line is"""
-    grades: dict[str, tuple[Path, int, int]] = field(default_factory=dict)
-    """where the lines of the verdicts are: file, offset, length"""
+    grades: dict[str, LineRef] = field(default_factory=dict)
+    """where the lines of the verdicts are"""
 
     @property
     def runs(self) -> Counter[str]:
@@ -86,7 +86,7 @@ def borrow(
                 head = read_output_head(line)
                 if head is None:
                     continue
-                ref = head.ref(path, offset, len(line))
+                ref = head.ref(LineRef(path, offset, len(line)))
                 panel = wanted[head.key]
                 if not work.fits(ref, panel):
                     continue
@@ -98,7 +98,7 @@ def borrow(
                 wanted.pop(twins.get(key, ""), None)
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, _KEY, wanted.keys() - index.steps.keys()):
-                found.steps.append((name, line[_KEY].decode(), (path, offset, len(line))))
+                found.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
         for path in rundir.journals("grades") if grades else ():
             for offset, line in _hits(path, _GRADE_KEY, owed):
                 grade = read_grade_head(line)
@@ -106,7 +106,7 @@ def borrow(
                     continue
                 found.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
                 found.lenders[grade.grade_key] = name
-                found.grades[grade.grade_key] = (path, offset, len(line))
+                found.grades[grade.grade_key] = LineRef(path, offset, len(line))
                 owed.discard(grade.grade_key)
                 owed.discard(twins.get(grade.grade_key, ""))
     return found
@@ -128,26 +128,19 @@ def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twin
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
     """Copy what was borrowed into a run's own journals, durably, and into its index. Needs the run's lease."""
-    for lender in {path for path, _, _ in _places(borrowed)}:
+    lines = {key: ref.line for key, ref in borrowed.outputs.items()}
+    for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
         # Whole folders: what a line names is only known by decoding it, and contents are shared anyhow.
         run = lender.parent.parent.parent if lender.parent.parent.name == "workers" else lender.parent
         Blobs(rundir.files).take_from(run / "files")
-    outputs = rundir.path / "outputs.jsonl"
-    lines = {key: (ref.path, ref.offset, ref.length) for key, ref in borrowed.outputs.items()}
-    for key, offset, length in _copy(lines, borrowed.lenders, outputs):
-        index.outputs[key] = borrowed.outputs[key]._replace(path=outputs, offset=offset, length=length)
-    own = rundir.path / "steps.jsonl"
-    calls = {f"{number}": place for number, (_, _, place) in enumerate(borrowed.steps)}
+    for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl"):
+        index.outputs[key] = borrowed.outputs[key]._replace(line=line)
+    calls = {f"{number}": line for number, (_, _, line) in enumerate(borrowed.steps)}
     names = {f"{number}": name for number, (name, _, _) in enumerate(borrowed.steps)}
-    for number, offset, length in _copy(calls, names, own):
-        index.steps.setdefault(borrowed.steps[int(number)][1], []).append((own, offset, length))
-    for key, _, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
+    for number, line in _copy(calls, names, rundir.path / "steps.jsonl"):
+        index.steps.setdefault(borrowed.steps[int(number)][1], []).append(line)
+    for key, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
         index.verdicts[key] = borrowed.verdicts[key]
-
-
-def _places(borrowed: Borrowed) -> Iterator[tuple[Path, int, int]]:
-    yield from ((ref.path, ref.offset, ref.length) for ref in borrowed.outputs.values())
-    yield from (place for _, _, place in borrowed.steps)
 
 
 def _hits(path: Path, place: slice, wanted: Set[str]) -> Iterator[tuple[int, bytes]]:
@@ -164,10 +157,8 @@ def _hits(path: Path, place: slice, wanted: Set[str]) -> Iterator[tuple[int, byt
                 yield offset, line
 
 
-def _copy(
-    lines: Mapping[str, tuple[Path, int, int]], lenders: Mapping[str, str], path: Path
-) -> Iterator[tuple[str, int, int]]:
-    """Append lines of other files to one's own; yields each key with where its line now is, once it is durable."""
+def _copy(lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path) -> Iterator[tuple[str, LineRef]]:
+    """Append lines of other files to `path`; yield each key with where its line is now, once it is durable."""
     waiting: list[tuple[str, bytes]] = []
     size = 0
     with ExitStack() as stack:
@@ -184,6 +175,6 @@ def _copy(
             if waiting and (size > _CHUNK or number == len(lines)):
                 at = append_lines(path, b"".join([line for _, line in waiting]))
                 for copied, line in waiting:
-                    yield copied, at, len(line) - 1
+                    yield copied, LineRef(path, at, len(line) - 1)
                     at += len(line)
                 waiting, size = [], 0

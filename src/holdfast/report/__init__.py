@@ -6,7 +6,9 @@
 `failures` why trials and grades are missing, and what was retried
 `summary`  the lines below the table
 `outcome`  how a run ended, or why it stopped
+`verdicts` verdicts on an output by the present thresholds
 `metrics`  results.json and metrics.json
+`run_view` a run read back: rows × trials × verdicts
 `preview`  the first prompt and a token estimate, before a run
 `table`    what a person sees at the end
 `paired`   two runs on the same samples, pure

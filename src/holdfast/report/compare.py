@@ -1,4 +1,4 @@
-"""Finished runs read back for comparing, and what a comparison says.
+"""ScoredRun runs read back for comparing, and what a comparison says.
 
 Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
 rubric would show as a difference between the models.
@@ -18,7 +18,10 @@ from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_diffe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.store.rundir import RunDir
+    from holdfast.report.run_view import RunView
+    from holdfast.store.manifest import Identity
+    from holdfast.store.metrics import Metrics
+    from holdfast.store.records import GradeStatus
 
 Scores = dict[str, list[float]]
 """scores of the trials, by sample"""
@@ -28,98 +31,89 @@ OVERALL = "passed"
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A finished run's verdicts."""
+class ScoredRun:
+    """A finished run with its scores by grader and sample."""
 
-    label: str
     path: str
-    metrics: dict[str, Any]
-    scores: dict[str, Scores]
-    """by grader, and under `passed` whether the trial passes all of them"""
-    passes: dict[str, Scores]
+    metrics: Metrics
+    identity: Identity
+    dataset: str
+    """digest of the dataset"""
+    scores: dict[str, Scores] = field(default_factory=dict)
+    """by grader, and under `passed` whether the trial passes all graders"""
+    passes: dict[str, Scores] = field(default_factory=dict)
     """1 or 0 by whether the grader passes"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
-    identity: dict[str, Any] = field(default_factory=dict)
-    """what defines the run: conversation, target, graders, trials"""
-    dataset: str = ""
-    """digest of the dataset"""
+
+    @property
+    def label(self) -> str:
+        """Eval, target and id of the run."""
+        return f"{self.metrics.eval} · {self.metrics.target} · {self.metrics.run}"
 
     @property
     def samples(self) -> set[str]:
-        """All samples with a verdict."""
+        """The samples of the run."""
         return set(self.keys)
 
-
-def read_finished(rundir: RunDir) -> Finished:
-    """Verdicts of a run; refuses one that is not finished, since its numbers are not its numbers yet."""
-    if not rundir.finished:
-        raise UsageError(
-            f"{rundir.path} is not finished: it has no metrics.json",
-            remedy="Finish it with the `holdfast eval` command that began it, then compare.",
-        )
-    try:
-        metrics = rundir.read_metrics()
-        entries = rundir.read_results()["trials"]
-        label = f"{metrics['eval']} · {metrics['target']} · {metrics['run']}"
-        manifest = rundir.read_manifest()
-        identity = manifest.identity if manifest else {}
-        dataset = str(manifest.dataset.get("digest", "")) if manifest else ""
-        found = Finished(label, str(rundir.path), metrics, {}, {}, identity=identity, dataset=dataset)
-        for entry in entries:
-            found.keys.setdefault(entry["sample"], []).append(entry["key"])
-            if entry["status"] in ("passed", "failed"):
-                _add(found, OVERALL, entry["sample"], float(entry["status"] == "passed"), entry["status"])
-            for grader, verdict in entry["grades"].items():
-                if verdict["status"] in ("passed", "failed") and verdict["score"] is not None:
-                    _add(found, grader, entry["sample"], verdict["score"], verdict["status"])
-    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{rundir.path}: results.json or metrics.json cannot be read ({error!r})",
-            remedy="Delete both files and run its `holdfast eval` command, which writes them again.",
-        ) from error
-    return found
+    def _add(self, metric: str, sample: str, score: float, status: GradeStatus) -> None:
+        self.scores.setdefault(metric, {}).setdefault(sample, []).append(score)
+        self.passes.setdefault(metric, {}).setdefault(sample, []).append(float(status == "passed"))
 
 
-def metric_names(run: Finished) -> list[str]:
+def read_scores(view: RunView) -> ScoredRun:
+    """Read the scores of a finished run."""
+    manifest = view.manifest
+    run = ScoredRun(str(view.rundir.path), view.final_metrics(), manifest.identity, manifest.dataset.digest)
+    for trial in view.results():
+        run.keys.setdefault(trial.sample, []).append(trial.key)
+        if trial.status in ("passed", "failed"):
+            run._add(OVERALL, trial.sample, float(trial.status == "passed"), trial.status)
+        for grader, grade in trial.grades.items():
+            if grade.status in ("passed", "failed") and grade.score is not None:
+                run._add(grader, trial.sample, grade.score, grade.status)
+    return run
+
+
+def metric_names(run: ScoredRun) -> list[str]:
     """What to compare: each grader, and where there are several also whether all of them pass."""
     graders = [name for name in run.scores if name != OVERALL]
     return [*graders, OVERALL] if len(graders) > 1 else graders
 
 
-def shared_names(first: Finished, second: Finished) -> list[str]:
+def shared_names(first: ScoredRun, second: ScoredRun) -> list[str]:
     """Metrics that mean the same in both runs: graders that are the same grader.
 
     Passing all graders is the same metric only where all graders and their thresholds are the same.
     """
     changed = changed_graders(first, second)
-    same = first.metrics["metrics"].keys() == second.metrics["metrics"].keys() and not changed
+    same = first.metrics.graders.keys() == second.metrics.graders.keys() and not changed
     same = same and not changed_thresholds(first, second)
     shared = [name for name in metric_names(first) if name in second.scores and name not in changed]
     return [name for name in shared if same or name != OVERALL]
 
 
-def changed_graders(first: Finished, second: Finished) -> dict[str, list[str]]:
+def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]:
     """Graders that have a name in common and nothing else, each with what differs, from first to second."""
-    ours, theirs = (run.identity.get("graders", {}) for run in (first, second))
+    ours, theirs = (run.identity.graders for run in (first, second))
     changes = {
         name: grader_changes(grader_alone(ours[name]), grader_alone(theirs[name])) for name in ours if name in theirs
     }
     return {name: differences for name, differences in changes.items() if differences}
 
 
-def changed_thresholds(first: Finished, second: Finished) -> dict[str, tuple[Any, Any]]:
+def changed_thresholds(first: ScoredRun, second: ScoredRun) -> dict[str, tuple[Any, Any]]:
     """Thresholds of graders in both runs that are not the same: scores compare, passing does not."""
-    ours, theirs = (run.metrics["metrics"] for run in (first, second))
-    limits = {name: (ours[name].get("threshold"), theirs[name].get("threshold")) for name in ours if name in theirs}
+    ours, theirs = first.metrics.graders, second.metrics.graders
+    limits = {name: (ours[name].threshold, theirs[name].threshold) for name in ours if name in theirs}
     return {name: pair for name, pair in limits.items() if pair[0] != pair[1]}
 
 
-def differences(first: Finished, second: Finished) -> list[str]:
+def differences(first: ScoredRun, second: ScoredRun) -> list[str]:
     """List what differs between two runs, from first to second, apart from their verdicts."""
-    plain = [{**run.identity, "graders": {}} for run in (first, second)]
+    plain = [msgspec.structs.replace(run.identity, graders={}) for run in (first, second)]
     found = identity_changes(*plain, same_rows=first.dataset == second.dataset)
-    ours, theirs = (run.metrics["metrics"].keys() for run in (first, second))
+    ours, theirs = (run.metrics.graders.keys() for run in (first, second))
     found += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
     found += [f"grader `{name}` only in the second" for name in theirs if name not in ours]
     found += [f"grader `{name}` ({', '.join(changes)})" for name, changes in changed_graders(first, second).items()]
@@ -128,11 +122,6 @@ def differences(first: Finished, second: Finished) -> list[str]:
     if first.dataset != second.dataset:
         found.append("dataset (samples are paired by id)")
     return found
-
-
-def _add(found: Finished, metric: str, sample: str, score: float, status: str) -> None:
-    found.scores.setdefault(metric, {}).setdefault(sample, []).append(score)
-    found.passes.setdefault(metric, {}).setdefault(sample, []).append(float(status == "passed"))
 
 
 @dataclass(frozen=True)
@@ -172,8 +161,8 @@ class Compared:
 class Comparison:
     """Two runs, metric by metric."""
 
-    first: Finished
-    second: Finished
+    first: ScoredRun
+    second: ScoredRun
     metrics: tuple[Compared, ...]
     flips: tuple[Flip, ...]
     only_first: tuple[str, ...]
@@ -184,7 +173,7 @@ class Comparison:
     """graders that both runs have under one name, and that are not the same grader"""
 
 
-def compare(first: Finished, second: Finished) -> Comparison:
+def compare(first: ScoredRun, second: ScoredRun) -> Comparison:
     """Compare two runs on the samples both have."""
     shared = first.samples & second.samples
     if not shared:
@@ -220,7 +209,7 @@ def compare(first: Finished, second: Finished) -> Comparison:
     )
 
 
-def _one(name: str, first: Finished, second: Finished) -> Compared | None:
+def _one(name: str, first: ScoredRun, second: ScoredRun) -> Compared | None:
     ours, theirs = first.scores[name], second.scores[name]
     difference = paired_difference(ours, theirs)
     if difference is None:
@@ -243,7 +232,7 @@ def _over(scores: Scores, samples: Sequence[str] | dict[str, float]) -> float:
     return sum(means) / len(means)
 
 
-def _flips(name: str, first: Finished, second: Finished) -> list[Flip]:
+def _flips(name: str, first: ScoredRun, second: ScoredRun) -> list[Flip]:
     flips = []
     for sample, gap in gaps(first.passes[name], second.passes[name]).items():
         ours, theirs = (sum(side.passes[name][sample]) / len(side.passes[name][sample]) for side in (first, second))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from holdfast.report.compare import OVERALL, Finished, changed_graders, metric_names, shared_names
+from holdfast.report.compare import OVERALL, ScoredRun, changed_graders, metric_names, shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from holdfast.store.metrics import Metrics
 
 NewPolicy = Literal["ignore", "must-pass"]
 RemovedPolicy = Literal["ignore", "warn", "fail"]
@@ -36,11 +38,11 @@ class Rules:
     removed: RemovedPolicy = "warn"
 
 
-def check_gate(current: Finished, baseline: Finished | None, rules: Rules) -> list[Check]:
+def check_gate(current: ScoredRun, baseline: ScoredRun | None, rules: Rules) -> list[Check]:
     """All checks, golden samples first."""
     checks = [_golden(current, sample) for sample in sorted(rules.golden)]
     for name, least in (rules.minima or {}).items():
-        value = metric_value(current, name)
+        value = metric_value(current.metrics, name)
         checks.append(
             Check(f"min {name}", value is not None and value >= least, f"{name} is {_shown(value)}, wanted {least:g}")
         )
@@ -50,18 +52,20 @@ def check_gate(current: Finished, baseline: Finished | None, rules: Rules) -> li
     return checks
 
 
-def metric_value(run: Finished, name: str) -> float | None:
-    """A metric by its name: a grader's, `score` or `passed`, or a grader's `name/pass@k`."""
-    graders: dict[str, Any] = run.metrics["metrics"]
-    value: Any = run.metrics.get(name)
-    if name not in ("score", "passed", "coverage"):
-        # A checkpoint's name has a slash of its own: what stands behind the last one is a part only of a known grader.
-        grader, part = (name, "score") if name in graders else name.rpartition("/")[::2]
-        value = graders.get(grader, {}).get(part)
+def metric_value(metrics: Metrics, name: str) -> float | None:
+    """Return a metric by its name: `score`, `passed`, `coverage`, a grader's, or one of its numbers: `name/pass@2`."""
+    value: object
+    if name in ("score", "passed", "coverage"):
+        value = getattr(metrics, name)
+    elif name in metrics.graders:
+        value = metrics.graders[name].score
+    else:  # a checkpoint's name has a slash of its own, so the number is what follows the last one
+        grader, _, number = name.rpartition("/")
+        value = metrics.graders[grader].to_dict().get(number) if grader in metrics.graders else None
     return float(value) if isinstance(value, int | float) else None
 
 
-def _golden(current: Finished, sample: str) -> Check:
+def _golden(current: ScoredRun, sample: str) -> Check:
     passes = current.passes.get(OVERALL, {}).get(sample)
     if sample not in current.samples:
         return Check(f"golden {sample}", False, f"golden sample {sample} is not in this run")
@@ -76,7 +80,7 @@ def _golden(current: Finished, sample: str) -> Check:
     return Check(f"golden {sample}", not failed, said)
 
 
-def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[Check]:
+def _regressions(current: ScoredRun, baseline: ScoredRun, allowed: float) -> list[Check]:
     names = shared_names(current, baseline)
     checks = [_fallen(name, current, baseline, allowed) for name in names]
     changed = changed_graders(baseline, current)
@@ -89,13 +93,13 @@ def _regressions(current: Finished, baseline: Finished, allowed: float) -> list[
             checks.append(Check(name, False, f"{name} is in the baseline and not in this run"))
     if not checks:
         checks.append(Check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
-    if current.metrics["coverage"] < 1:  # errors were accepted: what is missing could hide what has become worse
+    if current.metrics.coverage < 1:  # errors were accepted: what is missing could hide what has become worse
         checks.append(_fallen("coverage", current, baseline, allowed))
     return checks
 
 
-def _fallen(name: str, current: Finished, baseline: Finished, allowed: float) -> Check:
-    now, before = metric_value(current, name), metric_value(baseline, name)
+def _fallen(name: str, current: ScoredRun, baseline: ScoredRun, allowed: float) -> Check:
+    now, before = metric_value(current.metrics, name), metric_value(baseline.metrics, name)
     if now is None or before is None:
         return Check(name, False, f"{name} is {_shown(now)}; it was {_shown(before)}")
     drop = (before - now) / before * 100 if before else 0.0
@@ -103,7 +107,7 @@ def _fallen(name: str, current: Finished, baseline: Finished, allowed: float) ->
     return Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)")
 
 
-def _samples(current: Finished, baseline: Finished, rules: Rules) -> list[Check]:
+def _samples(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Check]:
     checks = []
     new = sorted(current.samples - baseline.samples)
     if new and rules.new == "must-pass":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panels
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.load import Eval
+    from holdfast.store.metrics import GraderMetrics
 
 _NAMED: Final = 5
 
@@ -24,23 +25,23 @@ def without_rows(spec: Eval, places: Sequence[GraderPlace], panels: Panels) -> l
     return [f"{_named(names)} {verb} to {rows}: check {whose} `where`"] if names else []
 
 
-def without_verdicts(places: Sequence[GraderPlace], metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def without_verdicts(places: Sequence[GraderPlace], graders: Mapping[str, GraderMetrics]) -> Iterator[str]:
     """What the report shows: who gave no score, although there was something to look at and no error."""
     silent = [
         place.name
         for place in places
-        if _only(metrics[place.name], "skipped") and not getattr(place.block, "measure", False)
+        if _only(graders[place.name], "skipped") and not getattr(place.block, "measure", False)
     ]
     if silent:
         yield f"{_named(silent)} skipped every output: {'it has' if len(silent) == 1 else 'they have'} checked nothing"
-    ahead = [place.name for place in places if place.turn is not None and _only(metrics[place.name], "not_reached")]
+    ahead = [place.name for place in places if place.turn is not None and _only(graders[place.name], "not_reached")]
     if ahead:
         yield f"{_named(ahead)} checked nothing: no conversation got so far"
 
 
-def _only(counts: Mapping[str, Any], status: str) -> bool:
+def _only(counts: GraderMetrics, status: str) -> bool:
     others = {"n", "skipped", "not_reached", "errors", "ungraded"} - {status}
-    return bool(counts.get(status)) and not any(counts.get(other) for other in others)
+    return bool(getattr(counts, status)) and not any(getattr(counts, other) for other in others)
 
 
 def _named(names: Sequence[str]) -> str:

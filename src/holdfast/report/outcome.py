@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.display.types import Result
 from holdfast.errors import BudgetReached, Fault, Interrupted
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
     from holdfast.report.failures import Failures
     from holdfast.store.index import Spent
+    from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
 
 
@@ -22,7 +23,7 @@ class Outcome:
     rundir: RunDir
     plan: Plan
     """what is left"""
-    metrics: dict[str, Any] | None
+    metrics: Metrics | None
     """None when the run is not finished"""
     spent: Spent | None
     reason: Fault | BudgetReached | Interrupted | None = None
@@ -32,7 +33,7 @@ class Outcome:
     skipped_graders: bool = False
     grade_only: bool = False
     missed_gates: tuple[str, ...] = ()
-    so_far: dict[str, Any] | None = None
+    so_far: Metrics | None = None
     """the same numbers of a run that is not finished, where it has grades; they are in no file"""
     failures: Failures | None = None
     """what failed and is missing, and what was retried; None where that was not looked at"""
@@ -75,7 +76,7 @@ class Outcome:
             reason=reason,
             message=message,
             run=str(self.rundir.path),
-            metrics=self.metrics,
-            so_far=self.so_far,
+            metrics=None if self.metrics is None else self.metrics.to_dict(),
+            so_far=None if self.so_far is None else self.so_far.to_dict(),
             left={"to_run": self.plan.to_run, "to_grade": self.plan.to_grade},
         )

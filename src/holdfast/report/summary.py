@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.display.format import dollars, duration, latency
 from holdfast.plan.changes import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from holdfast.errors import BudgetReached
     from holdfast.report.failures import Alike, Failures
     from holdfast.store.index import Spent
+    from holdfast.store.metrics import Metrics
+    from holdfast.store.records import Usage
 
 _SHOWN: Final = 5
 
 
-def facts(metrics: dict[str, Any], spent: Spent | None, wall: float | None) -> Iterator[str]:
+def facts(metrics: Metrics, spent: Spent | None, wall: float | None) -> Iterator[str]:
     """List coverage, tokens, cost and time. `spent` is what this run paid itself, `wall` how long this process took."""
-    usage, judges = metrics["usage"], metrics["judge_usage"]
-    coverage = f"coverage {metrics['coverage']:.1%} of {counted(metrics['total'], 'trial')}"
-    took = _took(metrics["timing"]["seconds"], wall)
-    if judges["requests"]:
+    usage, judges = metrics.usage, metrics.judge_usage
+    coverage = f"coverage {metrics.coverage:.1%} of {counted(metrics.total, 'trial')}"
+    took = _took(metrics.timing.seconds, wall)
+    if judges.requests:
         yield f"{coverage} · {took}"
         yield f"target: {_usage(usage)} · judges: {_usage(judges)}"
     else:
         yield f"{coverage} · {_usage(usage)} · {took}"
     if (paid := _paid(usage, judges, spent)) is not None:
         yield paid
-    middle, slow = (metrics["timing"][f"trial_seconds_p{percent}"] for percent in (50, 95))
-    if middle is not None:
+    middle, slow = metrics.timing.trial_seconds_p50, metrics.timing.trial_seconds_p95
+    if middle is not None and slow is not None:
         yield f"latency per trial: p50 {latency(middle)}, p95 {latency(slow)}"
 
 
-def _usage(usage: Mapping[str, Any]) -> str:
-    counts = (usage["input_tokens"], usage["output_tokens"])
-    tokens = "tokens unknown" if None in counts else f"{sum(counts):,} tokens"
-    return f"{tokens} · {'cost unknown' if usage['cost'] is None else dollars(usage['cost'])}"
+def _usage(usage: Usage) -> str:
+    tokens = "tokens unknown" if usage.tokens is None else f"{usage.tokens:,} tokens"
+    return f"{tokens} · {'cost unknown' if usage.cost is None else dollars(usage.cost)}"
 
 
 def _took(all_of_it: float, wall: float | None) -> str:
@@ -50,22 +51,21 @@ def _took(all_of_it: float, wall: float | None) -> str:
     return duration(wall)
 
 
-def _paid(usage: Mapping[str, Any], judges: Mapping[str, Any], spent: Spent | None) -> str | None:
+def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
     """Say what this run paid itself, where that is not what its outputs and grades cost."""
     if spent is None:
         return None
-    if None not in (usage["cost"], judges["cost"]) and not spent.unpriced:
-        worth = usage["cost"] + judges["cost"]
+    if usage.cost is not None and judges.cost is not None and not spent.unpriced:
+        worth = usage.cost + judges.cost
         if dollars(worth) == dollars(spent.cost):
             return None
-        worth_text, paid = dollars(worth), dollars(spent.cost)
-    else:
-        parts = [part[key] for part in (usage, judges) for key in ("input_tokens", "output_tokens")]
-        if None in parts or spent.unmetered or sum(parts) == spent.tokens:
-            return None
-        worth, worth_text, paid = sum(parts), f"{sum(parts):,} tokens", f"{spent.tokens:,}"
-        return f"of the {worth_text} this run used {paid} itself{_why(worth, spent.tokens)}"
-    return f"of the {worth_text} this run paid {paid} itself{_why(worth, spent.cost)}"
+        return f"of the {dollars(worth)} this run paid {dollars(spent.cost)} itself{_why(worth, spent.cost)}"
+    if usage.tokens is None or judges.tokens is None or spent.unmetered:
+        return None
+    tokens = usage.tokens + judges.tokens
+    if tokens == spent.tokens:
+        return None
+    return f"of the {tokens:,} tokens this run used {spent.tokens:,} itself{_why(tokens, spent.tokens)}"
 
 
 def _why(worth: float, paid: float) -> str:
@@ -100,13 +100,13 @@ def _reasons(head: str, groups: list[Alike]) -> Iterator[str]:
         yield f"  … and {counted(len(groups) - _SHOWN, 'other reason')}; errors.jsonl has them all"
 
 
-def missing(so_far: dict[str, Any]) -> str:
+def missing(so_far: Metrics) -> str:
     """Say what the numbers of an unfinished run do not cover."""
-    unmade = so_far["total"] - so_far["outputs"]
+    unmade = so_far.total - so_far.outputs
     parts = []
     if unmade:
-        parts.append(f"{unmade:,} of {counted(so_far['total'], 'trial')} {'has' if unmade == 1 else 'have'} no output")
-    counts = {name: values["ungraded"] for name, values in so_far["metrics"].items() if values["ungraded"]}
+        parts.append(f"{unmade:,} of {counted(so_far.total, 'trial')} {'has' if unmade == 1 else 'have'} no output")
+    counts = {name: grader.ungraded for name, grader in so_far.graders.items() if grader.ungraded}
     if counts:
         most = sorted(counts, key=lambda name: -counts[name])
         named = ", ".join(f"{name} {counts[name]:,}" for name in most[:_SHOWN])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import Identified
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
+    from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
 
 
@@ -37,7 +38,7 @@ def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to s
             console.print(f"This run is already finished; nothing was run. {again}")
         _print_metrics(console, outcome, outcome.metrics)
         _print_failures(console, outcome, left_out=True)
-        if outcome.already and outcome.metrics["coverage"] < 1:
+        if outcome.already and outcome.metrics.coverage < 1:
             console.print("Errors were accepted; --retry-failed retries these trials.")
         for missed in outcome.missed_gates:
             console.print(Text(f"gate not met: {missed}", style="bold red"))
@@ -46,26 +47,26 @@ def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to s
     console.print(f"run: {outcome.rundir.path}", soft_wrap=True)
 
 
-def _print_metrics(console: Console, outcome: Outcome, metrics: dict[str, Any], *, so_far: bool = False) -> None:
-    title = f"{metrics['eval']} · {metrics['target']}{' · incomplete' if so_far else ''}"
-    if metrics["metrics"]:
+def _print_metrics(console: Console, outcome: Outcome, metrics: Metrics, *, so_far: bool = False) -> None:
+    title = f"{metrics.eval} · {metrics.target}{' · incomplete' if so_far else ''}"
+    if metrics.graders:
         console.print(_scores(metrics, title, console.width, "ungraded" if so_far else "errors"))
     else:
         console.print(Text(title, style="bold"))
         console.print("Nothing was graded: the eval has no graders.")
     for line in facts(metrics, outcome.spent, outcome.wall):
         console.print(line)
-    for notice in metrics.get("notices", ()):
+    for notice in metrics.notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _scores(metrics: dict[str, Any], title: str, width: int, lacking: str) -> Table:
-    """The table of graders. Those that look at no row are named below it."""
-    rows = {name: values for name, values in metrics["metrics"].items() if values.get("rows") != 0}
-    extra = [key for key in ("not_reached", lacking) if any(values.get(key) for values in rows.values())]
-    if len(rows) > 1:
-        rows["overall"] = metrics["overall"]
-    ks = sorted({1, metrics["trials"] // 2 or 1, metrics["trials"]}) if metrics["trials"] > 1 else []
+def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
+    """Make the table of graders. Those that look at no row are named below it."""
+    rows = {name: values for name, values in metrics.graders.items() if values.rows != 0}
+    extra = [key for key in ("not_reached", lacking) if any(getattr(values, key) for values in rows.values())]
+    if len(rows) > 1 and metrics.overall is not None:
+        rows["overall"] = metrics.overall
+    ks = sorted({1, metrics.trials // 2 or 1, metrics.trials}) if metrics.trials > 1 else []
     columns = [
         Column("grader", name=True),
         Column("score"),
@@ -76,26 +77,26 @@ def _scores(metrics: dict[str, Any], title: str, width: int, lacking: str) -> Ta
         # Of all columns pass@1 says the least: it is `passed` by `graded`.
         *(Column(f"pass@{k}", spare=5 if k == 1 else 3 if k == ks[-1] else 4) for k in ks),
     ]
-    cells = [
+    cells: list[tuple[str | Text, ...]] = [
         (
             name,
-            Text(share(values["score"]), style=_colour(values)),
-            _interval(values["low"], values["high"]),
-            f"{values['passed']:,}",
-            f"{values['n']:,}",
-            *(f"{values.get(key) or 0:,}" for key in extra),
-            *(share(values.get(f"pass@{k}")) for k in ks),
+            Text(share(values.score), style=_colour(values)),
+            _interval(values.low, values.high),
+            f"{values.passed:,}",
+            f"{values.n:,}",
+            *(f"{getattr(values, key) or 0:,}" for key in extra),
+            *(share(values.pass_at.get(k)) for k in ks),
         )
         for name, values in rows.items()
     ]
     return fitted(columns, cells, width, title=title)
 
 
-def _colour(values: dict[str, Any]) -> str:
-    """Green where all passed, red where none did."""
-    if not values["n"]:
+def _colour(values: GraderMetrics) -> str:
+    """Choose green where all passed, red where none did."""
+    if not values.n:
         return ""
-    return "green" if not values["failed"] else "red" if not values["passed"] else "yellow"
+    return "green" if not values.failed else "red" if not values.passed else "yellow"
 
 
 def _interval(low: float | None, high: float | None, form: str = ".3f") -> str:
@@ -111,12 +112,13 @@ def _print_failures(console: Console, outcome: Outcome, *, left_out: bool = Fals
 
 def print_side_by_side(first: Outcome, second: Outcome) -> None:
     """Two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
-    from holdfast.report.compare import read_finished
+    from holdfast.report.compare import read_scores
     from holdfast.report.paired import paired_difference
+    from holdfast.report.run_view import RunView
 
     assert first.metrics is not None and second.metrics is not None
-    ours, theirs = (read_finished(outcome.rundir).scores for outcome in (first, second))
-    names = [outcome.metrics["target"] for outcome in (first, second) if outcome.metrics]
+    ours, theirs = (read_scores(RunView(outcome.rundir)).scores for outcome in (first, second))
+    names = [first.metrics.target, second.metrics.target]
     columns = [
         Column("grader", name=True),
         Column(names[0]),
@@ -126,15 +128,15 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
         Column("samples", spare=2),
     ]
     rows = []
-    for grader in first.metrics["metrics"]:
+    for grader, values in first.metrics.graders.items():
         gap = paired_difference(ours.get(grader, {}), theirs.get(grader, {}))
         if gap is None:
             continue
         rows.append(
             (
                 grader,
-                share(first.metrics["metrics"][grader]["score"]),
-                share(second.metrics["metrics"][grader]["score"]),
+                share(values.score),
+                share(second.metrics.graders[grader].score),
                 f"{gap.mean:+.3f}",
                 _interval(gap.low, gap.high, "+.3f"),
                 f"{gap.samples:,}",

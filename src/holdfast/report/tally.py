@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.report.stats import estimate, pass_at_k
+from holdfast.store.metrics import GraderMetrics
+from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.store.records import GradeStatus, Usage
+    from holdfast.store.records import GradeStatus
 
 _ENDS: Final = frozenset((0.0, 1.0))
 """the only scores of a proportion"""
@@ -49,34 +51,28 @@ class Tally:
         """How many trials it has a word on: an error is none."""
         return self.statuses.total() - self.statuses["error"]
 
-    def summary(self) -> dict[str, Any]:
-        """The block of `metrics.json` for this grader."""
-        counts = {
-            "n": sum(self._counts),
-            "passed": self.statuses["passed"],
-            "failed": self.statuses["failed"],
-            "skipped": self.statuses["skipped"],
-            "errors": self.statuses["error"],
-        }
-        if self.statuses["not_reached"]:
-            counts["not_reached"] = self.statuses["not_reached"]
-        if counts["n"] == 0:
-            return {"score": None, "low": None, "high": None, "stderr": None, "interval": "none", **counts}
-        mean, low, high, stderr, method = estimate(self._sums, self._counts, proportion=self._proportion)
-        passes = {
-            f"pass@{k}": self._pass_at[k - 1] / self._pass_samples[k - 1]
-            for k in range(1, self._trials + 1)
-            if self._pass_samples[k - 1]
-        }
-        return {
-            "score": mean,
-            "low": low,
-            "high": high,
-            "stderr": stderr,
-            "interval": method,
-            **counts,
-            **passes,
-        }
+    def summary(self) -> GraderMetrics:
+        """Return the verdicts counted so far in numbers."""
+        n = sum(self._counts)
+        mean, low, high, stderr, method = (
+            estimate(self._sums, self._counts, proportion=self._proportion) if n else (None, None, None, None, "none")
+        )
+        return GraderMetrics(
+            score=mean,
+            low=low,
+            high=high,
+            stderr=stderr,
+            interval=method,
+            n=n,
+            passed=self.statuses["passed"],
+            failed=self.statuses["failed"],
+            skipped=self.statuses["skipped"],
+            errors=self.statuses["error"],
+            not_reached=self.statuses["not_reached"],
+            pass_at={
+                k: self._pass_at[k - 1] / samples for k, samples in enumerate(self._pass_samples, start=1) if samples
+            },
+        )
 
 
 class UsageTally:
@@ -99,11 +95,11 @@ class UsageTally:
         else:
             self._costs.append(usage.cost)
 
-    def summary(self) -> dict[str, Any]:
-        """The block of `metrics.json`."""
-        return {
-            "input_tokens": self._input if self._tokens_known else None,
-            "output_tokens": self._output if self._tokens_known else None,
-            "requests": self._requests,
-            "cost": math.fsum(self._costs) if self._cost_known else None,
-        }
+    def summary(self) -> Usage:
+        """Return the sums."""
+        return Usage(
+            self._input if self._tokens_known else None,
+            self._output if self._tokens_known else None,
+            self._requests,
+            math.fsum(self._costs) if self._cost_known else None,
+        )

@@ -12,6 +12,7 @@
 `slow`           work that is done in other processes because it could take long
 `re2_syntax`     Python's regular expressions in the syntax of RE2
 `vacuous`        checks that can hardly fail
+`load_targets`   the target
 `load_graders`   graders, and the models that judge and play the user
 `validation`     checks blocks by their models, and words what is wrong
 `plugins`        extension points: built-in kinds, and entry points of installed packages

@@ -134,6 +134,21 @@ def local_module(name: str) -> Path | None:
     return files[-1] if files and files[-1].stem in (parts[-1], "__init__") else None
 
 
+def installed_distribution(path: Path) -> str | None:
+    """Return `name version` of the installed distribution that a file belongs to; None for all other files."""
+    if not is_installed(path):
+        return None
+    from importlib.metadata import distributions
+
+    for distribution in distributions():
+        root = Path(str(distribution.locate_file("")))
+        if path.is_relative_to(root):
+            line = f"{path.relative_to(root).as_posix()},"
+            if any(entry.startswith(line) for entry in (distribution.read_text("RECORD") or "").splitlines()):
+                return f"{distribution.name} {distribution.version}"
+    return None
+
+
 def source_digest(path: Path) -> str | None:
     """The digest of one file's code; None where it cannot be read any more."""
     try:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, Seconds, Strings, refuse_secret_paths
+from holdfast.spec.schema import BaseUrl, Block, EvalPath, FunctionName, Seconds, Strings, refuse_secret_paths
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -255,8 +255,8 @@ class PythonGrader(TextBlock):
     """Calls a Python function with the values that its parameters name."""
 
     type: Literal["python"]
-    function: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """Function to call, as `file.py:function`."""
+    function: FunctionName
+    """Function to call, as `file.py:function` or `package.module:function`."""
     expected: str | int | float | bool | None = None
     """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""

@@ -13,23 +13,19 @@ from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_graders import read_graders, with_player
+from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.redact import bare_url
 from holdfast.spec.schema import (
     EXPORTS,
-    SESSION,
-    TARGETS,
     CommandTarget,
     DatasetBlock,
     EvalFields,
     ExportBlock,
     HooksBlock,
     Limits,
-    MockTarget,
     ModelTarget,
     OutputBlock,
     Price,
-    PythonTarget,
     ResponderBlock,
     TargetBlock,
     WorkspaceBlock,
@@ -144,7 +140,7 @@ class Eval:
     @property
     def multi_call(self) -> bool:
         """Whether a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
-        agent = isinstance(self.target, PythonTarget | CommandTarget) or bool(getattr(self.target, "tools", ()))
+        agent = self.target.multi_call or bool(getattr(self.target, "tools", ()))
         return self.multi_turn or agent or self.workspace is not None
 
 
@@ -195,10 +191,10 @@ def baseline_of(spec: Eval) -> Eval | None:
     data = spec.document.data
     if not isinstance(data.get("baseline"), dict):
         return None
-    kinds = [next((kind for kind in TARGETS if kind in side), None) for side in (data["target"], data["baseline"])]
-    target = {**data["target"], **data["baseline"]} if kinds[0] == kinds[1] else data["baseline"]
+    same = target_kind(data["target"]) == target_kind(data["baseline"])
+    target = {**data["target"], **data["baseline"]} if same else data["baseline"]
     problems: list[Problem] = []
-    _target(target, spec.document, problems, "baseline")
+    read_target(target, spec.document, problems, "baseline")
     if problems:
         raise ConfigError(problems)
     changed = copy.deepcopy({**data, "target": target})
@@ -256,7 +252,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         if location[:1] != ("samples",)  # rows are the dataset's matter
     ]
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
-    target = _target(document.data.get("target"), document, problems)
+    target = read_target(document.data.get("target"), document, problems)
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
     exports = _exports(top, document, problems)
@@ -335,18 +331,6 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
             yield from _not_finite(value, (*location, key))
 
 
-def _target(data: Any, document: Document, problems: list[Problem], key: str = "target") -> TargetBlock | None:
-    if not isinstance(data, dict):
-        return None  # the top model has said so
-    kinds = [kind for kind in TARGETS if kind in data]
-    if len(kinds) != 1:
-        said = f"has {' and '.join(kinds)}" if kinds else "names none"
-        message = f"{said}; a target is exactly one of {', '.join(TARGETS)}"
-        problems.append(Problem(document.where((key,)), message))
-        return None
-    return cast("TargetBlock | None", validate_block(TARGETS[kinds[0]], data, (key,), document, problems))
-
-
 def _checkpoints(
     top: EvalFields | None, document: Document, folder: Path, problems: list[Problem]
 ) -> tuple[Checkpoint, ...]:
@@ -417,16 +401,5 @@ def _both(one: str, other: str | None) -> str:
 
 
 def target_name(target: TargetBlock) -> str:
-    """The target in a word, as people read it."""
-    match target:
-        case ModelTarget(model=model):
-            return model
-        case MockTarget():
-            return "mock"
-        case _:
-            kind = next(kind for kind, block in TARGETS.items() if isinstance(target, block))
-            value = getattr(target, kind)
-            if kind == "http":
-                return bare_url(value)
-            # How its path is spelt does not matter.
-            return Path(value[0] if isinstance(value, list) else value).name.removeprefix(SESSION)
+    """Return the target's name in tables and directory names."""
+    return target.label

@@ -31,7 +31,7 @@ GRADERS = Registry(
         "python": "holdfast.graders.python:PythonCheck",
         "prompt": "holdfast.graders.judge:Judge",
         "trigger": "holdfast.graders.trigger:Trigger",
-        "nat": "holdfast.graders.nat:NatEvaluator",
+        "nat": "holdfast.formats.nat.grader:NatEvaluator",
         "bleu": "holdfast.graders.text_metrics:Bleu",
         "chrf": "holdfast.graders.text_metrics:Chrf",
         "rouge": "holdfast.graders.text_metrics:Rouge",

@@ -16,8 +16,15 @@ _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", r
 _SHORTEST_SECRET = 8
 """shorter values, as in `KEY=none`, are found in texts by chance"""
 
+_SECRET_VARIABLE = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 """how files name an environment variable"""
+
+
+def looks_secret(name: str) -> bool:
+    """Tell by its name whether an environment variable holds a secret."""
+    return _SECRET_VARIABLE.search(name) is not None
 
 
 def filled(text: str, where: str) -> str:

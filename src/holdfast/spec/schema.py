@@ -3,10 +3,12 @@
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from holdfast.spec.redact import bare_url
 from holdfast.spec.regex import compile_regex
 
 SCHEMA_VERSION = "1.2"
@@ -77,12 +79,20 @@ def _compiles_loosely(pattern: str) -> str:
     return pattern
 
 
+def _names_function(reference: str) -> str:
+    if not re.fullmatch(r"([^:]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*", reference):
+        raise ValueError(f"{reference!r} does not name a function: write FILE.py:NAME or PACKAGE.MODULE:NAME")
+    return reference
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Strings = Annotated[list[str], BeforeValidator(_as_list)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 """texts, none of them empty; a single text stands for a list of one"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
 """where a model is served: one URL, or several, of which each request goes to the least busy one"""
+FunctionName = Annotated[str, AfterValidator(_names_function)]
+"""a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
 """a file in the eval's folder"""
 WorkspacePath = EvalPath
@@ -196,8 +206,9 @@ class ScriptedTool(Block):
 class ToolBlock(Block):
     """Something a model may call: a Python function, a scripted tool, or the tools of an MCP server."""
 
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """Function to call, as `file.py:function`. Its signature and docstring describe it to the model."""
+    python: FunctionName | None = None
+    """Function to call, as `file.py:function` or `package.module:function`. Its signature and docstring describe it
+    to the model."""
     mcp: McpBlock | None = None
     """MCP server whose tools the model may call. Needs `pip install mcp`."""
     scripted: ScriptedTool | None = None
@@ -224,14 +235,38 @@ class ToolBlock(Block):
 class StateBlock(Block):
     """Functions that save an agent's own state after each turn, and restore it after a crash."""
 
-    save: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    save: FunctionName
     """Function called after each turn with `context`. It returns the state as JSON."""
-    restore: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
+    restore: FunctionName
     """Function called with `state` and `context` before a turn, when the previous turn failed or ran in another
     process."""
 
 
-class ModelTarget(Block):
+class TargetBlock(Block):
+    """What every target has."""
+
+    multi_call: ClassVar[bool] = False
+    """a reply may take several model or tool calls, which are recorded one by one"""
+
+    _kind: str = PrivateAttr(default="")
+
+    @property
+    def kind(self) -> str:
+        """The kind of target: the key that built-in kinds are written with, or a plug-in's name."""
+        return self._kind
+
+    def with_kind(self, kind: str) -> Self:
+        """Set the kind, once the block is read."""
+        self._kind = kind
+        return self
+
+    @property
+    def label(self) -> str:
+        """The target's name in tables and directory names."""
+        return self.kind
+
+
+class ModelTarget(TargetBlock):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
     model: str = Field(min_length=1)
@@ -264,6 +299,11 @@ class ModelTarget(Block):
             raise ValueError("tools need `api: chat`")
         return self
 
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.model
+
 
 def is_embedded(model: str) -> bool:
     """Whether a model's name means one that runs on this machine, inside Holdfast."""
@@ -274,11 +314,11 @@ SESSION = "<session>.py:"
 """stands before the name of a function that was typed into a notebook or an interpreter, and is in no file"""
 
 
-class PythonTarget(Block):
+class PythonTarget(TargetBlock):
     """A Python function, `file.py:function`, relative to the eval file."""
 
-    python: str = Field(pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """Function, class or object to call, as `file.py:name` relative to the eval file."""
+    python: FunctionName
+    """Function, class or object to call, as `file.py:name`, relative to the eval file, or `package.module:name`."""
     params: dict[str, Any] = {}
     """Values passed to the function as `context.params`."""
     version: str | None = None
@@ -293,8 +333,15 @@ class PythonTarget(Block):
     state: StateBlock | None = None
     """Functions that save and restore the agent's own memory between turns."""
 
+    multi_call: ClassVar[bool] = True
 
-class HttpTarget(Block):
+    @property
+    def label(self) -> str:
+        """The file's name and the function, however the path is spelled."""
+        return Path(self.python).name.removeprefix(SESSION)
+
+
+class HttpTarget(TargetBlock):
     """A workflow behind HTTP: JSON is posted, the answer picked from what comes back."""
 
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
@@ -315,8 +362,13 @@ class HttpTarget(Block):
 
     templates: ClassVar[tuple[str, ...]] = ("request",)
 
+    @property
+    def label(self) -> str:
+        """The URL without credentials and query."""
+        return bare_url(self.http)
 
-class CommandTarget(Block):
+
+class CommandTarget(TargetBlock):
     """A program; its standard output is the answer."""
 
     command: list[str] = Field(min_length=1)
@@ -339,9 +391,15 @@ class CommandTarget(Block):
     """Environment variable that holds the API key. The proxy sends it; the program needs none."""
 
     templates: ClassVar[tuple[str, ...]] = ("command", "stdin", "working_directory")
+    multi_call: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The program's name."""
+        return Path(self.command[0]).name
 
 
-class NatTarget(Block):
+class NatTarget(TargetBlock):
     """A workflow of NeMo Agent Toolkit, run in this process."""
 
     nat: str = Field(pattern=r"\.(ya?ml|json)$")
@@ -356,24 +414,10 @@ class NatTarget(Block):
         refuse_secret_paths(self.override)
         return self
 
-
-class MockTarget(Block):
-    """A target that repeats its prompt, for trying out an eval without a model."""
-
-    mock: Literal["waza"]
-    """Which mock to use: `waza` answers as waza's mock executor does."""
-
-
-TargetBlock = ModelTarget | PythonTarget | HttpTarget | CommandTarget | NatTarget | MockTarget
-
-TARGETS: dict[str, type[Block]] = {
-    "model": ModelTarget,
-    "python": PythonTarget,
-    "http": HttpTarget,
-    "command": CommandTarget,
-    "nat": NatTarget,
-    "mock": MockTarget,
-}
+    @property
+    def label(self) -> str:
+        """The configuration file's name."""
+        return Path(self.nat).name
 
 
 class Limits(Block):
@@ -428,9 +472,9 @@ class ResponderBlock(Block):
 
     model: str | None = None
     """Model that plays the user. Default: the target's model and endpoint."""
-    python: str | None = Field(default=None, pattern=r"^[^:]+\.py:[A-Za-z_][\w.]*$")
-    """Function that plays the user instead of a model, as `file.py:function`. It may take `messages`, `sample` and
-    `turn`, and returns the next message, or None to stop."""
+    python: FunctionName | None = None
+    """Function that plays the user instead of a model, as `file.py:function` or `package.module:function`. It may take
+    `messages`, `sample` and `turn`, and returns the next message, or None to stop."""
     instructions: str | None = None
     """Who the user is and what they want. A template over the row."""
     max_followups: Annotated[int, Field(ge=1)] | str

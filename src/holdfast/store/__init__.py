@@ -2,6 +2,8 @@
 
 `lines`      how a line is sealed and checked
 `records`    what a line holds
+`manifest`   manifest.json as a struct
+`metrics`    metrics.json and results.json as structs
 `journal`    the one thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `index`      what is already there, read once when a run is opened

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from holdfast.errors import UsageError, VersionError
+from holdfast.errors import ResultsError, UsageError, VersionError
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw
-from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.rundir import ARCHIVE, RunDir
-from holdfast.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.store.rundir import Manifest
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import Metrics
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
@@ -121,17 +120,6 @@ _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
-class _Numbers(msgspec.Struct):
-    version: str | None = msgspec.field(name="schemaVersion", default=None)
-    score: float | None = None
-    coverage: float | None = None
-    outputs: int = 0
-    timing: dict[str, Any] = {}
-
-
-_numbers = msgspec.json.Decoder(_Numbers)
-
-
 def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
     """List the runs below a runs directory, the one last written first."""
     found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
@@ -145,10 +133,11 @@ def look_at(rundir: RunDir) -> Listed | None:
     if own.isdisjoint(files):
         return None  # somebody else's folder, whatever lies further down in it
     manifest: Manifest | None = None
-    numbers: _Numbers | None = None
+    metrics: Metrics | None = None
     unread: Status = "damaged"
     try:
-        numbers = _read_numbers(rundir)
+        with suppress(ResultsError):  # `holdfast eval` writes damaged numbers again, so the run counts as unfinished
+            metrics = rundir.read_metrics()
         manifest = rundir.read_manifest()
     except VersionError:
         unread = "foreign"
@@ -158,9 +147,9 @@ def look_at(rundir: RunDir) -> Listed | None:
         "size": sum(stat.st_size for stat in files.values()),
         "written": max(stat.st_mtime for stat in files.values()),
         "path": str(rundir.path),
-        "score": numbers.score if numbers else None,
-        "coverage": numbers.coverage if numbers else None,
-        "done": numbers.outputs if numbers else _count_outputs(rundir),
+        "score": metrics.score if metrics else None,
+        "coverage": metrics.coverage if metrics else None,
+        "done": metrics.outputs if metrics else _count_outputs(rundir),
     }
     if manifest is None:
         name = rundir.path.name
@@ -174,8 +163,8 @@ def look_at(rundir: RunDir) -> Listed | None:
             created="",
             **common,
         )
-    status: Status = "finished" if numbers else "unfinished"
-    if numbers and rundir.has_lost_lines({"timing": numbers.timing}):
+    status: Status = "finished" if metrics else "unfinished"
+    if metrics and rundir.has_lost_lines(metrics):
         status, common["done"] = "damaged", _count_outputs(rundir)
     if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"
@@ -183,9 +172,9 @@ def look_at(rundir: RunDir) -> Listed | None:
         id=manifest.id,
         name=manifest.name,
         target=manifest.target,
-        dataset=", ".join(map(str, manifest.dataset.get("source", []))),
+        dataset=", ".join(manifest.dataset.source),
         status=status,
-        total=int(manifest.dataset.get("count", 0)) * manifest.trials,
+        total=manifest.dataset.count * manifest.trials,
         created=manifest.created,
         **common,
     )
@@ -199,15 +188,6 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
                     yield from _files(path / entry.name)
                 else:
                     yield entry.path, entry.stat(follow_symlinks=False)
-
-
-def _read_numbers(rundir: RunDir) -> _Numbers | None:
-    try:
-        numbers = _numbers.decode(rundir.metrics.read_bytes())
-        check_version(rundir.metrics, numbers.version, SCHEMA_VERSION)
-        return numbers
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def is_surely_ours(run: Listed) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.store.durable import drop_cache, make_directory, replacing, sync
-from holdfast.store.lines import scan
+from holdfast.store.lines import LineRef, scan
 from holdfast.store.records import GradeStatus, Mark, Output, Step, Timing, Usage
 
 if TYPE_CHECKING:
@@ -32,11 +32,9 @@ class Moment(NamedTuple):
 
 
 class OutputRef(NamedTuple):
-    """Where a finished trial's line is, and what grading needs to know of it."""
+    """A finished trial: where its line is, and what grading needs to know of it."""
 
-    path: Path
-    offset: int
-    length: int
+    line: LineRef
     digest: str
     usage: Usage
     seconds: float
@@ -155,8 +153,8 @@ class Index:
     """failed attempts of the target by generation key"""
     grader_attempts: dict[tuple[str, str], int] = field(default_factory=dict)
     """failed attempts of graders by generation key and the grader's name"""
-    steps: dict[str, list[tuple[Path, int, int]]] = field(default_factory=dict)
-    """calls of conversations that have no output yet: file, offset, length, by generation key"""
+    steps: dict[str, list[LineRef]] = field(default_factory=dict)
+    """calls of conversations that have no output yet, by generation key"""
     spent: Spent = field(default_factory=Spent)
     damage: list[Damage] = field(default_factory=list)
 
@@ -177,13 +175,11 @@ class OutputHead(msgspec.Struct):
     stopped_by: str | None = None
     source: str | None = None
 
-    def ref(self, path: Path, offset: int, length: int) -> OutputRef:
-        """Where it is, with what the index keeps of it."""
+    def ref(self, line: LineRef) -> OutputRef:
+        """Return what the index keeps of an output on a given line."""
         timing = self.timing
         marks = moments(self.marks, self.usage, timing.seconds)
-        return OutputRef(
-            path, offset, length, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started
-        )
+        return OutputRef(line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started)
 
 
 class GradeHead(msgspec.Struct):
@@ -265,30 +261,17 @@ def read_error_head(line: bytes) -> ErrorHead | None:
 
 def read_output(ref: OutputRef) -> Output:
     """The whole record behind a reference."""
-    return _output.decode(read_line(ref))
+    return _output.decode(ref.line.read())
 
 
-def read_line(ref: OutputRef) -> bytes:
-    """The same as it is in the file."""
-    fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, ref.length, ref.offset)
-    finally:
-        os.close(fd)
-
-
-def read_steps(places: Iterable[tuple[Path, int, int]]) -> list[Step]:
-    """The recorded calls of one conversation that count, in the order in which they were made.
+def read_steps(lines: Iterable[LineRef]) -> list[Step]:
+    """Read the recorded calls of one conversation that count, in the order in which they were made.
 
     Where several workers had it in hand that is not the order of their files, in which they may be given here.
     """
     each: dict[Path, list[Step]] = {}
-    for path, offset, length in places:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            each.setdefault(path, []).append(_step.decode(os.pread(fd, length, offset)))
-        finally:
-            os.close(fd)
+    for line in lines:
+        each.setdefault(line.path, []).append(_step.decode(line.read()))
     steps: list[Step] = []
     for step in merge(*each.values(), key=lambda step: step.time):
         steps.append(step)
@@ -312,11 +295,12 @@ class TextReader:
         self._fds: dict[Path, int] = {}
 
     def read(self, ref: OutputRef) -> str:
-        """The last reply's text."""
-        fd = self._fds.get(ref.path)
+        """Read the last reply's text."""
+        path, offset, length = ref.line
+        fd = self._fds.get(path)
         if fd is None:
-            fd = self._fds[ref.path] = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
-        return _output_text.decode(os.pread(fd, ref.length, ref.offset)).output
+            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _output_text.decode(os.pread(fd, length, offset)).output
 
     def close(self) -> None:
         """Let the files go."""
@@ -335,8 +319,8 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tai
     index = Index()
     for kind in KINDS:
         for path in files(kind.name):
-            for found in _heads(path, kind, index, mend is not None):
-                kind.take(index, found)
+            for entry in _entries(path, kind, index, mend is not None):
+                kind.take(index, entry)
     if mend is None or not index.damage:
         return index
     damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
@@ -348,12 +332,10 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tai
     return index
 
 
-class Found(NamedTuple):
-    """A sound line of a journal: where it is, and what the index wants of it."""
+class Entry(NamedTuple):
+    """A sound line of a journal: where it is, and what the index keeps of it."""
 
-    path: Path
-    offset: int
-    length: int
+    line: LineRef
     head: Any
 
 
@@ -362,46 +344,50 @@ class Kind(NamedTuple):
 
     name: str
     decoder: msgspec.json.Decoder[Any]
-    take: Callable[[Index, Found], None]
+    take: Callable[[Index, Entry], None]
 
 
-def _take_output(index: Index, found: Found) -> None:
-    head: OutputHead = found.head
-    keep_output(index, found)
+def _take_output(index: Index, entry: Entry) -> None:
+    head: OutputHead = entry.head
+    keep_output(index, entry)
     if head.source is None:  # what was copied from another run was paid for there
         index.spent.add(head.usage)
         index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
 
 
-def keep_output(index: Index, found: Found) -> None:
+def keep_output(index: Index, entry: Entry) -> None:
     """Of several outputs of a trial the one begun last counts, for every reader; in one file the last.
 
     So one that was made anew on purpose counts, in whichever file it is. One that a frozen worker writes when it wakes
     was begun before that of the worker who took over, and changes nothing any more.
     """
-    ref: OutputRef = found.head.ref(*found[:3])
-    known = index.outputs.get(found.head.key)
-    if known is None or known.path == ref.path or (known.started, str(known.path)) < (ref.started, str(ref.path)):
-        index.outputs[found.head.key] = ref
+    ref: OutputRef = entry.head.ref(entry.line)
+    earlier = index.outputs.get(entry.head.key)
+    if earlier is None or earlier.line.path == ref.line.path or _order(earlier) < _order(ref):
+        index.outputs[entry.head.key] = ref
 
 
-def _take_step(index: Index, found: Found) -> None:
-    head: _StepHead = found.head
-    keep_step(index, found)
+def _order(ref: OutputRef) -> tuple[float, str]:
+    return ref.started, str(ref.line.path)
+
+
+def _take_step(index: Index, entry: Entry) -> None:
+    head: _StepHead = entry.head
+    keep_step(index, entry)
     if head.key not in index.outputs and head.source is None:
         index.spent.add(head.usage)
         index.spent.add_time(head.time - head.seconds, head.time)
 
 
-def keep_step(index: Index, found: Found) -> None:
+def keep_step(index: Index, entry: Entry) -> None:
     """A call counts while its conversation has no output, or one that a checkpoint cut short."""
-    output = index.outputs.get(found.head.key)
+    output = index.outputs.get(entry.head.key)
     if output is None or output.stopped_by is not None:  # else the output has it all, and for good
-        index.steps.setdefault(found.head.key, []).append(found[:3])
+        index.steps.setdefault(entry.head.key, []).append(entry.line)
 
 
-def _take_grade(index: Index, found: Found) -> None:
-    head: GradeHead = found.head
+def _take_grade(index: Index, entry: Entry) -> None:
+    head: GradeHead = entry.head
     keep_verdict(index, head)
     if head.source is None:
         index.spent.add_grade(head.usage, head.time, head.seconds)
@@ -414,8 +400,8 @@ def keep_verdict(index: Index, head: GradeHead) -> None:
         index.verdicts[head.grade_key] = head.verdict
 
 
-def _take_error(index: Index, found: Found) -> None:
-    head: ErrorHead = found.head
+def _take_error(index: Index, entry: Entry) -> None:
+    head: ErrorHead = entry.head
     index.spent.add_time(head.time - head.seconds, head.time)
     if head.usage is not None:
         index.spent.add(head.usage)
@@ -434,14 +420,14 @@ KINDS: Final = (
 )
 
 
-def _heads(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Found]:
+def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[Entry]:
     if durable:
         _settle_on_medium(path)
     decode = kind.decoder.decode
     for line in scan(path):
         if line.sound:
             try:
-                yield Found(path, line.offset, len(line.data), decode(line.data))
+                yield Entry(LineRef(path, line.offset, len(line.data)), decode(line.data))
                 continue
             except msgspec.DecodeError:
                 pass  # sound, but not a record of ours

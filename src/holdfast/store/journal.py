@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from holdfast.errors import Fault
 from holdfast.store.durable import advice_for, make_directory, sync, sync_directory
+from holdfast.store.lines import LineRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,17 +47,10 @@ class SecondWriter(OSError):
     """Bytes that are not ours stand in a file that is ours alone to write: our lease was taken over."""
 
 
-class Place(NamedTuple):
-    """Where a line went."""
-
-    path: Path
-    offset: int
-
-
 class _Entry(NamedTuple):
     name: JournalName
     line: bytes
-    waiter: asyncio.Future[Place] | None
+    waiter: asyncio.Future[LineRef] | None
     then: Callable[[], None] | None
 
 
@@ -154,9 +148,9 @@ class Journal:
         self._thread = Thread(target=self._run, name="holdfast-journal", daemon=True)
         self._thread.start()
 
-    async def write(self, name: JournalName, line: bytes) -> Place:
-        """Append a line; returns, with where it is, once it is on the medium."""
-        waiter: asyncio.Future[Place] = self._loop.create_future()
+    async def write(self, name: JournalName, line: bytes) -> LineRef:
+        """Append a line, and return where it is once it is on the medium."""
+        waiter: asyncio.Future[LineRef] = self._loop.create_future()
         self._add(_Entry(name, line, waiter, None))
         return await waiter
 
@@ -213,9 +207,10 @@ class Journal:
                 lost = done  # a grade never stands without its output
             self._loop.call_soon_threadsafe(self._settle, part, done)
 
-    def _commit_file(self, name: JournalName, data: bytes) -> Place | Fault:
+    def _commit_file(self, name: JournalName, data: bytes) -> LineRef | Fault:
+        """Append a batch of lines, and return where it is."""
         try:
-            place = self._append(name, data)
+            batch = self._append(name, data)
         except SecondWriter as error:
             return Fault("lease_lost", f"{self.directory / name}.jsonl: {error.strerror}", remedy=_TAKEN)
         except OSError as error:
@@ -225,9 +220,9 @@ class Journal:
                 remedy=f"{advice_for(error)} Then run the same command again: it resumes from here.",
             )
         self.bytes_written += len(data)
-        return place
+        return batch
 
-    def _append(self, name: JournalName, data: bytes) -> Place:
+    def _append(self, name: JournalName, data: bytes) -> LineRef:
         segment = self._segments.get(name)
         if segment is None:
             segment = self._segments[name] = _Segment.open((self._spare or self.directory) / f"{name}.jsonl")
@@ -247,7 +242,7 @@ class Journal:
             except OSError:
                 segment.cut_back()
                 raise
-        return Place(segment.path, segment.good - len(data))
+        return LineRef(segment.path, segment.good - len(data), len(data))
 
     def _replace(self, name: JournalName) -> Path:
         """Retire a file whose sync failed and open one on fresh ground."""
@@ -264,7 +259,7 @@ class Journal:
 
     # On the event loop again.
 
-    def _settle(self, entries: list[_Entry], done: Place | Fault) -> None:
+    def _settle(self, entries: list[_Entry], done: LineRef | Fault) -> None:
         if isinstance(done, Fault):
             for entry in entries:
                 if entry.waiter is None:
@@ -273,11 +268,11 @@ class Journal:
                 elif not entry.waiter.done():
                     entry.waiter.set_exception(done)
             return
-        path, offset = done
+        path, offset, _ = done
         for _, line, waiter, then in entries:
             if waiter is not None:
                 if not waiter.done():
-                    waiter.set_result(Place(path, offset))
+                    waiter.set_result(LineRef(path, offset, len(line) - 1))
             elif then is not None:
                 try:
                     then()

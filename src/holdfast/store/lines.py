@@ -8,6 +8,7 @@ newline and its checksum fits, so a torn or rotten line is owed again, never tru
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.json import decode, encode
@@ -44,8 +45,25 @@ def is_sound(line: bytes) -> bool:
     return tail.startswith(_MARK) and tail.endswith(b'"}') and tail[len(_MARK) : -2] == xxh3_64_hexdigest(head).encode()
 
 
+class LineRef(NamedTuple):
+    """Where a line of a journal is."""
+
+    path: Path
+    offset: int
+    length: int
+    """without the newline"""
+
+    def read(self) -> bytes:
+        """Read the line, without its newline."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, self.length, self.offset)
+        finally:
+            os.close(fd)
+
+
 class Line(NamedTuple):
-    """A line found in a journal file."""
+    """A line of a journal file, sound or not."""
 
     offset: int
     data: bytes

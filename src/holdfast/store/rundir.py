@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.errors import ManifestError
+from holdfast.errors import ManifestError, ResultsError
 from holdfast.store.durable import make_directory, replacing, sync_directory
 from holdfast.store.index import Index, load_index
+from holdfast.store.manifest import Manifest, decode_manifest
+from holdfast.store.metrics import Metrics, Results
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version, parse_version
 
@@ -18,72 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.store.metrics import TrialResult
+
+T = TypeVar("T")
+
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is. Written first, once, and never changed."""
-
-    schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
-    id: str
-    name: str
-    target: str
-    created: str
-    holdfast: str
-    python: str
-    platform: str
-    fingerprints: dict[str, Any]
-    identity: dict[str, Any]
-    """what the fingerprints are made of: conversation, target, graders, trials"""
-    fresh: bool = False
-    """begun with --fresh: it never takes anything from other runs"""
-    drift: dict[str, Any] | None = None
-    """set when outputs were kept although the target's code had changed"""
-    dataset: dict[str, Any]
-    trials: int
-    eval_file: str | None
-    folder: str
-    """what relative paths in the eval are relative to"""
-    eval: dict[str, Any]
-
-
-class _Fingerprints(msgspec.Struct):
-    dataset: str
-    conversation: str
-    target: str
-    work: str
-
-
-class _Target(msgspec.Struct):
-    kind: str
-    source: dict[str, str] = {}
-    files: dict[str, str] = {}
-
-
-class _Identity(msgspec.Struct):
-    conversation: dict[str, Any]
-    target: _Target
-    graders: dict[str, Any]
-
-
-class _Dataset(msgspec.Struct):
-    count: int
-    source: list[str] = []
-
-
-class _Inside(msgspec.Struct):
-    """What other runs look at in a manifest: where it is not so, the manifest is not one of ours."""
-
-    fingerprints: _Fingerprints
-    identity: _Identity
-    dataset: _Dataset
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """A manifest out of its file; msgspec's DecodeError where it is none."""
-    msgspec.json.decode(data, type=_Inside)
-    return msgspec.json.decode(data, type=Manifest)
+class _Version(msgspec.Struct):
+    schema_version: Any = msgspec.field(name="schemaVersion", default=None)
 
 
 class RunDir:
@@ -124,13 +71,11 @@ class RunDir:
             for name in ("outputs", "grades")
         }
 
-    def has_lost_lines(self, metrics: dict[str, Any]) -> bool:
-        """Whether a journal is shorter than when the numbers were made. Journals only grow, so lines are missing."""
-        timing = metrics.get("timing")
-        if not isinstance(timing, dict):
-            return False
-        noted = [(timing.get(name), size) for name, size in self.journal_bytes().items()]
-        return any(isinstance(then, int) and now < then for then, now in noted)  # earlier versions noted no sizes
+    def has_lost_lines(self, metrics: Metrics) -> bool:
+        """Tell whether a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
+        sizes = self.journal_bytes()
+        noted = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
+        return any(then is not None and now < then for then, now in noted)  # earlier versions noted no sizes
 
     def load(self, *, mend: bool) -> Index:
         """Read the journals; `mend` only while holding the lease."""
@@ -166,22 +111,45 @@ class RunDir:
         self._check(self.manifest, version)
         return manifest
 
-    def read_metrics(self) -> dict[str, Any]:
-        """The numbers. An OSError or msgspec's DecodeError where they are not there, or damaged."""
-        return self._read(self.metrics)
+    def read_metrics(self) -> Metrics | None:
+        """Read the numbers; None while the run has none. Raises ResultsError where they are damaged."""
+        data = self._read(self.metrics, dict[str, Any])
+        if data is None:
+            return None
+        try:
+            return Metrics.from_dict(data)
+        except msgspec.ValidationError as error:
+            raise self._damaged(self.metrics, error) from error
 
-    def read_results(self) -> dict[str, Any]:
-        """Every trial with its verdicts."""
-        return self._read(self.results)
+    def read_results(self) -> list[TrialResult]:
+        """Read every trial with its verdicts. Raises ResultsError where they are missing or damaged."""
+        results = self._read(self.results, Results)
+        if results is None:
+            raise self._damaged(self.results, "there is no such file")
+        return results.trials
 
     def newer(self, manifest: Manifest) -> str | None:
         """What to say of a run that a newer Holdfast began."""
         return self._check(self.manifest, manifest.schema_version)
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        self._check(path, data.get("schemaVersion"))
-        return data
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            version = msgspec.json.decode(data, type=_Version).schema_version
+            self._check(path, version)
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise self._damaged(path, error) from error
+
+    def _damaged(self, path: Path, reason: object) -> ResultsError:
+        return ResultsError(
+            f"{path}: cannot be read ({reason})",
+            remedy=f"Remove it with `holdfast repair {shlex.quote(str(self.path))}`, then run the `holdfast eval` "
+            "command of this run, which writes it again.",
+        )
 
     def _check(self, path: Path, version: object) -> str | None:
         return check_version(path, version, SCHEMA_VERSION, self.path)

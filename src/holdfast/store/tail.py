@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.store.index import KINDS, Found, Index
-from holdfast.store.lines import scan
+from holdfast.store.index import KINDS, Entry, Index
+from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.store.records import Usage
     from holdfast.store.rundir import RunDir
 
-News = list[tuple[str, Found]]
+News = list[tuple[str, Entry]]
 
 
 class Follower:
@@ -35,9 +35,9 @@ class Follower:
 
     def read(self) -> News:
         """The new lines. Touches nothing but files, so that a thread may do it."""
-        return [(kind.name, found) for kind in KINDS for found in self._lines(kind.name, kind.decoder)]
+        return [(kind.name, entry) for kind in KINDS for entry in self._lines(kind.name, kind.decoder)]
 
-    def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Found]:
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Entry]:
         for path in self._rundir.journals(name):
             if self._own is not None and path.parent.name.partition("+")[0] == self._own:
                 continue  # also what was begun after a failed sync
@@ -47,20 +47,20 @@ class Follower:
                 self._read_to[path] = line.offset + len(line.data) + 1
                 if line.sound:
                     try:
-                        yield Found(path, line.offset, len(line.data), decoder.decode(line.data))
+                        yield Entry(LineRef(path, line.offset, len(line.data)), decoder.decode(line.data))
                     except msgspec.DecodeError:
                         continue
 
     def apply(self, news: News) -> None:
         """Add them to the index, and what they cost to what is spent."""
         takers = {kind.name: kind.take for kind in KINDS}
-        for name, found in news:
+        for name, entry in news:
             if name == "outputs":  # which says what its calls used together
-                for usage in self._counted.pop(found.head.key, ()):
+                for usage in self._counted.pop(entry.head.key, ()):
                     self._index.spent.take_back(usage)
-            elif name == "steps" and found.head.key not in self._index.outputs and found.head.source is None:
-                self._counted.setdefault(found.head.key, []).append(found.head.usage)
-            takers[name](self._index, found)
+            elif name == "steps" and entry.head.key not in self._index.outputs and entry.head.source is None:
+                self._counted.setdefault(entry.head.key, []).append(entry.head.usage)
+            takers[name](self._index, entry)
 
     def refresh(self) -> None:
         """Read and add."""

@@ -14,12 +14,14 @@ import msgspec
 from holdfast.errors import ManifestError, UsageError
 from holdfast.store.durable import overwrite
 from holdfast.store.lease import RunLease
+from holdfast.store.manifest import decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
-from holdfast.store.rundir import RunDir, decode_manifest
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.store.rundir import RunDir
 
 _VERSION = re.compile(rb'("schemaVersion"\s*:\s*)"[^"]*"')
 _OPENING = re.compile(rb"\s*\{(\s*)")

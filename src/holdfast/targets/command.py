@@ -10,16 +10,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.spec.fingerprint import check_program, is_file
+from holdfast.spec.fingerprint import check_program, command_files, is_file
+from holdfast.spec.schema import CommandTarget
 from holdfast.spec.template import RENDER_ERRORS, expression, template
-from holdfast.targets.types import Reply
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import CommandTarget
+    from holdfast.spec.origin import Origin
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.types import Turn
 
@@ -41,18 +41,22 @@ def for_environment(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
-class Command:
+class Command(Target):
     """Runs the program once per turn, in a process group of its own: in the workspace, else in the eval's folder.
 
     Its environment has an OPENAI_BASE_URL that is this trial's, so that its model calls are recorded.
     """
 
-    def __init__(self, block: CommandTarget, spec: Eval) -> None:
-        self._block = block
+    schema = CommandTarget
+    block: CommandTarget
+
+    def __init__(self, block: CommandTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        spec = origin.spec
         self._folder = spec.folder
         self._in_child = die_with_parent()
         self._proxy: Proxy | None = None
-        word, where = block.command[0], spec.document.where(("target", "command"))
+        word, where = block.command[0], origin.where("command")
         # One in a workspace may be the row's, or the agent's own work; one with a template is known with its row.
         if "{{" not in word and (spec.workspace is None or "/" not in word):
             check_program(word, spec.folder, where, by_name=spec.workspace is not None)
@@ -60,6 +64,14 @@ class Command:
             from holdfast.targets.proxy import Proxy
 
             self._proxy = Proxy(block, spec.prices)
+
+    @classmethod
+    def identity(cls, block: CommandTarget, origin: Origin) -> dict[str, Any]:
+        """Return the command, its input and environment, and the contents of the files that the command names."""
+        identity = block.model_dump(include={"command", "stdin", "version"})
+        later = {"env", "working_directory", "path"}  # not in keys from before these existed
+        identity |= block.model_dump(include=later, exclude_defaults=True)
+        return {**identity, "files": command_files(origin.folder, block.command)}
 
     async def __aenter__(self) -> Self:
         if self._proxy is not None:
@@ -82,7 +94,7 @@ class Command:
         }
         if calls.workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(calls.workspace)
-            if folders := [str(calls.workspace / folder) for folder in self._block.path]:
+            if folders := [str(calls.workspace / folder) for folder in self.block.path]:
                 environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
@@ -96,9 +108,9 @@ class Command:
 
     def _environment(self, fields: dict[str, Any]) -> dict[str, str]:
         """Return what the row adds to the program's environment."""
-        if self._block.env is None:
+        if self.block.env is None:
             return {}
-        added = expression(self._block.env)(fields)
+        added = expression(self.block.env)(fields)
         if not isinstance(added, dict) or not all(isinstance(value, str) for value in added.values()):
             raise TypeError(f"target.env gives {added!r:.80}, not a map of names to texts")
         return {str(name): for_environment(value) for name, value in added.items()}
@@ -106,7 +118,7 @@ class Command:
     def _place(self, workspace: Path | None, fields: dict[str, Any]) -> Path:
         """Return the folder in which the program starts."""
         start = workspace or self._folder
-        name = template(self._block.working_directory or "").render(fields)
+        name = template(self.block.working_directory or "").render(fields)
         place = start / name
         if not place.resolve().is_relative_to(start.resolve()):
             raise ValueError(f"target.working_directory: {name!r} leads out of the workspace")
@@ -119,14 +131,14 @@ class Command:
     async def _run(self, turn: Turn, workspace: Path | None, environment: dict[str, str]) -> Reply:
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
         try:
-            arguments = [template(argument).render(fields) for argument in self._block.command]
+            arguments = [template(argument).render(fields) for argument in self.block.command]
             if workspace is not None:
                 # Files of the eval's folder are named from there; what a row says is no file, even if one is called so.
                 arguments = [
                     str(self._folder / word) if word == written and is_file(self._folder / word) else word
-                    for written, word in zip(self._block.command, arguments, strict=True)
+                    for written, word in zip(self.block.command, arguments, strict=True)
                 ]
-            given = None if self._block.stdin is None else template(self._block.stdin).render(fields)
+            given = None if self.block.stdin is None else template(self.block.stdin).render(fields)
             environment |= self._environment(fields)
             place = self._place(workspace, fields)
         except RENDER_ERRORS as error:

@@ -13,29 +13,33 @@ from jmespath.exceptions import JMESPathError
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, ConfigError, Problem, UsageError
-from holdfast.formats.nat.trace import usage_of
-from holdfast.spec.redact import VARIABLE, filled
+from holdfast.errors import AttemptError, UsageError
+from holdfast.spec.redact import VARIABLE, filled, shown_url
+from holdfast.spec.schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
-from holdfast.targets.client import Client
-from holdfast.targets.nat_stream import read_step
-from holdfast.targets.types import Reply
+from holdfast.targets.nat_stream import read_step, usage_of
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.schema import HttpTarget
+    from holdfast.spec.origin import Origin
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Turn
 
 
-class HttpWorkflow:
+class HttpWorkflow(Target):
     """Posts the rendered request and picks the answer from the reply, or from each event of a stream."""
 
-    def __init__(self, block: HttpTarget, where: str) -> None:
-        self._block = block
+    schema = HttpTarget
+    block: HttpTarget
+
+    def __init__(self, block: HttpTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        from holdfast.targets.client import Client  # aiohttp takes long to import
+
         try:
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
-            raise ConfigError([Problem(where, f"target.response is not a JMESPath: {error}")]) from error
+            raise origin.error(f"target.response is not a JMESPath: {error}") from error
         headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
         url = filled(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
@@ -50,6 +54,14 @@ class HttpWorkflow:
             secrets=named,
         )
 
+    @classmethod
+    def identity(cls, block: HttpTarget, origin: Origin) -> dict[str, Any]:
+        """Return the URL without secrets, the request, and how the answer is read."""
+        identity = block.model_dump(include={"http", "request", "response", "version"})
+        if block.stream_end not in (None, "close"):  # what follows the marker is not read
+            identity["stream_end"] = block.stream_end
+        return {**identity, "http": shown_url(block.http)}
+
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
         return self
@@ -61,14 +73,14 @@ class HttpWorkflow:
         """Ask the workflow."""
         fields = {**turn.sample.fields, "prompt": turn.prompt, "messages": turn.messages, "trial": turn.trial}
         try:
-            body = fill_in(self._block.request, fields)
+            body = fill_in(self.block.request, fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.request: {error}", retry=False) from error
         started, first = time.monotonic(), None
         parts: list[str] = []
         trace: list[TraceStep] = []
         chat = finished = False
-        async with aclosing(self._client.events(body, end=self._block.stream_end)) as events:
+        async with aclosing(self._client.events(body, end=self.block.stream_end)) as events:
             async for event in events:
                 trace += filter(None, map(read_step, event.other))
                 if event.value is UNSET:
@@ -83,19 +95,19 @@ class HttpWorkflow:
         if chat and not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:
-            raise AttemptError("bad_reply", f"nothing at {self._block.response!r} in the reply")
+            raise AttemptError("bad_reply", f"nothing at {self.block.response!r} in the reply")
         return Reply(
             text="".join(parts), usage=replace(usage_of(trace), requests=1), first_token=first, trace=trace or None
         )
 
     def _find(self, value: Any, *, whole: bool) -> Any:
         """Pick the answer, or a piece of it, from a reply or an event."""
-        if whole and self._block.response == "@" and isinstance(value, dict) and value.get("error"):
+        if whole and self.block.response == "@" and isinstance(value, dict) and value.get("error"):
             raise AttemptError("server", f"{self._client.url} reported an error: {_compact(value['error'])[:300]}")
         try:
             return self._pick.search(value)
         except JMESPathError as error:
-            raise AttemptError("bad_reply", f"{self._block.response!r} does not fit the reply: {error}") from error
+            raise AttemptError("bad_reply", f"{self.block.response!r} does not fit the reply: {error}") from error
 
 
 def _choices(event: Any) -> list[dict[str, Any]]:

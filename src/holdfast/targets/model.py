@@ -11,32 +11,34 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.spec.redact import shown_url
 from holdfast.spec.schema import ModelTarget, is_embedded
-from holdfast.targets.balancer import client_of
-from holdfast.targets.client import bearer
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
-from holdfast.targets.tools import answer
-from holdfast.targets.types import Reply
+from holdfast.targets.prices import Prices
+from holdfast.targets.tools import Toolbox, answer, tools_identity
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from holdfast.spec.grader_schema import PromptGrader
+    from holdfast.spec.origin import Origin
     from holdfast.spec.schema import ResponderBlock
     from holdfast.store.records import Usage
     from holdfast.targets.balancer import Spread
     from holdfast.targets.client import Client
-    from holdfast.targets.prices import Prices
-    from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import Calls, Message, Turn
 
 
-class Model:
+class Model(Target):
     """Answers with one request per turn; with tools, with as many as it takes."""
 
+    schema = ModelTarget
+    block: ModelTarget
+
     def __init__(self, block: ModelTarget, prices: Prices, tools: Toolbox | None = None, where: str = "") -> None:
-        self._block = block
+        self.block = block
         self._prices = prices
         self._tools = tools
         self._client: Client | Spread | None = None
@@ -45,6 +47,23 @@ class Model:
             check_embedded(block.model, where)
         else:
             self._check_key(where)
+
+    @classmethod
+    def build(cls, block: ModelTarget, origin: Origin) -> Model:
+        """Build the target of an eval, with its tools."""
+        tools = Toolbox(block.tools, origin.spec) if block.tools else None
+        return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
+
+    @classmethod
+    def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
+        """Leave out where the model is asked, unless `identity: url` is set."""
+        identity = block.model_dump(include={"model", "api", "params", "version"})
+        if block.identity == "url":
+            urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
+            identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
+        if block.tools:
+            identity |= {"tools": tools_identity(block.tools, origin.spec), "max_steps": block.max_steps}
+        return identity
 
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
@@ -59,8 +78,8 @@ class Model:
         return cls(asked, prices, where=where)
 
     def _check_key(self, where: str) -> None:
-        name = self._block.api_key_env
-        if DEFAULT_BASE_URL in base_urls(self._block.base_url) and not os.environ.get(name):
+        name = self.block.api_key_env
+        if DEFAULT_BASE_URL in base_urls(self.block.base_url) and not os.environ.get(name):
             raise ConfigError(
                 [Problem(where, f"no API key: {name} is not set")],
                 remedy=f"export {name}=…, or point base_url there (or OPENAI_BASE_URL) at your server.",
@@ -73,13 +92,16 @@ class Model:
         return self
 
     async def _open(self, opening: AsyncExitStack) -> None:
-        if is_embedded(self._block.model):
-            urls = [await opening.enter_async_context(serve(self._block.model))]
+        if is_embedded(self.block.model):
+            urls = [await opening.enter_async_context(serve(self.block.model))]
         else:
-            urls = base_urls(self._block.base_url)
-        path = "/chat/completions" if self._block.api == "chat" else "/completions"
-        name = self._block.api_key_env
+            urls = base_urls(self.block.base_url)
+        path = "/chat/completions" if self.block.api == "chat" else "/completions"
+        name = self.block.api_key_env
         hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
+        from holdfast.targets.balancer import client_of  # aiohttp takes long to import
+        from holdfast.targets.client import bearer
+
         client = client_of([url + path for url in urls], bearer(name), hint)
         self._client = await opening.enter_async_context(client)
         if self._tools is not None:
@@ -97,7 +119,7 @@ class Model:
         await self._tools.restore(tools, turn)
         offered = [tool.offer() for tool in tools.values()]
         said: list[Message] = []
-        for _ in range(self._block.max_steps):
+        for _ in range(self.block.max_steps):
             reply = await self.recorded([*turn.messages, *said], turn.calls, {"tools": offered})
             said += reply.messages or []
             wanted = said[-1].get("tool_calls") or []
@@ -113,18 +135,18 @@ class Model:
         async def live() -> Any:
             return msgspec.to_builtins(await self.complete(messages, more))
 
-        request = {"model": self._block.model, **self._block.params, **more, "messages": messages}
+        request = {"model": self.block.model, **self.block.params, **more, "messages": messages}
         return msgspec.convert(await calls.model(request, live), Reply)
 
     async def complete(self, messages: list[Message], more: dict[str, Any] | None = None) -> Reply:
         """The model's answer to a conversation."""
         assert self._client is not None
-        body: dict[str, Any] = {"model": self._block.model, **self._block.params, **(more or {})}
-        if self._block.api == "chat":
+        body: dict[str, Any] = {"model": self.block.model, **self.block.params, **(more or {})}
+        if self.block.api == "chat":
             body["messages"] = messages
         else:
             body["prompt"] = "\n\n".join(str(message["content"]) for message in messages)
-        if self._block.stream:
+        if self.block.stream:
             body["stream"] = True
             body.setdefault("stream_options", {"include_usage": True})
             return await self._streamed(self._client.stream(body))
@@ -133,7 +155,7 @@ class Model:
     def _whole(self, data: Any) -> Reply:
         try:
             choice = data["choices"][0]
-            message = choice["message"] if self._block.api == "chat" else {"content": choice["text"]}
+            message = choice["message"] if self.block.api == "chat" else {"content": choice["text"]}
             content = message.get("content")
             stop = choice.get("finish_reason") or "stop"
             usage = self._usage(data.get("usage"))
@@ -147,7 +169,7 @@ class Model:
             raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
         # Beside tool calls null goes back to the model as null: some servers refuse an empty text there.
         said: Message = {"role": "assistant", "content": content if message.get("tool_calls") else text}
-        if self._block.api == "chat":
+        if self.block.api == "chat":
             said |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
         return Reply(text=text, messages=[said], usage=usage, stop=str(stop))
 

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.store.records import Usage
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from holdfast.store.records import TraceStep
 
 _PREFIX: Final = b"intermediate_data:"
@@ -38,3 +42,18 @@ def read_step(line: bytes) -> TraceStep | None:
         "parent_name": None,
     }
     return {"parent_id": "remote", "function_ancestry": ancestry, "payload": payload}
+
+
+def usage_of(trace: Iterable[TraceStep]) -> Usage:
+    """Add up the tokens of all model calls; unknown where a call does not say."""
+    counts = []
+    for step in trace:
+        payload = step["payload"]
+        if payload.get("event_type") == "LLM_END":
+            counts.append((payload.get("usage_info") or {}).get("token_usage") or {})
+    known = bool(counts) and all(count.get("prompt_tokens") for count in counts)
+    return Usage(
+        sum(count["prompt_tokens"] for count in counts) if known else None,
+        sum(count.get("completion_tokens") or 0 for count in counts) if known else None,
+        len(counts),
+    )

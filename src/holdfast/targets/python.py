@@ -14,21 +14,20 @@ from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, Fault, UsageError
-from holdfast.functions import Function, load_function, user_error
-from holdfast.spec.schema import ModelTarget
+from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.spec.schema import ModelTarget, PythonTarget
 from holdfast.store.records import Usage
 from holdfast.targets.lifetime import instance_of, lifetime
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, home_of, use
-from holdfast.targets.types import PROCESS, Home, Reply
+from holdfast.targets.tools import Toolbox, as_text, home_of, tools_identity, use
+from holdfast.targets.types import PROCESS, Home, Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import PythonTarget
+    from holdfast.spec.origin import Origin
     from holdfast.targets.proxy import Proxy
     from holdfast.targets.tools import Tool
     from holdfast.targets.types import Message, PastCall, ReplayPolicy, Turn
@@ -104,16 +103,21 @@ def _result(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> 
     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
-class PythonFunction:
+class PythonFunction(Target):
     """Calls the user's function once per turn."""
 
-    def __init__(self, block: PythonTarget, spec: Eval) -> None:
+    schema = PythonTarget
+    block: PythonTarget
+
+    def __init__(self, block: PythonTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        spec = origin.spec
+
         def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
             where = spec.document.where(("target", *key))
             found = load_function(reference, spec.folder, where, spec.functions)
             return Function(found, offered, where, takes_fields=offered is OFFERED)
 
-        self._block = block
         self._prices = spec.prices
         where = spec.document.where(("target", "python"))
         found = load_function(block.python, spec.folder, where, spec.functions)
@@ -128,6 +132,20 @@ class PythonFunction:
         self._proxy: Proxy | None = None
         self._opened = AsyncExitStack()
 
+    @classmethod
+    def identity(cls, block: PythonTarget, origin: Origin) -> dict[str, Any]:
+        """Return the code of all functions, and the values that they get."""
+        spec = origin.spec
+        name, source = function_source(block.python, spec.folder, origin.where("python"), spec.functions)
+        files = {**source}  # a copy: the scan of a file is shared by all that ask for it
+        identity: dict[str, Any] = {"function": name, "source": files, "params": block.params, "version": block.version}
+        if block.tools:
+            identity["tools"] = tools_identity(block.tools, spec)
+        if block.state is not None:
+            for key, hook in (("save", block.state.save), ("restore", block.state.restore)):
+                files |= function_source(hook, spec.folder, origin.where("state", key), spec.functions)[1]
+        return identity
+
     @property
     def function(self) -> Function:
         """The user's function."""
@@ -138,10 +156,10 @@ class PythonFunction:
             if self._function.takes("context"):
                 from holdfast.targets.proxy import Proxy
 
-                self._proxy = await opening.enter_async_context(Proxy(self._block, self._prices))
+                self._proxy = await opening.enter_async_context(Proxy(self.block, self._prices))
             if self._tools is not None:
                 await opening.enter_async_context(self._tools)
-            await opening.enter_async_context(lifetime(self._object, self._block.params, self._where))
+            await opening.enter_async_context(lifetime(self._object, self.block.params, self._where))
             self._opened = opening.pop_all()
         return self
 
@@ -153,7 +171,7 @@ class PythonFunction:
     async def reply(self, turn: Turn) -> Reply:
         """Whatever the function returns, as a reply."""
         calls, proxy = turn.calls, self._proxy
-        context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self._block.params, turn.state)
+        context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self.block.params, turn.state)
         if calls is not None:
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
@@ -192,7 +210,7 @@ class PythonFunction:
         assert turn.calls is not None
         async with self._opening:  # calls may come side by side, and the embedded model takes its time
             if name not in self._models:
-                block = ModelTarget(model=name, base_url=self._block.base_url, api_key_env=self._block.api_key_env)
+                block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
         return await self._models[name].recorded(messages, turn.calls, params)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,9 +12,10 @@ from holdfast.store.records import ToolCall, TraceStep, Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from holdfast.data.dataset import Sample
+    from holdfast.spec.origin import Origin
+    from holdfast.spec.schema import TargetBlock
 
 Message = dict[str, Any]
 """A message as OpenAI's chat API has it: role, content, and what belongs to tool calls."""
@@ -158,22 +159,39 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """the target's inner steps in this turn, where it reports them; kept with the output as `Output.trace`"""
 
 
-class Target(Protocol):
-    """Something that answers. Opened once per run, used by many trials at once."""
+class Target:
+    """Base class of all targets: answers users' messages. Opened once per run, used by many trials at once.
 
-    async def __aenter__(self) -> Target:
-        """Get ready: open connections, start servers."""
-        ...
+    A kind of target is one class, which owns everything that is known of the kind.
+    """
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let everything go."""
-        ...
+    schema: ClassVar[type[TargetBlock]]
+    """the keys of the target's block in the eval file"""
+
+    block: TargetBlock
+    """the target's block in the eval file"""
+
+    def __init__(self, block: TargetBlock, origin: Origin) -> None:
+        self.block = block
+
+    @classmethod
+    def build(cls, block: Any, origin: Origin) -> Target:
+        """Build the target of an eval."""
+        return cls(block, origin)
+
+    @classmethod
+    def identity(cls, block: Any, origin: Origin) -> dict[str, Any]:
+        """Return everything that can change an answer: a part of the keys of outputs."""
+        identity: dict[str, Any] = block.model_dump()
+        return identity
+
+    async def __aenter__(self) -> Self:
+        """Open connections and start servers."""
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        """Release all resources."""
 
     async def reply(self, turn: Turn) -> Reply:
         """Answer, or raise AttemptError (this attempt failed) or Fault (all will)."""
-        ...
+        raise NotImplementedError

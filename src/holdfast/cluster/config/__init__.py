@@ -9,6 +9,7 @@
 `schema`       what a configuration may contain, one model per block
 `profiles`     `env.toml`: where to run
 `walltime`     Slurm's notation for times
+`mounts`       where the container of a server sees its checkpoint and cache
 `variables`    environment variables and API keys of a job, by name; values are never written down
 `servers`      the model servers that are known, those beside them, and how they share nodes and GPUs
 `tasks`        eval files with their overrides

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.config.provenance import DEFAULT, Tree, leaves
-from holdfast.cluster.config.variables import looks_secret
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Location, dotted
+from holdfast.spec.redact import looks_secret
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:

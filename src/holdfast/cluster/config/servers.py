@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from holdfast.cluster.config.mounts import CACHE, CHECKPOINT
 from holdfast.cluster.config.provenance import DEFAULT, leaves
 from holdfast.cluster.config.schema import DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.cluster.config.variables import EnvVar
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.spec.document import Location
-
-
-CHECKPOINT = "/checkpoint"
-"""where checkpoint_path is in the container"""
-CACHE = "/cache"
-"""where cache_path is in the container"""
 
 
 @dataclass(frozen=True)

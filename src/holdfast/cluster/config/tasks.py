@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
 from holdfast.formats import load_any
 from holdfast.spec.document import read_document
 from holdfast.spec.legacy import is_waza
-from holdfast.spec.schema import TARGETS
+from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:

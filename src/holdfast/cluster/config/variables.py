@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import ModelTarget, ResponderBlock, is_embedded, urls_of
 from holdfast.targets.endpoints import DEFAULT_BASE_URL
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Kind = Literal["host", "lit", "runtime"]
 WANDB_KEY = "WANDB_API_KEY"
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 _SHORTEST_SECRET = 16
 """a literal shorter than this is a placeholder such as EMPTY or dummy, which local servers are given"""
 
@@ -43,11 +43,6 @@ class EnvVar:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.value}"
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable of this name holds a key, going by how keys are named."""
-    return bool(_SECRET.search(name))
 
 
 def read_variables(

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.config.variables import looks_secret
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import TaskPlace
 from holdfast.cluster.remote.transport import Here
 from holdfast.engine.ended import Ended
 from holdfast.errors import HoldfastError
+from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -85,7 +85,7 @@ def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared
         plan, reason, metrics = shared.plan, shared.reason, shared.metrics
         error = "" if reason is None or metrics is not None else str(reason)
         # The plan of a finished run says that nothing is left, also where errors were accepted.
-        done = plan.total - plan.to_run if metrics is None else round(metrics["coverage"] * metrics["total"])
+        done = plan.total - plan.to_run if metrics is None else round(metrics.coverage * metrics.total)
         run_dir = str(shared.rundir.path)
         return Prepared(
             run_dir=run_dir,

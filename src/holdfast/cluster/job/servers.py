@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.config.servers import CACHE, CHECKPOINT
+from holdfast.cluster.config.mounts import CACHE, CHECKPOINT
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
 

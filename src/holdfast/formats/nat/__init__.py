@@ -2,8 +2,9 @@
 
 `config`    a configuration, and of it what a workflow or an evaluator uses
 `sources`   the local Python modules in which components are registered
-`trace`     tool calls and tokens out of the steps that a workflow reports, and steps out of messages
+`trace`     tool calls out of the steps that a workflow reports, and steps out of messages
 `library`   everything that imports NAT itself
+`target`    a workflow as the target, and `grader`, an evaluator as a grader
 `read`      a configuration with an `eval` section, turned into an eval of ours
 `dataset`   the dataset of such a configuration
 """

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.store.records import Usage
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -38,21 +36,6 @@ def messages_of(trace: Iterable[TraceStep], text: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": call_id, "name": call["name"], "content": _text(call["output"])}
             )
     return [*messages, {"role": "assistant", "content": text}]
-
-
-def usage_of(trace: Iterable[TraceStep]) -> Usage:
-    """Add up the tokens of all model calls; unknown where a call does not say."""
-    counts = []
-    for step in trace:
-        payload = step["payload"]
-        if payload.get("event_type") == "LLM_END":
-            counts.append((payload.get("usage_info") or {}).get("token_usage") or {})
-    known = bool(counts) and all(count.get("prompt_tokens") for count in counts)
-    return Usage(
-        sum(count["prompt_tokens"] for count in counts) if known else None,
-        sum(count.get("completion_tokens") or 0 for count in counts) if known else None,
-        len(counts),
-    )
 
 
 def steps_of(output: Output) -> list[TraceStep]:

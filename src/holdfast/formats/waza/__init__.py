@@ -9,6 +9,7 @@
 `commands`   mocked programs
 `mocks`      mocked MCP servers as scripted tools
 `graders`    graders and checkpoints, the older kinds too
+`mock`       the mock executor as a target
 `hooks`      programs around the run and its trials
 `triggers`   `trigger_tests.yaml`
 `gotext`     Go's templates, as far as evals use them

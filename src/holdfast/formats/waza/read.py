@@ -21,8 +21,9 @@ from holdfast.formats.waza.tasks import Task, Tasks
 from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
 from holdfast.spec.load import limit_of
+from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import SCHEMA_VERSION, TARGETS
+from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.selection import Selection
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ The same row always gets the same answer, so an eval can be tried out, and its g
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from holdfast.spec.schema import TargetBlock
 from holdfast.store.records import Usage
-from holdfast.targets.types import Reply
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from holdfast.data.readers import Row
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
 _PREVIEW: Final = 1024
 
 
-class Mock:
+class MockTarget(TargetBlock):
+    """A target that repeats its prompt, for trying out an eval without a model."""
+
+    mock: Literal["waza"]
+    """Which mock to use: `waza` answers as waza's mock executor does."""
+
+
+class Mock(Target):
     """Answers at once, and calls nothing."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
+    schema = MockTarget
 
     async def reply(self, turn: Turn) -> Reply:
         """The prompt, and what is known of the row."""

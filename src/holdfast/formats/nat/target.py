@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from holdfast.errors import AttemptError, Fault, HoldfastError
+from holdfast.formats.nat.config import identity_of, read_config, workflow_part
 from holdfast.formats.nat.library import Workflow, load_workflow_config
-from holdfast.formats.nat.trace import messages_of, usage_of
+from holdfast.formats.nat.trace import messages_of
 from holdfast.functions import said_with_place
-from holdfast.targets.types import Reply
+from holdfast.spec.schema import NatTarget
+from holdfast.targets.nat_stream import usage_of
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import NatTarget
+    from holdfast.spec.origin import Origin
     from holdfast.targets.types import Turn
 
 
-class NatWorkflow:
+class NatWorkflow(Target):
     """Builds the workflow once per process and runs it for each turn."""
 
-    def __init__(self, block: NatTarget, spec: Eval) -> None:
-        where = spec.document.where(("target", "nat"))
-        self._workflow = Workflow(load_workflow_config(spec.folder / block.nat, block.override, where))
+    schema = NatTarget
+
+    def __init__(self, block: NatTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        config = load_workflow_config(origin.folder / block.nat, block.override, origin.where("nat"))
+        self._workflow = Workflow(config)
         self.notices = self._workflow.notices
         self._name = block.nat
+
+    @classmethod
+    def identity(cls, block: NatTarget, origin: Origin) -> dict[str, Any]:
+        """Return the part of the configuration that the workflow uses, and the code of its components."""
+        part = workflow_part(read_config(origin.folder / block.nat, block.override))
+        return {**identity_of(part, origin.folder), "version": block.version}
 
     async def __aenter__(self) -> Self:
         try:

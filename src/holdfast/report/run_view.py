@@ -1,0 +1,283 @@
+"""A run read back from its path alone: rows × trials × verdicts, for reports, exports, comparisons and gates.
+
+Trials come whole and in the dataset's order. Where the dataset is gone or has changed, they still come, in the order in
+which they finished and without the row's fields.
+
+Verdicts are looked up by their keys and judged by the thresholds and weights of the report: a grader that has been
+renamed, or whose threshold has moved, since it gave a verdict has here the status that `metrics.json` counts.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from holdfast.canonical import digest
+from holdfast.data.dataset import Dataset
+from holdfast.data.panels import Conditions, Panel
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.graders.build import GraderPlace, grader_places, revised, threshold
+from holdfast.plan.changes import grader_alone
+from holdfast.plan.plan import Slot, Work, verdict_key
+from holdfast.report.verdicts import grading_rules, judge_output
+from holdfast.spec.load import eval_of_run
+from holdfast.store.index import OutputRef, VerdictRef, read_output, read_steps
+from holdfast.store.lines import LineRef, scan
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.spec.load import Eval
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import Metrics, Rule, TrialResult
+    from holdfast.store.records import Step
+    from holdfast.store.rundir import RunDir
+
+_grade = msgspec.json.Decoder(Grade)
+_error = msgspec.json.Decoder(ErrorRecord)
+
+
+class _Keyed(msgspec.Struct):
+    key: str
+
+
+_keyed = msgspec.json.Decoder(_Keyed)
+
+
+class Trial(NamedTuple):
+    """A finished trial with its row and its verdicts."""
+
+    fields: dict[str, Any]
+    """the row; empty where the dataset no longer has it"""
+    output: Output
+    grades: list[Grade]
+    """checkpoints' first, by turn; what a grader does not look at is left out"""
+    status: GradeStatus
+    score: float | None
+    panel: Panel
+    """the graders that look at it"""
+
+
+class Pending(NamedTuple):
+    """A trial that has no output."""
+
+    sample: str
+    trial: int
+    error: str
+    """why its last attempt failed; empty where there was none"""
+    fields: dict[str, Any]
+    """the row"""
+
+
+class _Records(NamedTuple):
+    """The journals of a run."""
+
+    outputs: dict[str, OutputRef]
+    verdicts: dict[str, VerdictRef]
+    grades: dict[str, Grade]
+    """by grade key, as are the verdicts"""
+
+
+class RunView:
+    """Reads one run. Holds where its trials are, not what they contain."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        manifest = rundir.read_manifest()
+        if manifest is None:
+            raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
+        self.rundir = rundir
+        self.manifest: Manifest = manifest
+        self.missing_rows = 0
+        """outputs whose row the dataset no longer has; counted while the trials are read"""
+
+    @cached_property
+    def spec(self) -> Eval:
+        """The eval that made the run."""
+        manifest = self.manifest
+        return eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
+
+    @cached_property
+    def metrics(self) -> Metrics | None:
+        """The content of `metrics.json`; None while the run is not finished."""
+        return self.rundir.read_metrics()
+
+    def final_metrics(self) -> Metrics:
+        """Return the metrics. Refuses a run that is not finished, whose numbers may still change."""
+        if self.metrics is None:
+            raise UsageError(
+                f"{self.rundir.path} is not finished: it has no metrics.json",
+                remedy="Finish it with the `holdfast eval` command that began it.",
+            )
+        return self.metrics
+
+    def results(self) -> list[TrialResult]:
+        """Read `results.json`: status, score and answer of every trial, and each grader's status and score."""
+        return self.rundir.read_results()
+
+    @property
+    def graders(self) -> list[str]:
+        """Names of the graders as metrics have them."""
+        return [place.name for place in self._places]
+
+    @property
+    def missing_outputs(self) -> int:
+        """How many outputs `metrics.json` counts and the journals no longer hold."""
+        return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._records.outputs))
+
+    @cached_property
+    def _places(self) -> list[GraderPlace]:
+        """The graders with their thresholds and weights: the report's, and before there is one, the eval's."""
+        rules = {**grading_rules(self.spec), **(self.metrics.rules if self.metrics else {})}
+        return [_with_rule(place, rules[place.name]) for place in grader_places(self.spec)]
+
+    @cached_property
+    def _work(self) -> Work:
+        return Work.of_run(self.manifest, tuple(map(self._slot, self._places)))
+
+    @cached_property
+    def _records(self) -> _Records:
+        index = self.rundir.load(mend=False)
+        outputs = {key: ref for key, ref in index.outputs.items() if self._work.fits(ref)}
+        grades: dict[str, Grade] = {}
+        for path in self.rundir.journals("grades"):
+            for line in scan(path):
+                if line.sound:
+                    grade = _grade.decode(line.data)
+                    earlier = grades.get(grade.grade_key)
+                    if earlier is None or (earlier.time or 0.0) <= (grade.time or 0.0):  # as the index chooses
+                        grades[grade.grade_key] = grade
+        records = _Records(outputs, index.verdicts, grades)
+        self._add_earlier_keys(records)
+        return records
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield every trial that has an output."""
+        for trial in self.everything():
+            if isinstance(trial, Trial):
+                yield trial
+
+    def everything(self) -> Iterator[Trial | Pending]:
+        """Yield every trial, also those without an output, as far as the dataset can be read."""
+        unread = dict(self._records.outputs)
+        errors = self._errors()
+        conditions = Conditions(self.spec)
+        # Without such a mark all rows were sent as texts, also those that would not be now.
+        may_be_typed = "request_values" in self.manifest.identity.target
+        try:
+            for sample in Dataset(self.spec):
+                for number in range(1, self.manifest.trials + 1):
+                    typed = may_be_typed and sample.typed
+                    key = self._work.key(sample.digest, number, unread, errors, typed=typed)
+                    ref = unread.pop(key, None)
+                    if ref is not None:
+                        yield self._trial(ref, dict(sample.fields), conditions)
+                    else:
+                        yield Pending(sample.id, number, errors.get(key, ""), dict(sample.fields))
+        except HoldfastError:
+            pass  # the dataset cannot be read any more; what follows does not need it
+        self.missing_rows = len(unread)
+        for ref in unread.values():
+            yield self._trial(ref, {}, conditions)
+
+    def field_names(self) -> list[str]:
+        """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
+        names: dict[str, None] = {}
+        with suppress(HoldfastError):
+            for sample in Dataset(self.spec):
+                names |= dict.fromkeys(sample.fields)
+        return list(names)
+
+    def steps(self, key: str) -> list[Step]:
+        """Return the recorded calls of a trial, in the order in which they were made, where there are any."""
+        return read_steps(self._steps.get(key, ()))
+
+    @cached_property
+    def _steps(self) -> dict[str, list[LineRef]]:
+        """Where the recorded calls are, by the trial's key; the index forgets them once there is an output."""
+        lines: dict[str, list[LineRef]] = {}
+        for path in self.rundir.journals("steps"):
+            for line in scan(path):
+                if line.sound:
+                    lines.setdefault(_keyed.decode(line.data).key, []).append(
+                        LineRef(path, line.offset, len(line.data))
+                    )
+        return lines
+
+    def _slot(self, place: GraderPlace) -> Slot:
+        fingerprint = self.manifest.fingerprints.graders.get(place.name, "")
+        other = None
+        if place.block.type == "python" and (identity := self.manifest.identity.graders.get(place.name)):
+            plain = grader_alone(identity)
+            fingerprint, other = digest(plain), digest(revised(plain))
+        return Slot(fingerprint, place.turn, place.stops, threshold(place.block), place.block.measures, other)
+
+    def _add_earlier_keys(self, records: _Records) -> None:
+        """Find verdicts on tokens and time that earlier versions recorded by the digest of the conversation alone."""
+        for slot in self._work.slots:
+            if not slot.measures:
+                continue
+            plain = slot._replace(measures=())
+            for key, ref in records.outputs.items():
+                if (moment := ref.at(slot.turn)) is None or (old := plain.keys(key, moment)[0]) not in records.grades:
+                    continue
+                new = slot.keys(key, moment)[0]
+                records.verdicts.setdefault(new, records.verdicts[old])
+                records.grades.setdefault(new, records.grades[old])
+
+    def _panel(self, ref: OutputRef, key: str, fields: dict[str, Any], conditions: Conditions) -> Panel:
+        """Return the graders that look at a row; of those with a `where`, if the row is gone, those with a verdict."""
+        if not fields:
+            everyone = frozenset(range(len(self._places)))
+            reread = self._graded(ref, key, Panel((), reread=everyone))
+            plain = self._graded(ref, key, Panel(()))
+            looking = (n for n in everyone if self._places[n].block.where is None or n in plain | reread)
+            return Panel(tuple(looking), reread=reread)
+        panel = conditions.of(fields)
+        if not panel.reread:
+            return panel
+        # A run that was graded before lists had a meaning is shown as it was graded.
+        earlier = self._graded(ref, key, Panel(())) - self._graded(ref, key, panel)
+        return panel._replace(reread=panel.reread - earlier)
+
+    def _graded(self, ref: OutputRef, key: str, panel: Panel) -> frozenset[int]:
+        """Return the graders that have a verdict on an output under the keys that a panel gives them."""
+        return frozenset(
+            number
+            for number in range(len(self._places))
+            if any(each in self._records.grades for each in self._work.grade_keys(key, ref, number, panel))
+        )
+
+    def _errors(self) -> dict[str, str]:
+        """Return the last failure of the target, by trial."""
+        errors: dict[str, str] = {}
+        for path in self.rundir.journals("errors"):
+            for line in scan(path):
+                if line.sound:
+                    error = _error.decode(line.data)
+                    if error.where == "target":
+                        errors[error.key] = f"{error.kind}: {error.message}"
+        return errors
+
+    def _trial(self, ref: OutputRef, fields: dict[str, Any], conditions: Conditions) -> Trial:
+        output = read_output(ref)
+        panel = self._panel(ref, output.key, fields, conditions)
+        recorded = self._records.verdicts
+        judged = judge_output(self._work, self._places, output.key, ref, recorded, panel)
+        grades = []
+        for number, verdict in judged.verdicts.items():
+            if verdict is not None and verdict.recorded is not None:
+                key = verdict_key(self._work.grade_keys(output.key, ref, number, panel), recorded)
+                assert key is not None
+                place, grade = self._places[number], self._records.grades[key]
+                grades.append(
+                    msgspec.structs.replace(grade, grader=place.name, status=verdict.status, weight=place.block.weight)
+                )
+        return Trial(fields, output, grades, judged.status, judged.score, panel)
+
+
+def _with_rule(place: GraderPlace, rule: Rule) -> GraderPlace:
+    return place._replace(block=place.block.model_copy(update=rule._asdict()))

@@ -1,0 +1,92 @@
+"""Verdicts of the graders on an output, by the present thresholds: one join for the report and for every reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from holdfast.graders.build import grader_places, threshold
+from holdfast.store.metrics import Rule
+from holdfast.store.records import GradeStatus, status_by
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.data.panels import Panel
+    from holdfast.graders.build import GraderPlace
+    from holdfast.plan.plan import Work
+    from holdfast.spec.load import Eval
+    from holdfast.store.index import OutputRef, VerdictRef
+
+
+class Judged(NamedTuple):
+    """A grader's verdict on an output."""
+
+    status: GradeStatus
+    score: float | None
+    recorded: VerdictRef | None = None
+    """None where the conversation did not get so far"""
+
+
+class JudgedOutput(NamedTuple):
+    """An output with its verdicts."""
+
+    verdicts: dict[int, Judged | None]
+    """by the numbers of the graders that look at it; None is a verdict that is still to come"""
+    status: GradeStatus
+    score: float | None
+
+
+_NOT_REACHED: Final = Judged("not_reached", None)
+
+
+def judge_output(
+    work: Work,
+    places: Sequence[GraderPlace],
+    key: str,
+    ref: OutputRef,
+    recorded: Mapping[str, VerdictRef],
+    panel: Panel,
+) -> JudgedOutput:
+    """Join an output with the recorded verdicts of the graders that look at its row."""
+    verdicts: dict[int, Judged | None] = dict.fromkeys(panel.graders, _NOT_REACHED)
+    for number, verdict in work.verdicts(key, ref, recorded, panel):
+        if verdict is None:
+            verdicts[number] = None
+            continue
+        status = status_by(work.slots[number].threshold, verdict.status, verdict.score)
+        verdicts[number] = Judged(status, verdict.score, verdict)
+    return JudgedOutput(verdicts, *combine_verdicts([places[number] for number in verdicts], [*verdicts.values()]))
+
+
+def combine_verdicts(
+    places: Sequence[GraderPlace], verdicts: Sequence[Judged | None]
+) -> tuple[GradeStatus, float | None]:
+    """Return status and score of a trial: passed when every grader passes, the weighted mean of those at the end.
+
+    A checkpoint that fails makes the trial fail, whatever the graders at the end say; a checkpoint that ended the
+    conversation leaves it a score of 0. A verdict of None is still to come.
+    """
+    passed, cut_short, scored = True, False, False
+    weights: list[float] = []
+    weighted: list[float] = []
+    for place, verdict in zip(places, verdicts, strict=True):
+        if verdict is None or verdict.status == "error":
+            return "error", None
+        passed = passed and verdict.status != "failed"
+        cut_short = cut_short or (verdict.status == "not_reached" and place.turn is None)
+        if verdict.score is not None:
+            scored = True
+            if place.turn is None:
+                weights.append(place.block.weight)
+                weighted.append(place.block.weight * verdict.score)
+    if cut_short and not passed:
+        return "failed", 0.0
+    if not scored:
+        return "skipped", None
+    total = sum(weights)
+    return "passed" if passed else "failed", sum(weighted) / total if total else None
+
+
+def grading_rules(spec: Eval) -> dict[str, Rule]:
+    """Return the thresholds and weights of an eval's graders, which turn recorded scores into a report."""
+    return {place.name: Rule(threshold(place.block), place.block.weight) for place in grader_places(spec)}

@@ -1,0 +1,167 @@
+"""`metrics.json` and `results.json`: what a finished run amounts to, as a whole and trial by trial."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct, field
+
+from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
+
+
+class Rule(NamedTuple):
+    """How a grader's scores enter a report. Rules are part of no key, so a report keeps those it was made with."""
+
+    threshold: float | None
+    weight: float
+
+
+class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The verdicts of one grader in numbers, or those on the trials as a whole."""
+
+    score: float | None
+    """mean over samples of the mean over their trials"""
+    low: float | None
+    """lower end of the 95 % interval"""
+    high: float | None
+    stderr: float | None
+    interval: str
+    """method of the interval: `wilson`, `student`, … or `none`"""
+    n: int
+    """verdicts with a score"""
+    passed: int
+    failed: int
+    skipped: int
+    errors: int
+    not_reached: int = 0
+    pass_at: dict[int, float] = {}
+    """pass@k by k; stored as `pass@1`, `pass@2`, …"""
+    totals: dict[str, float] = {}
+    """numbers of the run as a whole, of graders that have such numbers; stored beside the others"""
+    rows: int | None = None
+    """rows that the grader applies to, where it has a `where`"""
+    ungraded: int | None = None
+    """outputs without a verdict; only while a run is not finished"""
+    threshold: float | None = None
+    weight: float | None = None
+    """None for the trials as a whole, which have neither threshold nor weight"""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
+        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
+        others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
+        pass_at = {int(name[5:]): others.pop(name) for name in list(others) if name.removeprefix("pass@").isdigit()}
+        return msgspec.convert({**fields, "pass_at": pass_at, "totals": others}, cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the block of `metrics.json`."""
+        data: dict[str, Any] = {}
+        for name, value in msgspec.to_builtins(self).items():  # without what is at its default
+            if name == "pass_at":
+                data |= {f"pass@{k}": share for k, share in value.items()}
+            elif name == "totals":
+                data |= value
+            elif name not in Rule._fields:
+                data[name] = value
+        return data if self.weight is None else {**data, "threshold": self.threshold, "weight": self.weight}
+
+
+class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything in `metrics.json` that depends on the clock."""
+
+    finished: str
+    """when the report was written"""
+    seconds: float
+    """time with trials or grades in hand, over all processes"""
+    trial_seconds_p50: float | None
+    trial_seconds_p95: float | None
+    outputs_bytes: int | None = None
+    """size of the journals that the report was made of"""
+    grades_bytes: int | None = None
+
+
+class Metrics(Struct, frozen=True, kw_only=True):
+    """The numbers of a run: the content of `metrics.json`."""
+
+    schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    run: str
+    """the run's id"""
+    eval: str
+    target: str
+    samples: int
+    trials: int
+    """per sample"""
+    total: int
+    """samples × trials"""
+    outputs: int
+    graded: int
+    coverage: float
+    """share of the trials that have all their verdicts"""
+    score: float | None
+    """mean over the trials of the weighted mean over their graders"""
+    passed: float | None
+    """share of the trials that pass all graders"""
+    graders: dict[str, GraderMetrics] = field(name="metrics")
+    overall: GraderMetrics | None
+    """of the trials as a whole; None without graders"""
+    notices: list[str] = []
+    usage: Usage
+    judge_usage: Usage
+    timing: RunTiming
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Metrics:
+        """Read the content of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
+        overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
+        read = GraderMetrics.from_dict
+        metrics = {name: read(block) for name, block in blocks.items()}
+        return msgspec.convert({**data, "metrics": metrics, "overall": None if overall is None else read(overall)}, cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of `metrics.json`."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        data["metrics"] = {name: block.to_dict() for name, block in self.graders.items()}
+        data["overall"] = None if self.overall is None else self.overall.to_dict()
+        if not self.notices:
+            del data["notices"]
+        return data
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Thresholds and weights that the report was made with, by grader."""
+        return {
+            name: Rule(block.threshold, block.weight)
+            for name, block in self.graders.items()
+            if block.weight is not None
+        }
+
+
+class ResultGrade(Struct, frozen=True):
+    """A verdict as `results.json` has it."""
+
+    status: GradeStatus
+    score: float | None
+
+
+class TrialResult(Struct, frozen=True):
+    """A trial as `results.json` has it."""
+
+    sample: str
+    trial: int
+    key: str
+    status: GradeStatus
+    score: float | None
+    output: str | None
+    grades: dict[str, ResultGrade]
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """Every trial of a finished run in the dataset's order: the content of `results.json`."""
+
+    schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    run: str
+    eval: str
+    trials: list[TrialResult]
