@@ -262,7 +262,7 @@ def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path) -> None:
     write(folder / "evals" / "agent.yaml", text)
     launch = launched(folder, "hosted", None, "evaluation.tasks=[agent]")
     assert launch.tasks[0].overrides == ()
-    assert "its target is no model, so these mean nothing to it: target.model" in "\n".join(launch.notices)
+    assert "its target is not a model, so these have no effect: target.model" in "\n".join(launch.notices)
 
 
 def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(folder: Path) -> None:

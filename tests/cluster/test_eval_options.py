@@ -183,9 +183,9 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--baseline-model", "m"], "--baseline-model is for runs in this process"),
+        (["--baseline-model", "m"], "--baseline-model does not work on a cluster"),
         (["--display", "json"], "--display json: what is shown of jobs are their logs"),
-        (["--json"], "--json is for --dry-run"),
+        (["--json"], "--json needs --dry-run"),
         (["--batch", "here"], "not both"),
     ],
 )

@@ -330,7 +330,7 @@ def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, 
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS, graders=[{"type": "exact"}, judged])
     stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "grader 'judged' is out of action; outputs are still kept" in stopped.stderr
+    assert "grader 'judged' is disabled; outputs are still recorded" in stopped.stderr
     assert "refuses connections" in stopped.stdout and "Start it" in stopped.stdout
     assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them without all their grades" in stopped.stdout
     assert len(kept(run)) == ROWS
@@ -425,7 +425,7 @@ def test_the_time_of_graders_counts_in_the_next_process_too(tmp_path: Path, prov
 
 def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Server) -> None:
     refused = holdfast("eval", write_eval(tmp_path, provider.base_url), "--max-cost", "1", cwd=tmp_path, check=2)
-    assert "the price of test-model is not known" in refused.stderr
+    assert "the price of test-model is unknown" in refused.stderr
     assert "prices:" in refused.stderr
     assert provider.requests == 0
 
@@ -443,15 +443,15 @@ def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, pro
     (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
     silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
     said = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
-    assert said.count("max_cost cannot be kept") == said.count("token_budget cannot be kept") == 1
+    assert said.count("max_cost cannot be enforced") == said.count("token_budget cannot be enforced") == 1
     provider.control(usage=False)
     prices = {"test-model": {"input": 1, "output": 1}}
     model = write_eval(tmp_path / "model", provider.base_url, prices=prices)
     said = holdfast("eval", model, "--max-cost", "1", cwd=tmp_path / "model").stderr
-    assert said.count("max_cost cannot be kept") == 1
+    assert said.count("max_cost cannot be enforced") == 1
     provider.control(usage=True)
     said = holdfast("eval", model, "--max-cost", "1", "--fresh", cwd=tmp_path / "model").stderr
-    assert "cannot be kept" not in said
+    assert "cannot be enforced" not in said
 
 
 # As many at once as the server keeps up with.

@@ -340,8 +340,8 @@ class TestJsonSchema:
             ({"schema_file": "s.json"}, None, "cannot be read: No such file"),
             ({"schema_file": "s.json"}, "{", "not a JSON Schema"),
             ({"schema_file": "s.json"}, "[]", "not an object"),
-            ({"schema_file": "../s.json"}, "{}", "leads out of the eval file's folder"),
-            ({"schema_file": "/etc/hostname"}, "{}", "leads out of the eval file's folder"),
+            ({"schema_file": "../s.json"}, "{}", "is outside the eval file's folder"),
+            ({"schema_file": "/etc/hostname"}, "{}", "is outside the eval file's folder"),
         ],
         ids=str,
     )
@@ -476,9 +476,9 @@ class TestPython:
             ("text", "not '0.5'"),
             ("listed", "not [1]"),
             ("wild", "not 5"),
-            ("unkeepable", "cannot be kept as JSON"),
-            ("unkeepable_dict", "cannot be kept as JSON"),
-            ("surrogate", "cannot be kept as JSON"),
+            ("unkeepable", "cannot be stored as JSON"),
+            ("unkeepable_dict", "cannot be stored as JSON"),
+            ("surrogate", "cannot be stored as JSON"),
         ],
     )
     def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks: Any, name: str, words: str) -> None:

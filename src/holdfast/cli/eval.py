@@ -47,7 +47,7 @@ class Concurrency(click.ParamType["int | str"]):
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise UsageError(
-            "--max-tokens means two things",
+            "--max-tokens is ambiguous",
             remedy=f"For the length of a reply: target.params.max_tokens={value}. "
             f"For a budget of the whole run: --token-budget {value}.",
         )
@@ -191,7 +191,10 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     if given["named"] is not None:
         config, overrides = given["named"], (*((config,) if config else ()), *overrides)
     if given["fresh"] and given["retry_failed"]:
-        raise UsageError("--fresh starts from scratch: there is nothing for --retry-failed", remedy="Give one of them.")
+        raise UsageError(
+            "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
+            remedy="Use one of them.",
+        )
     if given["named"] is None:
         config, overrides = _find_eval(config, overrides)
     assert config is not None
@@ -321,7 +324,10 @@ def hand_on(
             for path in write_copies(outcome.rundir, log_samples=log_samples, output_path=output_path):
                 click.echo(f"wrote {path}")
         except OSError as error:
-            remedy = f"The run itself is whole in {outcome.rundir.path}: name another place and run the same command."
+            remedy = (
+                f"The run itself is complete in {outcome.rundir.path}. "
+                "Choose another folder and run the same command again."
+            )
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     if outcome.metrics is not None:
         export_after(outcome.rundir, spec)

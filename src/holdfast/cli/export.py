@@ -64,7 +64,7 @@ def command(
     if (wanted is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTS)}, or --failed")
     if failed and (options or output):
-        raise UsageError("--failed does exports again as they were; give options with --to")
+        raise UsageError("--failed repeats exports with their original options; use --to to change them")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
@@ -73,7 +73,7 @@ def command(
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
-            click.echo(f"{block.to}: done already")
+            click.echo(f"{block.to}: already up to date")
             continue
         try:
             say(block.to, export(view, block))
@@ -144,7 +144,7 @@ def _block(view: RunView, name: str, options: tuple[str, ...], output: Path | No
         apply_override(data, *parse_override(text))
     if output is not None:
         if not issubclass(EXPORTS[name], FileExport):
-            raise UsageError(f"{name} writes no files of its own: -o is for the other formats")
+            raise UsageError(f"{name} writes no files, so -o does not apply")
         data["dir"] = str(output)
     data["to"] = name
     problems: list[Problem] = []

@@ -70,10 +70,10 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     if given["attached"]:
         _say_why_it_ended(outcome.reason)
     elif outcome.finisher is not None:
-        how = "has left without a report; see its log, then run this again"
+        how = "stopped without a report; see its log, then run this command again"
         if outcome.exit_code == 0:
-            how = "made the report" if rundir.finished else "has left it without grades, as was asked"
-        click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {how}")
+            how = "wrote the report" if rundir.finished else "finished it without grades, as requested"
+        click.echo(f"{worker}: nothing left to do; {outcome.finisher} {how}")
     else:
         from holdfast.report.table import print_outcome
 

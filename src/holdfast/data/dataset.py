@@ -246,7 +246,7 @@ class Dataset:
             encoded = _encode(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
         except (TypeError, ValueError) as error:  # from Python anything may come
-            raise DataError(where, f"cannot be kept as JSON: {error}") from error
+            raise DataError(where, f"cannot be stored as JSON: {error}") from error
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
@@ -363,5 +363,5 @@ def changed_under_us(where: str) -> Fault:
     return Fault(
         "dataset_changed",
         f"the dataset changed while the eval was running ({where})",
-        remedy="What is done is kept. Run the same command again: it makes a new plan from the changed data.",
+        remedy="Finished work is kept. Run the same command again to make a new plan from the changed data.",
     )

@@ -30,12 +30,12 @@ class Budget:
         limits, spent = self._limits, self._spent
         if limits.max_cost is not None:
             if spent.unpriced:
-                self._warn("the target does not say what it costs: max_cost cannot be kept")
+                self._warn("the target does not report its cost: max_cost cannot be enforced")
             if spent.cost >= limits.max_cost:
                 return self._at("--max-cost", limits.max_cost, spent.cost, _cost)
         if limits.token_budget is not None:
             if spent.unmetered:
-                self._warn("the target does not say how many tokens it uses: token_budget cannot be kept")
+                self._warn("the target does not report its tokens: token_budget cannot be enforced")
             if spent.tokens >= limits.token_budget:
                 return self._at("--token-budget", limits.token_budget, spent.tokens, _tokens)
         if limits.max_time is not None:

@@ -150,7 +150,7 @@ class _Crew:
             worker.stdin.close()
             if worker.returncode < 0 and self._told is None:
                 name = signal.Signals(-worker.returncode).name
-                self._display.notice(f"a worker was ended by {name}; what it had finished is on disk")
+                self._display.notice(f"a worker was killed ({name}); its finished trials are on disk")
         if mirror is not None:
             mirror.close()
         self._display.end()
@@ -227,8 +227,8 @@ class _Crew:
                     return self._finished(done)
             reason = Fault(
                 "rejected",
-                f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
-                remedy="What they finished is on disk.",
+                f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
+                remedy="Their finished trials are on disk.",
             )
         return Outcome(
             rundir,

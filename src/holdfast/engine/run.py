@@ -248,13 +248,13 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
     unpriced = isinstance(target, HttpTarget | NatTarget) or (isinstance(target, CommandTarget) and not target.proxy)
     if generates and unpriced:
         raise UsageError(
-            f"max_cost cannot be kept: {target_name(spec.target)} does not say what it costs",
+            f"max_cost cannot be enforced: {target_name(spec.target)} does not report its cost",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
         )
     for model in spec.models():
         if not Prices(model, spec.prices).known:
             raise UsageError(
-                f"max_cost cannot be kept: the price of {model} is not known",
+                f"max_cost cannot be enforced: the price of {model} is unknown",
                 remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
                 "(dollars per million tokens), or use --token-budget.",
             )

@@ -139,7 +139,7 @@ def planned(spec: Eval, options: Options) -> tuple[Identified, RunDir, Plan]:
 def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> None:
     found, rundir = opened.identified, opened.rundir
     if options.fresh and (place := rundir.set_aside()):
-        notice(f"the earlier run is kept in {place}")
+        notice(f"the earlier run was archived to {place}")
     manifest = rundir.read_manifest()
     if manifest is None:
         manifest = manifest_of(found, fresh=options.fresh)
@@ -149,7 +149,7 @@ def _fill(opened: Opened, options: Options, notice: Callable[[str], None]) -> No
         notice(newer)
     with suppress(OSError, ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
-            notice("lines are missing from this finished run's journals; doing what they held again")
+            notice("lines are missing from this finished run's journals; doing that work again")
     opened.index = rundir.load(mend=True)
     opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
     for damage in opened.index.damage:

@@ -103,7 +103,7 @@ def prepare(
 def _refuse_secrets(spec: Eval) -> None:
     if without_secrets(spec.document.data) != spec.document.data:
         raise UsageError(
-            "workers read the eval from the run directory, and no secret is kept there",
+            "workers read the eval from the run directory, where no secrets are stored",
             remedy="Name an environment variable where a header, a password or a URL's query is written out: ${NAME}",
         )
 
@@ -120,8 +120,8 @@ def shared_eval(
     newest = newest_round(rundir)
     if newest is None:
         raise UsageError(
-            f"nothing is shared out in {rundir.path}",
-            remedy="`holdfast eval FILE --workers N` shares out what is left, and starts N workers.",
+            f"{rundir.path} has no distributed work to join",
+            remedy="`holdfast eval FILE --workers N` distributes what is left and starts N workers.",
         )
     place, plan = newest
     target = plan.eval.get("target", {})
@@ -160,8 +160,8 @@ def run_worker(
     if found.place is None:
         raise Fault(
             "dataset_changed",
-            f"the eval is no longer the one that was shared out in {rundir.path}",
-            remedy=f"Share it out again: {plan.command}",
+            f"the eval has changed since its work was distributed in {rundir.path}",
+            remedy=f"Distribute it again: {plan.command}",
         )
     if (done := already_finished(found, rundir, options)) is not None:
         return done

@@ -50,7 +50,8 @@ def write_nat_copy(rundir: RunDir, spec: Eval, failed: Callable[[str], None]) ->
         # The lines again too: where all was reused, nothing was written while it ran.
         return write_nat(RunView(rundir), folder, nat.step_filter, lines=True)
     except (HoldfastError, OSError) as error:
-        hint = f"The run itself is whole. Again: holdfast export {shlex.quote(str(rundir.path))} --to nat -o DIR"
+        again = f"holdfast export {shlex.quote(str(rundir.path))} --to nat -o DIR"
+        hint = f"The run itself is complete. Repeat the export with: {again}"
         failed(f"output.nat: cannot write {folder}: {error}\n  {hint}")
         return []
 

@@ -120,7 +120,7 @@ def export_finished(
         try:
             done(block.to, export(RunView(rundir), block))
         except (HoldfastError, OSError) as error:
-            failed(f"{error}\n  The run itself is whole. Again: {again(rundir, block.to)}")
+            failed(f"{error}\n  The run itself is complete. Repeat the export with: {again(rundir, block.to)}")
 
 
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:

@@ -102,7 +102,7 @@ class PythonCheck(WaitingGrader):
         try:
             msgspec.json.encode(verdict)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _wrong(f"what the function returned cannot be kept as JSON: {error}") from error
+            raise _wrong(f"what the function returned cannot be stored as JSON: {error}") from error
         return verdict
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def _settled(reply: Reply) -> Reply:
     try:
         return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
     except (TypeError, ValueError, RecursionError) as error:
-        raise AttemptError("agent", f"the function's reply cannot be kept as JSON: {error}", retry=False) from error
+        raise AttemptError("agent", f"the function's reply cannot be stored as JSON: {error}", retry=False) from error
 
 
 def _as_reply(returned: Any) -> Reply:

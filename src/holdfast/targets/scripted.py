@@ -63,7 +63,7 @@ def _pattern(source: str, where: str) -> Any:
     try:
         return re2.compile(source, options)
     except re2.error as error:
-        said = f"match_regex: {source!r} is no regular expression of RE2's: {error}"
+        said = f"match_regex: {source!r} is not a regular expression of RE2: {error}"
         raise ConfigError([Problem(where, said)]) from error
 
 
