@@ -79,7 +79,7 @@ def test_what_is_older_or_means_nothing_here_is_said(folder: Path) -> None:
     assert "execution.env_vars: is of the older dialect" in said
     assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in said
     assert "/cache/hf without a prefix is read as lit:/cache/hf" in said
-    assert "config.params.extra: means nothing here" in said
+    assert "config.params.extra: has no effect" in said
     assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in said
     assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 

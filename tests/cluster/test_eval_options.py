@@ -234,7 +234,7 @@ def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> N
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
     said = run(folder, "e.yaml", "--run", "far", "-d")
     assert "4 samples × 1 trial" in said
-    assert "not looked at: nobody.invalid" in said
+    assert "not checked: nobody.invalid" in said
 
 
 def test_without_a_container_a_server_finds_its_checkpoint_where_it_lies() -> None:

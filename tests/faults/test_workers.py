@@ -209,7 +209,7 @@ def test_a_worker_that_is_killed_is_told_of(tmp_path: Path, provider: Server, ev
     wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
     psutil.Process(crew.pid).children()[0].kill()
     _, err = crew.communicate()
-    assert crew.returncode == 0 and "a worker was ended by SIGKILL" in err
+    assert crew.returncode == 0 and "a worker was killed (SIGKILL)" in err
     assert_same_numbers(run_dir(tmp_path), calm)
 
 
@@ -363,7 +363,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     (tmp_path / "hold").unlink()
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
-    assert err.count("a worker was ended by SIGKILL") == 2
+    assert err.count("a worker was killed (SIGKILL)") == 2
     assert err.count("stopped without a report; writing it here") == 1, "the second worker took over"
     assert provider.requests == 8
 

@@ -311,7 +311,7 @@ class TestTheCommand:
         assert not (tmp_path / "e.yaml.bak").exists()
 
     def test_a_folder_without_evals_is_refused(self, tmp_path: Path) -> None:
-        assert "no eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
+        assert "folder with eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
 
     def test_a_newer_minor_is_up_to_date(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text('schemaVersion: "1.9"\n' + TODAY)
