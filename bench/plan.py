@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.engine.setup import manifest_of
-from holdfast.plan.identity import Identified, identify
+from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.keys import grade_key
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override
@@ -71,7 +70,7 @@ def make_run(eval_file: Path, *overrides: str) -> Path:
     """A run in which everything is done, as the command would have left it."""
     found = identify(load_eval(eval_file, [parse_override(text) for text in overrides]))
     rundir = found.directory(eval_file.parent / "runs")
-    rundir.write_manifest(manifest_of(found))
+    rundir.write_manifest(new_manifest(found))
     with (rundir.path / "outputs.jsonl").open("wb") as outputs, (rundir.path / "grades.jsonl").open("wb") as grades:
         for sample in found.dataset:
             for trial in range(1, found.spec.trials + 1):
@@ -82,7 +81,7 @@ def make_run(eval_file: Path, *overrides: str) -> Path:
 
 
 def write_trial(
-    found: Identified,
+    found: RunIdentity,
     sample: str,
     key: str,
     trial: int,

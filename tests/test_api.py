@@ -63,7 +63,27 @@ def evaluate(tmp_path: Path) -> Any:
 
 class TestPublicNames:
     def test_they_are_these_and_no_others(self) -> None:
-        assert holdfast.__all__ == ["Display", "HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+        assert holdfast.__all__ == [
+            "AttemptError",
+            "Case",
+            "Context",
+            "Display",
+            "GraderBlock",
+            "HoldfastError",
+            "InstantGrader",
+            "Origin",
+            "Reply",
+            "Run",
+            "Sample",
+            "Target",
+            "TargetBlock",
+            "Turn",
+            "Usage",
+            "Verdict",
+            "WaitingGrader",
+            "__version__",
+            "evaluate",
+        ]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None
         assert [name for name in dir(holdfast) if not name.startswith("_")] == [

@@ -4,10 +4,19 @@ The public names, imported on first use so that `holdfast --version` stays fast:
 
 `evaluate`       run an eval from Python and get its `Run`
 `Run`            the finished run: its numbers, results and outputs
-`Reply`          what a Python target may return instead of plain text
+`Reply`          what a Python target may return instead of plain text, with its `Usage`
 `Verdict`        what a Python grader may return instead of a bool or a number
+`Context`        what a Python target may ask for: the trial, recorded calls of models and tools
+`Sample`         one row of the dataset
 `Display`        the base of a progress display of your own
 `HoldfastError`  the base of all errors
+
+For plug-ins (docs/extending.md):
+
+`InstantGrader`, `WaitingGrader`, `GraderBlock`, `Case`  a grader, its keys in the eval file, and what it judges
+`Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
+`Origin`         the eval file that a grader or target is part of
+`AttemptError`   raised where a target cannot answer or a grader cannot judge
 """
 
 from __future__ import annotations
@@ -16,24 +25,68 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.api import evaluate as evaluate
+    from holdfast.data.dataset import Sample as Sample
     from holdfast.display.types import Display as Display
+    from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.export.result import Run as Run
+    from holdfast.graders.types import Case as Case
+    from holdfast.graders.types import InstantGrader as InstantGrader
     from holdfast.graders.types import Verdict as Verdict
+    from holdfast.graders.types import WaitingGrader as WaitingGrader
+    from holdfast.spec.grader_schema import GraderBlock as GraderBlock
+    from holdfast.spec.origin import Origin as Origin
+    from holdfast.spec.schema import TargetBlock as TargetBlock
+    from holdfast.store.records import Usage as Usage
+    from holdfast.targets.python import Context as Context
     from holdfast.targets.types import Reply as Reply
+    from holdfast.targets.types import Target as Target
+    from holdfast.targets.types import Turn as Turn
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AttemptError": "holdfast.errors",
+    "Case": "holdfast.graders.types",
+    "Context": "holdfast.targets.python",
     "Display": "holdfast.display.types",
+    "GraderBlock": "holdfast.spec.grader_schema",
     "HoldfastError": "holdfast.errors",
+    "InstantGrader": "holdfast.graders.types",
+    "Origin": "holdfast.spec.origin",
     "Reply": "holdfast.targets.types",
     "Run": "holdfast.export.result",
+    "Sample": "holdfast.data.dataset",
+    "Target": "holdfast.targets.types",
+    "TargetBlock": "holdfast.spec.schema",
+    "Turn": "holdfast.targets.types",
+    "Usage": "holdfast.store.records",
     "Verdict": "holdfast.graders.types",
+    "WaitingGrader": "holdfast.graders.types",
     "evaluate": "holdfast.api",
 }
 
-__all__ = ["Display", "HoldfastError", "Reply", "Run", "Verdict", "__version__", "evaluate"]
+__all__ = [
+    "AttemptError",
+    "Case",
+    "Context",
+    "Display",
+    "GraderBlock",
+    "HoldfastError",
+    "InstantGrader",
+    "Origin",
+    "Reply",
+    "Run",
+    "Sample",
+    "Target",
+    "TargetBlock",
+    "Turn",
+    "Usage",
+    "Verdict",
+    "WaitingGrader",
+    "__version__",
+    "evaluate",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.canonical import digest
 from holdfast.display.choice import display_for_python
 from holdfast.engine.options import Options
-from holdfast.engine.run import run_eval
+from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import in_our_words

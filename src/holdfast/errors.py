@@ -8,6 +8,7 @@ HoldfastError
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
 ├── RunHeld               exit 4: another process holds this run
+│   └── RunBeingFinished  all work is done, and that process writes the report
 ├── Interrupted           exit 130 or 143: told to stop
 ├── ClusterError          exit 3: a cluster's program refused or failed
 ├── Unreachable           exit 3: no answer from the cluster; says nothing about jobs, which may be running
@@ -98,6 +99,10 @@ class RunHeld(HoldfastError):
     """Another process is writing this run."""
 
     exit_code = 4
+
+
+class RunBeingFinished(RunHeld):
+    """Another process is writing the report of this run, whose work is done."""
 
 
 class ExportFailed(HoldfastError):

@@ -118,7 +118,7 @@ def test_a_translated_eval_is_the_same_where_it_is_sent(tmp_path: Path) -> None:
     assert bundle.translated
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
-    assert (there.id, there.parts) == (identify(spec).id, identify(spec).parts)
+    assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
 
 
 def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path) -> None:
@@ -159,25 +159,23 @@ def test_copies_are_written_where_the_run_is(folder: Path) -> None:
 def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
-        said = run(folder, "e.yaml", "--run", "here", "--skip-graders")
-        place = run_dir(folder)
+        said = run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--skip-graders")
+        (place,) = (folder / "other" / "e").iterdir()
         assert f"not graded, as asked: `holdfast grade {place}` grades it" in said
         assert len(lines(place / "workers" / "main" / "outputs.jsonl")) == 4
-        run(folder, "e.yaml", "--run", "here")
+        run(folder, "e.yaml", "--run", "here", "--runs-dir", "other")
         assert (model.requests, metrics(place)["score"]) == (4, 0.5)
-        run(folder, "e.yaml", "--run", "here", "--fresh")
-        assert model.requests == 8
         model.control(status=400)
-        run(folder, "e.yaml", "--run", "here", "--fresh", "--runs-dir", "other", check=3)
-        run(folder, "e.yaml", "--run", "here", "--accept-errors", "--runs-dir", "other")
-        (other,) = (folder / "other" / "e").iterdir()
-        assert metrics(other)["coverage"] == 0
+        run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--fresh", check=3)
+        assert model.requests > 4
+        run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--accept-errors")
+        assert metrics(place)["coverage"] == 0
         newest = max((folder / ".holdfast" / "holdfast").glob("*/0/state.json"), key=lambda path: path.stat().st_mtime)
         state = json.loads(newest.read_text())
         assert (state["phase"], state["done"], state["total"], state["errors"]) == ("done", 0, 4, 4)
         model.control(status=200)
-        run(folder, "e.yaml", "--run", "here", "--retry-failed", "--runs-dir", "other")
-        assert metrics(other)["coverage"] == 1
+        run(folder, "e.yaml", "--run", "here", "--runs-dir", "other", "--retry-failed")
+        assert metrics(place)["coverage"] == 1
 
 
 @pytest.mark.parametrize(
@@ -279,10 +277,8 @@ def test_of_tasks_that_are_one_run_only_the_first_begins_anew(folder: Path) -> N
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
         (folder / "c.yaml").write_text("deployment: {type: none}\nevaluation: {tasks: [e.yaml, e.yaml]}\n")
-        run(folder, "c.yaml", "--run", "here")
-        assert model.requests == 4
         run(folder, "c.yaml", "--run", "here", "--fresh")
-        assert model.requests == 8
+        assert model.requests == 4
         model.control(status=400)
         run(folder, "c.yaml", "--run", "here", "--fresh", "--accept-errors")
         before = model.requests

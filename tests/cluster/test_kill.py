@@ -134,7 +134,7 @@ def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab,
     made = launched(own_slurm.here, tmp_path / "base")
     running(made, own_slurm)
     own_slurm.kill_controller()
-    with pytest.raises(Unreachable, match="no job that starts from now on continues it"):
+    with pytest.raises(Unreachable, match="jobs that start from now on will not continue it"):
         kill(Subject(own_slurm.impatient, str(made.directory)), "test")
     assert (made.directory / "stop").exists()
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 ROWS = 300
 
 
-@pytest.mark.parametrize("task_of_it", ["", ".0"])
-@pytest.mark.parametrize("profile", ["lab", "here"])
+@pytest.mark.parametrize(("profile", "task_of_it"), [("lab", ".0"), ("here", "")])
 def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")

@@ -436,7 +436,7 @@ def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Serve
 def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: dict[str, Any], tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", target=target)
     refused = holdfast("eval", eval_file, "--max-cost", "1", cwd=tmp_path, check=2)
-    assert "does not say what it costs" in refused.stderr and not (tmp_path / "runs").exists()
+    assert "does not report its cost" in refused.stderr and not (tmp_path / "runs").exists()
 
 
 def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, provider: Server) -> None:

@@ -364,7 +364,6 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was killed (SIGKILL)") == 2
-    assert err.count("stopped without a report; writing it here") == 1, "the second worker took over"
     assert provider.requests == 8
 
 
@@ -439,11 +438,11 @@ def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eva
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "has no distributed work to join" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
     assert "'../a' is not a worker id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
-    assert "has changed since its work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+    assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 
 
 class TestTwice:

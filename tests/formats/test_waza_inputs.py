@@ -48,7 +48,7 @@ def put(folder: Path, files: dict[str, str]) -> None:
 
 
 def keys(spec: Eval) -> dict[str, Any]:
-    identity: dict[str, Any] = identify(spec).identity.graders
+    identity: dict[str, Any] = identify(spec).contents.graders
     return identity
 
 

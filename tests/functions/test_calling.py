@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.engine.options import Options
-from holdfast.engine.setup import planned
+from holdfast.engine.session import preview_run
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
 from holdfast.report.compare import changed_graders, differences, read_scores
@@ -226,10 +226,10 @@ class TestEarlierGrades:
         (folder / "checks.py").write_text(code + "\n")
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
-        assert found.identity.graders["python"].get("revision") == (1 if revised else None)
-        assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.parts
+        assert found.contents.graders["python"].get("revision") == (1 if revised else None)
+        assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.fingerprints
         (slot,) = found.work.slots
-        assert slot.identified(reread=revised)[0] == found.parts["graders"]["python"], "as it always was"
+        assert slot.identified(reread=revised)[0] == found.fingerprints["graders"]["python"], "as it always was"
 
 
 PLAIN = [{"id": f"p{number}", "answer": "x"} for number in range(4)]
@@ -268,7 +268,7 @@ def early(output, expected, sample):
             "graders": [{"type": "python", "function": "checks.py:check"}],
             **keys,
         }
-        _, self.rundir, self.plan = planned(load(self.folder, **keys), Options(runs_dir=self.folder / "runs"))
+        _, self.rundir, self.plan = preview_run(load(self.folder, **keys), Options(runs_dir=self.folder / "runs"))
         asked = self.folder / "asked"
         asked.write_text("")
         self.run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")

@@ -127,7 +127,7 @@ class TestFingerprints:
         spec = load(
             folder, target={"python": "agent.py:reply"}, graders=[{"type": "python", "function": "checks.py:check"}]
         )
-        assert set(identify(spec).identity.graders["python"]["source"]) == {"checks.py", "lib/kit.py"}
+        assert set(identify(spec).contents.graders["python"]["source"]) == {"checks.py", "lib/kit.py"}
 
     def test_it_does_not_depend_on_what_was_loaded_before(self, folder: Path) -> None:
         (folder / "lib" / "extra.py").write_text("")
@@ -276,7 +276,7 @@ class TestCommands:
             spec = load(
                 project, target={"model": "m", "base_url": "http://127.0.0.1:1", "tools": [server]}, graders=[grader]
             )
-            identity = identify(spec).identity
+            identity = identify(spec).contents
             return identity.target["tools"][0], identity.graders["program"]
 
         before = identities()

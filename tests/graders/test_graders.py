@@ -476,9 +476,9 @@ class TestPython:
             ("text", "not '0.5'"),
             ("listed", "not [1]"),
             ("wild", "not 5"),
-            ("unkeepable", "cannot be stored as JSON"),
-            ("unkeepable_dict", "cannot be stored as JSON"),
-            ("surrogate", "cannot be stored as JSON"),
+            ("unkeepable", "cannot be serialized as JSON"),
+            ("unkeepable_dict", "cannot be serialized as JSON"),
+            ("surrogate", "cannot be serialized as JSON"),
         ],
     )
     def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks: Any, name: str, words: str) -> None:

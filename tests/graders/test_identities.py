@@ -187,13 +187,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("block", "expected"), GRADERS, ids=[block["type"] for block, _ in GRADERS])
 def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
     identified = identify(load(folder, graders=[block], workspace={}))
-    (identity,) = identified.identity.graders.values()
+    (identity,) = identified.contents.graders.values()
     assert digest(identity) == expected
 
 
 @pytest.mark.parametrize(("block", "expected"), TARGETS, ids=[next(iter(block)) for block, _ in TARGETS])
 def test_a_targets_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
-    assert digest(identify(load(folder, target=block)).identity.target) == expected
+    assert digest(identify(load(folder, target=block)).contents.target) == expected
 
 
 def test_every_kind_of_grader_is_pinned() -> None:

@@ -16,7 +16,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.build import build_graders, grader_identity, grader_places
 from holdfast.graders.elsewhere import Elsewhere
 from holdfast.graders.types import Case, Verdict
-from holdfast.plan.identity import Identified, identify
+from holdfast.plan.identity import RunIdentity, identify
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.store.blobs import Blobs
@@ -52,7 +52,7 @@ def load(folder: Path, *overrides: str, **keys: Any) -> Any:
     return load_eval(write_spec(folder, **keys), [parse_override(text) for text in overrides])
 
 
-def who(folder: Path, *overrides: str, **keys: Any) -> Identified:
+def who(folder: Path, *overrides: str, **keys: Any) -> RunIdentity:
     """The same with its data read and its keys made."""
     return identify(load(folder, *overrides, **keys))
 

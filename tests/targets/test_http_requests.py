@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.engine.options import Options
-from holdfast.engine.setup import planned
+from holdfast.engine.session import preview_run
 from holdfast.plan.keys import generation_key, work_digest
 from holdfast.report.run_view import RunView, Trial
 from tests.support.running import lines, server
@@ -116,10 +116,10 @@ def test_only_requests_whose_values_were_once_sent_as_texts_have_another_key(
 ) -> None:
     target = {"http": "http://127.0.0.1:1", "request": request_}
     found = who(tmp_path, samples=[ROW], prompt="{{ q }}", target=target)
-    assert ("request_values" in found.identity.target) == typed
-    texts = {key: value for key, value in found.identity.target.items() if key != "request_values"}
+    assert ("request_values" in found.contents.target) == typed
+    texts = {key: value for key, value in found.contents.target.items() if key != "request_values"}
     values = {**texts, "request_values": "JSON"}
-    work = work_digest(found.identity.conversation, values if typed else texts)
+    work = work_digest(found.contents.conversation, values if typed else texts)
     (sample,) = found.dataset
     assert next(found.work.keys(found.survey)) == generation_key(sample.digest, 1, work)
 
@@ -141,7 +141,7 @@ class Service:
         """Plan, then run; return how many trials were to run, and the numbers that were asked for."""
         target = {"http": self._service.url, "request": {"n": "{{ n }}"}, "response": "answer"}
         keys = {"samples": rows, "prompt": "{{ q }}", "target": target, **keys}
-        _, self.rundir, self.plan = planned(load(self.folder, **keys), Options(runs_dir=self.folder / "runs"))
+        _, self.rundir, self.plan = preview_run(load(self.folder, **keys), Options(runs_dir=self.folder / "runs"))
         self._service.asked.clear()
         run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert run.score == 1 and run.path == self.rundir.path

@@ -321,10 +321,10 @@ class TestPython:
             ("number", "returned int"),
             ("none", "returned NoneType"),
             ("no_text", "has no text"),
-            ("not_text", "cannot be stored as JSON"),
-            ("unkeepable", "cannot be stored as JSON"),
-            ("surrogate", "cannot be stored as JSON"),
-            ("wrong_usage", "cannot be stored as JSON"),
+            ("not_text", "cannot be serialized as JSON"),
+            ("unkeepable", "cannot be serialized as JSON"),
+            ("surrogate", "cannot be serialized as JSON"),
+            ("wrong_usage", "cannot be serialized as JSON"),
         ],
     )
     def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(

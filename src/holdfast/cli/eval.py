@@ -266,7 +266,7 @@ def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> i
 def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
     if given["workers"]:
         return _share(spec, options, given)
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
 
     return run_shown(
         lambda display: run_eval(spec, options, display),
@@ -385,18 +385,18 @@ def patience(wait: bool) -> float:
 
 def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
     """The compiled eval and the plan, its baseline's too, with nothing written."""
-    from holdfast.engine.setup import planned
+    from holdfast.engine.session import preview_run
     from holdfast.engine.unseen import unseen_code
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
         click.echo(message, err=True)
-    found = [planned(spec, options) for spec in specs]
-    print_compiled(found, as_json=as_json)
+    previews = [preview_run(spec, options) for spec in specs]
+    print_compiled(previews, as_json=as_json)
     if not as_json:
         from holdfast.report.preview import preview
 
-        identified, _, plan = found[0]
-        for line in preview(identified, plan).lines():
+        identity, _, plan = previews[0]
+        for line in preview(identity, plan).lines():
             click.echo(line)
     return 0

@@ -42,7 +42,7 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     outputs, into the run that `holdfast eval CONFIG` would use.
     """
     from holdfast.engine.options import Options
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
     from holdfast.formats import load_any
     from holdfast.spec.document import read_document
     from holdfast.spec.load import eval_of_run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.watch.find import Subject
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.store.manifest import Manifest
 
 
@@ -106,7 +106,7 @@ def _check_rights(subject: Subject, owner: str) -> None:
 def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
     """Run what is left of a run in its place, from its manifest."""
     from holdfast.engine.options import Options
-    from holdfast.engine.run import run_eval
+    from holdfast.engine.session import run_eval
     from holdfast.plan.history import with_outputs_of
     from holdfast.plan.identity import identify
     from holdfast.spec.load import eval_of_run
@@ -125,10 +125,10 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         raise UsageError(
             f"{path} holds verdicts of `holdfast compare --judge`", remedy="Run that command again to resume it."
         )
-    found = with_outputs_of((rundir, manifest), identify(spec))
-    if found.place is None and _grades_differently(manifest, found):
+    identity = with_outputs_of((rundir, manifest), identify(spec))
+    if identity.place is None and _grades_differently(manifest, identity):
         click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
-    elif found.place is None:
+    elif identity.place is None:
         raise UsageError(
             f"{path} cannot be resumed: its data, code or graders have changed since it was created",
             remedy="Run `holdfast eval` with the eval file, which reuses what still applies and says what changed.",
@@ -141,12 +141,14 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         wait=patience(given["wait"]),
     )
     outcome = run_shown(
-        lambda display: run_eval(spec, options, display), given["display"], lambda outcome: hand_on(outcome, spec)
+        lambda display: run_eval(spec, options, display, identity=identity),
+        given["display"],
+        lambda outcome: hand_on(outcome, spec),
     )
     return outcome.exit_code
 
 
-def _grades_differently(manifest: Manifest, found: Identified) -> bool:
+def _grades_differently(manifest: Manifest, identity: RunIdentity) -> bool:
     """Return True if only this version's way of grading makes it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
@@ -156,10 +158,10 @@ def _grades_differently(manifest: Manifest, found: Identified) -> bool:
             for name, identity in graders.items()
         }
 
-    same_rows = manifest.fingerprints.dataset == found.parts["dataset"]
-    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in found.identity.target)
-    before, now = (plain(each.graders) for each in (manifest.identity, found.identity))
-    same_size = same_rows and manifest.trials == found.spec.trials
+    same_rows = manifest.fingerprints.dataset == identity.fingerprints["dataset"]
+    same_requests = ("request_values" in manifest.identity.target) == ("request_values" in identity.contents.target)
+    before, now = (plain(each.graders) for each in (manifest.identity, identity.contents))
+    same_size = same_rows and manifest.trials == identity.spec.trials
     return same_size and same_requests and canonical(before) == canonical(now)
 
 

@@ -49,13 +49,13 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     worker dies) and exit with 0, or with 3 if there is no report.
     """
     from holdfast.engine.options import Options
-    from holdfast.engine.worker import run_worker, shared_eval, worker_id
+    from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
     from holdfast.store.rundir import RunDir
 
     options = Options(wait=patience(given["wait"]), runs_dir=run.resolve().parent.parent)
     if given["attached"]:
         threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
-    rundir, worker = RunDir(run.resolve()), worker or worker_id()
+    rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)

@@ -246,7 +246,7 @@ class Dataset:
             encoded = _encode(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
         except (TypeError, ValueError) as error:  # from Python anything may come
-            raise DataError(where, f"cannot be stored as JSON: {error}") from error
+            raise DataError(where, f"cannot be serialized as JSON: {error}") from error
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")

@@ -1,10 +1,10 @@
 """The run itself: one sliding window of trials, whatever the target and the place.
 
 `options`    what the command line says about this attempt at a run
-`setup`      from an eval to an open run directory and a plan
+`session`    one entry to a run: opened, worked on, reported
 `parameters` whether rows have what users' functions ask for
 `unseen`     what keys do not cover of an eval's code
-`run`        all of it in one call, and how it ended
+`outcome`    how a run ended: finished, gates, failures, numbers so far
 `pairwise`   finished runs judged against each other
 `worker`     a run shared out among workers: prepared, worked on, finished
 `local_workers`  workers on this machine, started and watched

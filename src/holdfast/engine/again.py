@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.canonical import digest
+from holdfast.store.records import ToolResponse
 from holdfast.targets.types import PastCall
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ class AgainCalls:
         for step in steps:
             if step.kind != "tool":
                 continue
-            kept = step.response
-            arguments = kept.get("arguments", UNSET)
+            response = msgspec.convert(step.response, ToolResponse)
+            arguments = response.arguments
             if isinstance(arguments, UnsetType):  # recorded by an earlier version: the turn's messages may have them
                 missing = _by_digest(reply) if missing is None else missing
                 arguments = missing.get(step.request, UNSET)
-            call = PastCall(step.turn, kept["tool"], arguments, kept.get("function", UNSET))
+            call = PastCall(step.turn, response.tool, arguments, response.function)
             key = (step.turn, step.kind, step.request, step.nth)
             self._known.setdefault(key, _Known(call, self._shared(before)))
-            before = kept.get("files", before)
+            before = before if isinstance(response.files, UnsetType) else response.files
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget calls that the conversation does not make any more."""

@@ -5,13 +5,37 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from holdfast.errors import BudgetReached
+from holdfast.errors import BudgetReached, UsageError
+from holdfast.spec.load import target_name
+from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
+from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.plan.progress import Progress
+    from holdfast.spec.load import Eval
     from holdfast.spec.schema import Limits
+
+
+def check_prices(spec: Eval, *, generates: bool) -> None:
+    """Refuse a budget in dollars where prices are not known."""
+    if spec.limits.max_cost is None:
+        return
+    target = spec.target
+    unpriced = isinstance(target, HttpTarget | NatTarget) or (isinstance(target, CommandTarget) and not target.proxy)
+    if generates and unpriced:
+        raise UsageError(
+            f"max_cost cannot be enforced: {target_name(spec.target)} does not report its cost",
+            remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
+        )
+    for model in spec.models():
+        if not Prices(model, spec.prices).known:
+            raise UsageError(
+                f"max_cost cannot be enforced: the price of {model} is not known",
+                remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
+                "(dollars per million tokens), or use --token-budget.",
+            )
 
 
 class Budget:
@@ -30,12 +54,12 @@ class Budget:
         limits, spent = self._limits, self._spent
         if limits.max_cost is not None:
             if spent.unpriced:
-                self._warn("the target does not report its cost: max_cost cannot be enforced")
+                self._warn("max_cost cannot be enforced: the target does not report its cost")
             if spent.cost >= limits.max_cost:
                 return self._at("--max-cost", limits.max_cost, spent.cost, _cost)
         if limits.token_budget is not None:
             if spent.unmetered:
-                self._warn("the target does not report its tokens: token_budget cannot be enforced")
+                self._warn("token_budget cannot be enforced: the target does not report its tokens")
             if spent.tokens >= limits.token_budget:
                 return self._at("--token-budget", limits.token_budget, spent.tokens, _tokens)
         if limits.max_time is not None:

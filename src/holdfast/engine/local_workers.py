@@ -1,7 +1,7 @@
-"""Workers on this machine: started, watched and, when we are told to stop, told to stop.
+"""Starts, monitors and stops worker processes on this machine.
 
-They are processes of their own, as on a cluster. Each reads its standard input and drains when that ends, which is
-when we do, however we go.
+They are the same processes as on a cluster. Each reads its standard input and drains when that ends, so that no worker
+outlives this process, however it ends.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.engine.ended import Ended
-from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.loop import mirror_of
-from holdfast.engine.run import already_finished, failures_of, so_far_of
-from holdfast.engine.setup import Opened
+from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import Fault, Interrupted
+from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
@@ -33,7 +31,6 @@ from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.index import Index
-from holdfast.store.lease import RunLease
 from holdfast.store.records import ErrorRecord
 from holdfast.store.tail import Follower
 
@@ -41,8 +38,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.display.types import Display
+    from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
-    from holdfast.engine.worker import Shared
+    from holdfast.engine.worker import SharedRun
     from holdfast.spec.load import Eval
 
 WORKER: Final = "HOLDFAST_WORKER"
@@ -61,24 +59,26 @@ def run_workers(
     log_samples: bool = False,
     output_path: Path | None = None,
 ) -> Outcome:
-    """Run an eval, or go on with it, with so many workers."""
+    """Run an eval, or resume it, with `count` worker processes."""
     shared = prepare(spec, options, count, display, command=command, log_samples=log_samples, output_path=output_path)
     if isinstance(shared, Outcome):
         return shared
-    crew = _Crew(shared, count, display)
-    crew.watch(options)
-    return crew.outcome(options)
+    workers = _LocalWorkers(shared, count, display)
+    workers.watch(options)
+    return workers.outcome(options)
 
 
-class _Crew:
-    def __init__(self, shared: Shared, count: int, display: Display) -> None:
-        self._found, self._rundir, self._plan = shared
+class _LocalWorkers:
+    """Worker processes on this machine, running from the moment this is made."""
+
+    def __init__(self, shared: SharedRun, count: int, display: Display) -> None:
+        self._identity, self._rundir, self._plan = shared
         self._display = display
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._followed = Index()
-        """what the journals hold, as far as they were read on the way"""
-        self._said: list[Ended] = []
-        self._told: int | None = None
+        """the records of the workers, as far as they were read while the workers ran"""
+        self._ended: list[Ended] = []
+        self._signal_sent: int | None = None
         self._readers: list[threading.Thread] = []
         self._workers = [self._start(f"w{number}") for number in range(1, count + 1)]
 
@@ -92,55 +92,58 @@ class _Crew:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # so that Ctrl-C reaches this process alone, which passes it on
         )
-        for reader in (self._listen, self._hear):
+        for reader in (self._relay_stderr, self._read_ending):
             self._readers.append(threading.Thread(target=reader, args=(worker, process), daemon=True))
             self._readers[-1].start()
         return process
 
-    def _listen(self, worker: str, process: subprocess.Popen[bytes]) -> None:
+    def _relay_stderr(self, worker: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
-        with process.stderr as said:
-            for line in said:
+        with process.stderr as lines:
+            for line in lines:
                 self._display.notice(f"{worker}: {line.decode(errors='replace').rstrip()}")
 
-    def _hear(self, _: str, process: subprocess.Popen[bytes]) -> None:
+    def _read_ending(self, _: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        with process.stdout as said, suppress(msgspec.DecodeError):
-            self._said.append(msgspec.json.decode(said.read(), type=Ended))
+        with process.stdout as stdout, suppress(msgspec.DecodeError):
+            self._ended.append(msgspec.json.decode(stdout.read(), type=Ended))
 
     def watch(self, options: Options) -> None:
-        """Show how far they are until all have left."""
-        found, plan, index = self._found, self._plan, self._followed
+        """Show the workers' progress until all have ended."""
+        identity, plan, index = self._identity, self._plan, self._followed
         follower = Follower(self._rundir, index)
         follower.refresh()
-        slots = found.survey.panels.mean
-        places = [] if options.skip_graders else grader_places(found.spec)
+        graders_per_trial = identity.survey.panels.mean
+        places = [] if options.skip_graders else grader_places(identity.spec)
         progress = Progress(
             plan,
             index.spent,
             outputs=plan.total - plan.to_run,
             graded=plan.finished + plan.reused,
-            grades=not (options.skip_graders and found.work.slots),
+            grades=not (options.skip_graders and identity.work.slots),
             graders={place.name: GraderProgress() for place in places},
         )
-        self._display.begin(found.spec.name, target_name(found.spec.target), str(self._rundir.path), plan)
-        mirror = mirror_of(found, self._rundir, self._display.notice)
-        if mirror is not None:
-            mirror.start()
-        with Signals(self._tell, self._kill):
-            while any(worker.poll() is None for worker in self._workers):
-                if options.cancelled.is_set() and self._told is None:
-                    self._tell(signal.SIGINT)
+        self._display.begin(identity.spec.name, target_name(identity.spec.target), str(self._rundir.path), plan)
+        exporters = live_exporters(identity, self._rundir, self._display.notice)
+        for exporter in exporters:
+            exporter.start()
+        with Signals(self._send_signal, self._kill):
+            # Each one is asked: until then a worker that died is a zombie, and the others cannot take its lease over.
+            while None in [worker.poll() for worker in self._workers]:
+                if options.cancelled.is_set() and self._signal_sent is None:
+                    self._send_signal(signal.SIGINT)
                 time.sleep(_LOOK_SECONDS)
                 with suppress(OSError):
-                    news = follower.read()
-                    follower.apply(news)
-                    for name, line in news:
+                    new_lines = follower.read()
+                    follower.apply(new_lines)
+                    for name, line in new_lines:
                         self._show(name, line.head, progress)
                 progress.outputs = min(plan.total, len(index.outputs))
-                progress.graded = min(progress.outputs, int(len(index.verdicts) / slots) if slots else plan.total)
+                progress.graded = min(
+                    progress.outputs, int(len(index.verdicts) / graders_per_trial) if graders_per_trial else plan.total
+                )
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):
@@ -148,11 +151,11 @@ class _Crew:
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
-            if worker.returncode < 0 and self._told is None:
+            if worker.returncode < 0 and self._signal_sent is None:
                 name = signal.Signals(-worker.returncode).name
-                self._display.notice(f"a worker was killed ({name}); its finished trials are on disk")
-        if mirror is not None:
-            mirror.close()
+                self._display.notice(f"a worker was killed ({name}); its finished trials are saved")
+        for exporter in exporters:
+            exporter.close()
         self._display.end()
 
     def _show(self, name: str, head: Any, progress: Progress) -> None:
@@ -185,8 +188,8 @@ class _Crew:
                 )
             )
 
-    def _tell(self, number: int) -> None:
-        self._told = number
+    def _send_signal(self, number: int) -> None:
+        self._signal_sent = number
         for worker in self._workers:
             with suppress(ProcessLookupError):
                 worker.send_signal(number)
@@ -195,49 +198,51 @@ class _Crew:
         for worker in self._workers:
             worker.kill()
 
-    def _finished(self, done: Outcome) -> Outcome:
-        """Add what the workers took, and what failed, to the report that one of them made."""
-        failures = failures_of(self._rundir, self._found, self._followed, None)
-        wall = time.monotonic() - self._begun
-        return replace(done, already=False, spent=self._followed.spent, failures=failures, wall=wall)
-
     def outcome(self, options: Options) -> Outcome:
-        """How it ended for all of them."""
+        """Return how the run ended, from its records and from what the workers reported."""
         for reader in self._readers:
             reader.join(_LAST_WORDS_SECONDS)
-        found, rundir = self._found, self._rundir
-        options = replace(options, fresh=False, retry_failed=False)  # which were about the run as it was before
-        if (done := already_finished(found, rundir, options)) is not None:
-            return self._finished(done)
-        index = rundir.load(mend=False)
-        plan = make_plan(found.survey, found.work, index)
-        reason: Fault | BudgetReached | Interrupted | None = None
-        for ended in self._said:
-            reason = reason or ended.reason
-        if self._told is not None:
-            reason = Interrupted(self._told)
+        identity, rundir = self._identity, self._rundir
+        options = replace(options, fresh=False, retry_failed=False)  # they were about the run as it was before
+        if (finished := finished_outcome(identity, rundir, options)) is not None:
+            return self._with_totals(finished)
+        reason: Reason | None = next((ended.reason for ended in self._ended if ended.reason is not None), None)
+        if self._signal_sent is not None:
+            reason = Interrupted(self._signal_sent)
         codes = [worker.returncode for worker in self._workers]
         if reason is None and not {1, 3} & set(codes) and (any(codes) or not options.skip_graders):
-            # Nobody says that it made the report, or why there is none.
-            _, shared, place = shared_eval(rundir)
-            if Claims(place, len(shared.chunks), "", rundir).all_done:
-                opened = Opened(found, rundir, RunLease(rundir.lease), index, plan)
-                done = finish_run(opened, options, Noting(self._display, RunLog(rundir.log)))
-                if done.finisher is None or (done := already_finished(found, rundir, options)) is not None:
-                    return self._finished(done)
+            # No worker reports that it wrote the report, or why there is none.
+            if (finished := self._finish(options)) is not None:
+                return self._with_totals(finished)
             reason = Fault(
                 "rejected",
-                f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
-                remedy="Their finished trials are on disk.",
+                f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
+                remedy="Their finished trials are saved.",
             )
+        index = rundir.load(mend=False)
         return Outcome(
             rundir,
-            plan,
+            make_plan(identity.survey, identity.work, index),
             None,
             index.spent,
             reason,
             skipped_graders=options.skip_graders,
-            so_far=so_far_of(found, index, reason),
-            failures=failures_of(rundir, found, index, reason),
-            wall=time.monotonic() - self._begun,
+            so_far=count_so_far(identity, index, reason),
+            failures=gather_failures(rundir, identity, index, reason),
+            wall=time.monotonic() - self._started,
         )
+
+    def _finish(self, options: Options) -> Outcome | None:
+        """Write the report if all chunks are done; None where there is no report in the end."""
+        identity, rundir = self._identity, self._rundir
+        _, claim_round, folder = shared_eval(rundir)
+        if not Claims(folder, len(claim_round.chunks), "", rundir).all_done:
+            return None
+        outcome = finish_run(identity, rundir, options, self._display, self._display.notice)
+        return outcome if outcome.finisher is None else finished_outcome(identity, rundir, options)
+
+    def _with_totals(self, outcome: Outcome) -> Outcome:
+        """Add what all workers spent, and what failed, to the outcome of the one that wrote the report."""
+        failures = gather_failures(self._rundir, self._identity, self._followed, None)
+        wall = time.monotonic() - self._started
+        return replace(outcome, already=False, spent=self._followed.spent, failures=failures, wall=wall)

@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast.display.types import Display
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -38,18 +36,3 @@ class RunLog:
         if text:
             with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
-
-
-class Noting(Display):
-    """The display asked for, with what it tells people kept in the log as well: damage, failed syncs, takeovers."""
-
-    def __init__(self, shown: Display, log: RunLog) -> None:
-        self.log = log
-        self.begin, self.output, self.grade = shown.begin, shown.output, shown.grade  # type: ignore[method-assign]
-        self.error, self.tick, self.end = shown.error, shown.tick, shown.end  # type: ignore[method-assign]
-        self._show = shown.notice
-
-    def notice(self, message: str) -> None:
-        """Shown, and kept."""
-        self._show(message)
-        self.log.write(f"notice {message}")

@@ -7,9 +7,11 @@ is held until the output is synced, so that a kill repeats at most the requests 
 from __future__ import annotations
 
 import asyncio
+import gc
+import resource
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.data.dataset import changed_under_us
@@ -21,10 +23,10 @@ from holdfast.engine.grading import Grading
 from holdfast.engine.hooks import Hooks
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
+from holdfast.engine.signals import Signals
 from holdfast.engine.sources import Supply
 from holdfast.engine.trial import Halted, Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted
-from holdfast.export.mirror import NatMirror
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
@@ -34,16 +36,10 @@ from holdfast.store.journal import Journal
 from holdfast.targets.embedded import PARALLEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.conversation.simulated_user import Player
-    from holdfast.display.types import Display
-    from holdfast.engine.options import Options
-    from holdfast.engine.setup import Opened, Parts
+    from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
-    from holdfast.plan.identity import Identified
     from holdfast.plan.plan import PendingTrial
-    from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64
@@ -58,40 +54,32 @@ _GRACE_SECONDS: Final = 10.0
 class Loop:
     """One process's work on one run."""
 
-    def __init__(
-        self, opened: Opened, parts: Parts, options: Options, display: Display, supply: Supply | None = None
-    ) -> None:
-        found, plan = opened.identified, opened.plan
-        self._opened = opened
-        self._options = options
-        self._parts = parts
-        self._graders = [] if options.skip_graders else parts.graders
-        self._display = display
-        self._spec = found.spec
-        self._spent = opened.index.spent
+    def __init__(self, session: Session, source: Supply | None = None) -> None:
+        identity, plan, options = session.identity, session.plan, session.options
+        self._session = session
+        self._graders = [] if options.skip_graders else session.parts.graders
+        self._display = session.display
+        self._spec = identity.spec
         self._window = Window(self._concurrency())
-        pending = pending_trials(found.dataset, found.survey, found.work, opened.index, plan.done)
+        pending = pending_trials(identity.dataset, identity.survey, identity.work, session.index, plan.done)
         if options.grade_only:
             pending = (trial for trial in pending if trial.output is not None)
-        self._supply = supply or Supply(pending)
+        self._source = source or Supply(pending)
         self._workers: set[asyncio.Task[None]] = set()
         self.brake = Brake()
         self.progress = Progress(
             plan,
-            self._spent,
+            session.index.spent,
             outputs=plan.total - plan.to_run,
             graded=plan.finished + plan.reused,
             generates=not options.grade_only,
-            grades=not (options.skip_graders and found.work.slots),
-            graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(found.spec)},
+            grades=not (options.skip_graders and identity.work.slots),
+            graders={} if options.skip_graders else {p.name: GraderProgress() for p in grader_places(self._spec)},
         )
-        self._budget = Budget(found.spec.limits, self.progress, display.notice)
+        self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
-        generates = plan.to_run > 0 and not options.grade_only
-        alone = opened.worker is None
-        self._mirror = mirror_of(found, opened.rundir, display.notice) if generates and alone else None
-        self._hooks = Hooks.of(found.spec, display.notice) if generates else None
+        self._hooks = Hooks.of(self._spec, session.notice) if session.generates else None
         self.faults: list[Fault] = []
         """what put graders out of action"""
 
@@ -105,45 +93,43 @@ class Loop:
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._supply.close)  # last: whoever does the rest finds all that is written
-            if self._mirror is not None:
-                self._mirror.start()
-                stack.push_async_callback(asyncio.to_thread, self._mirror.close)  # after the journal has been closed
+            stack.push_async_callback(self._source.close)  # last: whoever does the rest finds all that is written
+            for exporter in self._session.live_exporters():
+                exporter.start()
+                stack.push_async_callback(asyncio.to_thread, exporter.close)  # after the journal has been closed
             journal = Journal(
-                self._opened.writes,
-                notice=self._display.notice,
+                self._session.journals,
+                notice=self._session.notice,
                 failed=self.brake.pull,
-                held=self._opened.lease.still_held,
-                worker=self._opened.worker is not None,
+                held=self._session.lease.still_held,
+                worker=self._session.worker is not None,
             )
             stack.push_async_callback(journal.close)
             if not await self._open(stack):
                 return
             recorder = Recorder(
                 journal,
-                self._opened.index,
+                self._session.index,
                 self.progress,
                 self._display,
-                nothing_to_grade=not self._opened.identified.work.slots,
+                nothing_to_grade=not self._session.identity.work.slots,
             )
             retrier = Retrier(self._spec.limits, self.brake, self._window, recorder, self.progress)
             self._grading = Grading(
                 self._graders,
-                self._opened.identified.work,
-                self._opened.index,
+                self._session.identity.work,
+                self._session.index,
                 retrier,
                 recorder,
                 self._window.limit,
-                self._display.notice,
+                self._session.notice,
             )
             self._trials = Trials(
-                self._opened,
-                self._parts,
+                self._session,
                 recorder,
                 retrier,
                 self._grading,
                 self._hooks,
-                notice=self._display.notice,
                 stopping=self._stopping,
             )
             stack.push_async_callback(self._grading.close)
@@ -151,9 +137,9 @@ class Loop:
                 task = asyncio.create_task(watcher)
                 task.add_done_callback(self._ended)
                 stack.callback(task.cancel)
-            self._supply.arrived = self._admit
+            self._source.arrived = self._admit
             self._admit()
-            while self._workers or (not self.brake.pulled and await self._supply.more(self.brake)):
+            while self._workers or (not self.brake.pulled and await self._source.more(self.brake)):
                 if self._workers:
                     await asyncio.wait(self._workers)
                 self._admit()
@@ -173,13 +159,13 @@ class Loop:
                 await self._hooks.before_run()
                 stack.push_async_callback(self._hooks.after_run)
             for model in filter(is_embedded, self._asked_models()):
-                self._display.notice(f"starting {model} on this machine …")
-            for part in (self._parts.target, self._parts.player, *self._graders):
+                self._session.notice(f"starting {model} on this machine …")
+            for part in (self._session.parts.target, self._session.parts.player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
                     for message in getattr(part, "notices", ()):
-                        self._display.notice(message)
+                        self._session.notice(message)
         except asyncio.CancelledError:
             if not self.brake.pulled:
                 raise
@@ -191,13 +177,13 @@ class Loop:
         try:
             await part.__aexit__(None, None, None)
         except Exception as error:
-            self._display.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+            self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
 
     def _asked_models(self) -> list[str]:
         """List the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
-        return [model for model in self._spec.models() if self._parts.target is not None or model in judges]
+        return [model for model in self._spec.models() if self._session.parts.target is not None or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admitting and cancel what is in flight; what finished is safe already."""
@@ -234,7 +220,7 @@ class Loop:
                     await self._trials.run(pending)
                 except AttemptError:
                     self.progress.given_up += 1  # it is recorded, and the trial stays pending
-                self._supply.ended(pending)
+                self._source.ended(pending)
             except Fault as fault:
                 self.brake.pull(fault)
             except Halted:
@@ -256,7 +242,7 @@ class Loop:
         if self._stopping():
             return None
         try:
-            return self._supply.next()
+            return self._source.next()
         except Fault as fault:
             self.brake.pull(fault)
         except DataError as error:
@@ -280,9 +266,9 @@ class Loop:
             self._display.tick(self.progress)
             self._report_rate_limits()
             self._check_budget()
-            if self._opened.lost and not self.brake.pulled:
+            if self._session.lost.is_set() and not self.brake.pulled:
                 self.interrupt(Fault("lease_lost", "another process has taken over this run"))
-            if self._options.cancelled.is_set() and not self.brake.pulled:
+            if self._session.options.cancelled.is_set() and not self.brake.pulled:
                 self.interrupt(Interrupted(signal.SIGINT))
             if isinstance(self.brake.reason, Fault):
                 faulted = faulted or time.monotonic()
@@ -296,28 +282,57 @@ class Loop:
         for where, limited in self.progress.rate_limits.items():
             if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
                 limited.reported = True
-                self._display.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
+                self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
 
     async def _watch_dataset(self) -> None:
         """Stop when the dataset becomes another. Its rows are only read again when its files look touched."""
-        found = self._opened.identified
-        stamp = found.stamp
+        identity = self._session.identity
+        stamp = identity.stamp
         while True:
             await asyncio.sleep(_DATASET_SECONDS)
-            if found.dataset.stamp() == stamp:
+            if identity.dataset.stamp() == stamp:
                 continue
-            stamp = found.dataset.stamp()
+            stamp = identity.dataset.stamp()
             try:
-                same = (await asyncio.to_thread(found.dataset.survey)).digest == found.survey.digest
+                same = (await asyncio.to_thread(identity.dataset.survey)).digest == identity.survey.digest
             except HoldfastError:
                 same = False
             if not same:
-                self.brake.pull(changed_under_us(", ".join(found.dataset.source)))
+                self.brake.pull(changed_under_us(", ".join(identity.dataset.source)))
                 return
 
 
-def mirror_of(found: Identified, rundir: RunDir, notice: Callable[[str], None]) -> NatMirror | None:
-    """Return what keeps `output.nat` up to date while a run is going on, where the eval asks for it."""
-    if found.spec.output.nat is None:
-        return None
-    return NatMirror(rundir, found.id, found.spec, found.dataset, found.work, notice)
+def run_loop(session: Session, source: Supply | None = None) -> Loop:
+    """Work on an opened run until nothing is left or it has to stop; return the loop as it ended."""
+
+    async def main() -> Loop:
+        loop, events = Loop(session, source), asyncio.get_running_loop()
+
+        def stop(number: int) -> None:  # called between any two steps of Python code, so it only leaves a note
+            events.call_soon_threadsafe(loop.interrupt, Interrupted(number))
+
+        with Signals(stop):
+            await loop.run()
+        return loop
+
+    import uvloop
+
+    _allow_many_connections()
+    thresholds = gc.get_threshold()
+    # A run makes few cycles and keeps much: collecting garbage as often as by default costs a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    try:
+        return uvloop.run(main())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files: each request in flight is one, and the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from holdfast.engine.run import run_eval
+from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.graders.asking import JudgeModel, Session
 from holdfast.graders.replies import Unreadable, boundary, read_choice
@@ -147,7 +147,7 @@ def judge_pairs(
     # In an order of their own, so that the same runs named in another order are the same comparison.
     spec = _spec(block, others, [rows[name] for name in sorted(rows)], judge, folder)
     target = PairJudge(block, Prices(block.model or "", spec.prices), judge.where(()))
-    outcome = run_eval(spec, options, display, target)
+    outcome = run_eval(spec, options, display, target=target)
     if outcome.metrics is None:
         return Comparison(str(block.model), outcome, pairs, None, left_out)
     verdicts: dict[str, Choice] = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Survey
     from holdfast.functions import Function
     from holdfast.graders.types import InstantGrader, WaitingGrader
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.spec.document import Location
     from holdfast.targets.types import Target
 
@@ -33,7 +33,7 @@ class _Asking(NamedTuple):
 
 
 def check_parameters(
-    found: Identified,
+    found: RunIdentity,
     target: Target | None,
     player: Player | None,
     graders: Sequence[InstantGrader | WaitingGrader],
@@ -53,7 +53,7 @@ def check_parameters(
 
 
 def _functions(
-    found: Identified,
+    found: RunIdentity,
     target: Target | None,
     player: Player | None,
     graders: Sequence[InstantGrader | WaitingGrader],

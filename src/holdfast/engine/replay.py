@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from holdfast.canonical import digest
 from holdfast.engine.again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import NO_USAGE, Step, ToolCall, Usage
+from holdfast.store.records import NO_USAGE, Step, ToolCall, ToolResponse, Usage
 from holdfast.targets.trace import Trace, as_listed
 from holdfast.targets.types import PROCESS, PastCall, ToolFailure
 
@@ -342,19 +342,23 @@ class RecordedCalls:
             nonlocal ran
             ran = True
             result = await live()
-            response: dict[str, Any] = {"tool": name, "arguments": arguments, "result": result}
+            traceback: str | UnsetType = UNSET
             if isinstance(result, ToolFailure):
-                response |= {"result": result.message, "traceback": result.traceback}
-            if replay == "again" and not isinstance(function, UnsetType):
-                response["function"] = function
-            if workspace is not None:
-                response["files"] = await asyncio.to_thread(workspace.keep)
-            return response, NO_USAGE
+                result, traceback = result
+            response = ToolResponse(
+                name,
+                arguments,
+                result,
+                traceback,
+                function if replay == "again" else UNSET,
+                UNSET if workspace is None else await asyncio.to_thread(workspace.keep),
+            )
+            return msgspec.to_builtins(response), NO_USAGE
 
         if replay == "never":
             await self._replay.record_intent((turn, "intent", request, nth), name)
         try:
-            response = await self._call(key, run)
+            response = msgspec.convert(await self._call(key, run), ToolResponse)
         except (AttemptError, Fault):
             raise
         except Exception:  # raised by the user's function, which was called all the same
@@ -365,10 +369,10 @@ class RecordedCalls:
                 await self._rerun(request, live)  # to rebuild the state: the recorded result counts
             again.note(key, PastCall(turn, name, arguments, function), home, files_before)
             self._again_keys.add(key)
-        if not ran and workspace is not None and "files" in response:
-            await asyncio.to_thread(workspace.go_back_to, response["files"])
-        self._trace.ran(key, name, arguments, response["result"])
-        return response["result"]
+        if not ran and workspace is not None and not isinstance(response.files, UnsetType):
+            await asyncio.to_thread(workspace.go_back_to, response.files)
+        self._trace.ran(key, name, arguments, response.result)
+        return response.result
 
     async def _rerun(self, request: str, live: Callable[[], Awaitable[Any]]) -> None:
         try:

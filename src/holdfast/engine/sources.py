@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.engine.brake import Brake
-    from holdfast.engine.setup import Opened
+    from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
     from holdfast.store.claims import Claims, Round
-    from holdfast.store.tail import Follower
 
 
 _AHEAD: Final = 8
@@ -61,13 +60,14 @@ class Supply:
 class Chunks(Supply):
     """The trials of a worker."""
 
-    def __init__(self, opened: Opened, plan: Round, claims: Claims, follower: Follower) -> None:
+    def __init__(self, session: Session, claim_round: Round, claims: Claims) -> None:
         super().__init__(iter(()))
-        self._opened = opened
-        self._plan = plan
+        self._session = session
+        self._round = claim_round
         self._claims = claims
-        self._follower = follower
-        self._rows = _Rows(opened)
+        assert session.follower is not None
+        self._follower = session.follower
+        self._rows = _Rows(session)
         self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
         """which chunk a trial in hand belongs to, by its key"""
@@ -78,7 +78,7 @@ class Chunks(Supply):
         self._failure: Fault | DataError | None = None
         self._woken = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        limits = opened.identified.spec.limits
+        limits = session.identity.spec.limits
         self._has_budget = limits.max_cost is not None or limits.token_budget is not None
         self._following: asyncio.Task[None] | None = None
 
@@ -156,8 +156,8 @@ class Chunks(Supply):
             self._open[chunk] = 0  # ours, and so given back if we are told to stop just now
             if begun:
                 await self._catch_up()
-            trials = await asyncio.to_thread(self._rows.pending, *self._plan.chunks[chunk])
-            if self._plan.skip_graders:
+            trials = await asyncio.to_thread(self._rows.pending, *self._round.chunks[chunk])
+            if self._round.skip_graders:
                 trials = [pending for pending in trials if pending.output is None]
             if not trials:
                 del self._open[chunk]
@@ -183,28 +183,28 @@ class Chunks(Supply):
 class _Rows:
     """Reads the samples of chunks: forward as long as chunks come in order, from the beginning where one does not."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._samples: Iterator[tuple[int, Sample]] = iter(())
         self._last: tuple[int, Sample] | None = None
 
     def pending(self, first: int, end: int) -> list[PendingTrial]:
         """What there is to do about the trials from one number up to another."""
-        identity = self._opened.identified
+        identity = self._session.identity
         per_sample = identity.work.trials
         unfinished = []
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
             panel = identity.survey.panels.of(position)
             for trial in range(1, per_sample + 1):
                 if first <= position * per_sample + trial - 1 < end:
-                    pending = find_pending(sample, trial, panel, identity.work, self._opened.index)
+                    pending = find_pending(sample, trial, panel, identity.work, self._session.index)
                     if pending is not None:
                         unfinished.append(pending)
         return unfinished
 
     def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
         if self._last is None or self._last[0] > first:
-            found = self._opened.identified
+            found = self._session.identity
             self._samples = checked(found.dataset, found.survey)
             self._last = next(self._samples)
         while True:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
     from holdfast.engine.retry import Retrier
-    from holdfast.engine.setup import Opened, Parts
+    from holdfast.engine.session import Session
     from holdfast.plan.plan import PendingTrial
     from holdfast.store.index import OutputRef
     from holdfast.store.records import Usage
@@ -55,37 +55,33 @@ class Trials:
 
     def __init__(
         self,
-        opened: Opened,
-        parts: Parts,
+        session: Session,
         recorder: Recorder,
         retrier: Retrier,
         grading: Grading,
         hooks: Hooks | None,
-        *,
-        notice: Callable[[str], None],
         stopping: Callable[[], bool],
     ) -> None:
-        identity = opened.identified
-        self.spec = identity.spec
-        self.work = identity.work
-        self.target = parts.target
-        self.simulated_user = parts.player
+        self.spec = session.spec
+        self.work = session.identity.work
+        self.target = session.parts.target
+        self.simulated_user = session.parts.player
         self.recorder = recorder
         self.retrier = retrier
         self.grading = grading
         self.hooks = hooks
-        self.notice = notice
+        self.notice = session.notice
         self.stopping = stopping
         """whether no new turn may start"""
         self.script = Script(self.spec)
-        self.blobs = Blobs(opened.rundir.files)
+        self.blobs = Blobs(session.rundir.files)
         self.workspaces = None
         if self.spec.workspace is not None:
-            self.workspaces = Workspaces(self.spec, self.blobs, opened.rundir.path)
+            self.workspaces = Workspaces(self.spec, self.blobs, session.rundir.path)
         # Needed by each trial, and the same for all of them.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
         self.checkpoints = grading.checkpoints
-        self._recorded_calls = opened.index.steps
+        self._recorded_calls = session.index.steps
 
     async def run(self, pending: PendingTrial) -> None:
         """Generate the trial's output unless it has one, and grade it."""

@@ -1,8 +1,9 @@
-"""A run shared out among workers, on one machine or on many that see the same disk.
+"""A run that several workers share, on one machine or on many that see the same disk.
 
-prepare      one process alone: manifest, what other runs can lend, and the chunks of what is left
-run_worker   any number of them: claim a chunk, do it, claim the next; each writes only below `workers/<id>/`
-             the first to find all done makes the report, alone; the others stand by, and do it where that one dies
+prepare      one process alone: writes the manifest, borrows from other runs, and cuts what is left into chunks
+run_worker   any number of processes: claim a chunk, work through it, claim the next; each writes only below
+             `workers/<id>/`. The first to find everything done writes the report; the others wait, and take over if
+             that process dies
 """
 
 from __future__ import annotations
@@ -12,40 +13,39 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.engine.log import Noting, RunLog
-from holdfast.engine.run import already_finished, check_prices, go_on, run_loop, say_notices
-from holdfast.engine.setup import Opened, Parts, located, open_run
+from holdfast.engine.log import RunLog
+from holdfast.engine.session import Loaded, load_run, open_run, open_session
 from holdfast.engine.sources import Chunks
-from holdfast.errors import Fault, RunHeld, UsageError
+from holdfast.errors import Fault, RunBeingFinished, UsageError
 from holdfast.plan.history import with_outputs_of
 from holdfast.plan.identity import identify
-from holdfast.plan.plan import Plan, left_over, make_plan
+from holdfast.plan.plan import Plan, make_plan, unfinished_trials
 from holdfast.report.outcome import Outcome
-from holdfast.spec.load import eval_of_run, target_name
+from holdfast.spec.load import eval_of_run
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import one_or_all
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
 from holdfast.store.durable import slug
 from holdfast.store.index import load_index
 from holdfast.store.lease import RunLease
-from holdfast.store.run_lock import await_workers, finish, is_being_finished, join, stand_by
+from holdfast.store.run_lock import await_workers, finish, join, stand_by
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.spec.load import Eval
     from holdfast.store.rundir import RunDir
 
 
-class Shared(NamedTuple):
+class SharedRun(NamedTuple):
     """A run that workers may join."""
 
-    found: Identified
+    identity: RunIdentity
     rundir: RunDir
     plan: Plan
 
@@ -59,31 +59,24 @@ def prepare(
     command: str = "",
     log_samples: bool = False,
     output_path: Path | None = None,
-) -> Outcome | Shared:
-    """Open a run, or go on with it, and share out what is left among about so many workers.
+) -> Outcome | SharedRun:
+    """Open a run, and cut what is left into chunks for about so many workers, which may join when this returns.
 
-    Returns how it ended where there is nothing to share out, else what workers may join from now on.
+    Returns the outcome where nothing is left for workers.
     """
-    check_prices(spec, generates=True)
     _refuse_secrets(spec)
-    found, rundir = located(spec, options)
-    if (done := already_finished(found, rundir, options)) is not None:
-        return done
-    parts = Parts.build(found, options)
-    noting = Noting(display, RunLog(rundir.log))
-    say_notices(spec, noting, found)
-    opened = open_run(found, options, noting.notice)
-    try:
-        if (done := already_finished(found, rundir, options)) is not None:
-            return done
-        left = list(left_over(found.survey, found.work, opened.index, grades=not options.skip_graders))
-        if not left:
-            return go_on(opened, parts, options, noting)
+    with open_run(spec, options, display) as run:
+        if run.finished is not None:
+            return run.finished
+        identity, rundir = run.identity, run.rundir
+        unfinished = list(unfinished_trials(identity.survey, identity.work, run.index, grades=not options.skip_graders))
+        if not unfinished:
+            return run.complete()
         if rundir.finished:
             rundir.reopen()
-        noting.log.open()
-        plan = Round(
-            chunks=cut(left, workers),
+        run.log.open()
+        claim_round = Round(
+            chunks=cut(unfinished, workers),
             eval=spec.document.data,
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
@@ -93,11 +86,10 @@ def prepare(
             output_path=str(output_path.resolve()) if output_path else None,
             command=command,
         )
-        place = begin_round(rundir, plan)
-        noting.log.write(f"shared out in {place.name}: {len(left)} trials in {len(plan.chunks)} chunks; {opened.plan}")
-        return Shared(found, rundir, opened.plan)
-    finally:
-        opened.lease.release()
+        name = begin_round(rundir, claim_round).name
+        chunks = len(claim_round.chunks)
+        run.log.write(f"shared out in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
+        return SharedRun(identity, rundir, run.plan)
 
 
 def _refuse_secrets(spec: Eval) -> None:
@@ -108,29 +100,30 @@ def _refuse_secrets(spec: Eval) -> None:
         )
 
 
-def worker_id() -> str:
-    """A name for a worker that was given none."""
+def new_worker_id() -> str:
+    """Return a unique name for a worker."""
     return f"{slug(os.uname().nodename)[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def shared_eval(
     rundir: RunDir, concurrency: int | str | None = None, base_urls: Sequence[str] = ()
 ) -> tuple[Eval, Round, Path]:
-    """The eval that a run's workers run, how it was shared out, and where that is written."""
+    """Return the eval that a run's workers run, the current round of claims, and that round's folder."""
     newest = newest_round(rundir)
     if newest is None:
         raise UsageError(
             f"{rundir.path} has no distributed work to join",
-            remedy="`holdfast eval FILE --workers N` distributes what is left and starts N workers.",
+            remedy="`holdfast eval FILE --workers N` distributes what is left, and starts N workers.",
         )
-    place, plan = newest
-    target = plan.eval.get("target", {})
-    # An agent that does not say itself where its model is asks where the model is served too, by way of our proxy.
+    folder, claim_round = newest
+    target = claim_round.eval.get("target", {})
+    # An agent that does not name its model's server asks the server that is given here, through our proxy.
     asks = "model" in target or (("python" in target or "command" in target) and not target.get("base_url"))
     served = one_or_all(base_urls) if asks else None
-    given = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
-    overrides = [(key, value) for key, value in given if value is not None]
-    return eval_of_run(plan.eval, plan.folder, plan.eval_file, overrides), plan, place
+    values = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
+    overrides = [(key, value) for key, value in values if value is not None]
+    spec = eval_of_run(claim_round.eval, claim_round.folder, claim_round.eval_file, overrides)
+    return spec, claim_round, folder
 
 
 def run_worker(
@@ -141,116 +134,92 @@ def run_worker(
     concurrency: int | str | None = None,
     base_urls: Sequence[str] = (),
 ) -> Outcome:
-    """Work on a run that was shared out, until nothing is left of it, and make the report if nobody else does.
+    """Work on a shared run until nothing is left of it, and write the report if no other process does.
 
-    `base_urls` are where the model is served as this worker sees it; they are in no key.
+    `base_urls` are the addresses of the model as this worker sees it; they are in no key.
     """
     check_worker_id(worker)
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{rundir.path} is not a run directory: it has no manifest.json")
     try:
-        spec, plan, place = shared_eval(rundir, concurrency, base_urls)
+        spec, claim_round, folder = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
         if rundir.finished:  # as a job finds it that is started again too late
-            return Outcome(rundir, _NO_PLAN, rundir.read_metrics(), None, already=True)
+            return Outcome(rundir, Plan(0, 0, 0, 0, 0), rundir.read_metrics(), None, already=True)
         raise
-    options = replace(options, accept_errors=plan.accept_errors, skip_graders=plan.skip_graders)
-    found = with_outputs_of((rundir, manifest), identify(spec))
-    if found.place is None:
+    options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
+    identity = with_outputs_of((rundir, manifest), identify(spec))
+    if identity.place is None:
         raise Fault(
             "dataset_changed",
-            f"the eval has changed since its work was distributed in {rundir.path}",
-            remedy=f"Distribute it again: {plan.command}",
+            f"the eval is no longer the one whose work was distributed in {rundir.path}",
+            remedy=f"Distribute it again: {claim_round.command}",
         )
-    if (done := already_finished(found, rundir, options)) is not None:
-        return done
-    parts = Parts.build(found, options)
-    noting = Noting(display, RunLog(rundir.workers / worker / "run.log"))
-    opened = Opened(found, rundir, None, load_index(lambda _: (), mend=None), _NO_PLAN, worker=worker)  # type: ignore[arg-type]  # filled below
 
-    def lost() -> None:
-        opened.lost = True
+    def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
+        return join(rundir, worker, options.wait, notice, lost)
 
+    def load(identity: RunIdentity, _: Options, notice: Callable[[str], None]) -> Loaded:
+        return _load_worker(identity, rundir, worker, notice)
+
+    log = RunLog(rundir.workers / worker / "run.log")
     try:
-        opened.lease = join(rundir, worker, options.wait, noting.notice, lost)
-    except RunHeld:
-        if not is_being_finished(rundir):
-            raise
-        opened.lease = RunLease(rundir.lease)  # not taken: all is done
-        return finish_run(opened, options, noting)
-    try:
-        # Looked at again: it may have been finished while we waited to join.
-        if (done := already_finished(found, rundir, options)) is not None:
-            return done
-        chunks = _begin(opened, plan, place, noting)
-        outcome = _work(opened, chunks, parts, options, noting)
-        if outcome.reason is not None or not chunks.all_done:
-            return outcome
-        return finish_run(opened, options, noting)
-    finally:
-        opened.lease.release()
+        with open_session(identity, options, display, log, acquire, load, worker=worker) as run:
+            if run.finished is not None:
+                return run.finished
+            chunks = Chunks(run, claim_round, Claims(folder, len(claim_round.chunks), worker, rundir))
+            left, reason = run.work(chunks)
+            if reason is None and chunks.all_done:
+                return finish_run(identity, rundir, options, display, run.notice, run.lease)
+            spent = run.index.spent
+            return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
+    except RunBeingFinished:  # that process may die over it
+        return finish_run(identity, rundir, options, display, display.notice)
 
 
-_NO_PLAN = Plan(0, 0, 0, 0, 0)
-
-
-def _begin(opened: Opened, plan: Round, place: Path, noting: Noting) -> Chunks:
-    """Read what is there. Of files only our own are mended: the others' owners may be writing them."""
-    found, rundir, worker = opened.identified, opened.rundir, opened.worker
-    assert worker is not None
-    own = opened.writes
-    opened.index = load_index(
-        lambda name: [own / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
-        mend=own / "set-aside",
+def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
+    """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
+    journals = rundir.workers / worker
+    index = load_index(
+        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
+        mend=journals / "set-aside",
         tails_only=True,  # others may know where our lines are
     )
-    for damage in opened.index.damage:
-        noting.notice(f"{worker}: {damage}")
-    follower = Follower(rundir, opened.index, own=worker)
+    for damage in index.damage:
+        notice(f"{worker}: {damage}")
+    follower = Follower(rundir, index, own=worker)
     follower.refresh()
-    opened.index.outputs = {key: ref for key, ref in opened.index.outputs.items() if found.work.fits(ref)}
-    opened.plan = make_plan(found.survey, found.work, opened.index)
-    return Chunks(opened, plan, Claims(place, len(plan.chunks), worker, rundir), follower)
+    index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+    return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)
 
 
-def _work(opened: Opened, chunks: Chunks, parts: Parts, options: Options, display: Noting) -> Outcome:
-    spec, rundir = opened.identified.spec, opened.rundir
-    display.log.open()
-    display.begin(spec.name, target_name(spec.target), str(rundir.path), opened.plan)
-    display.log.write(f"begin worker={opened.worker} pid={os.getpid()} {opened.plan}")
-    try:
-        loop, reason = run_loop(opened, parts, options, display, chunks)
-    except BaseException as error:
-        display.log.write(f"end {str(error) or type(error).__name__}")
-        raise
-    else:
-        display.log.write(f"end {reason or 'nothing left to start'}")
-    finally:
-        display.end()
-    return Outcome(rundir, loop.progress.left, None, opened.index.spent, reason, skipped_graders=options.skip_graders)
+def finish_run(
+    identity: RunIdentity,
+    rundir: RunDir,
+    options: Options,
+    display: Display,
+    notice: Callable[[str], None],
+    worker_lease: RunLease | None = None,
+) -> Outcome:
+    """Write the report of a run whose chunks are all done, after grading what is left to grade.
 
-
-def finish_run(opened: Opened, options: Options, display: Noting) -> Outcome:
-    """Make the report of a run whose chunks are all done. Grades what is left to grade.
-
-    Where another process does so, stay until it has: if it dies over that, it is for us to do.
+    Where another process does so, wait until it has; if that process dies, take over. `worker_lease` is released as
+    soon as nobody can take this process for dead.
     """
-    found, rundir, own = opened.identified, opened.rundir, opened.lease
     lease = finish(rundir)
-    who = str(RunLease(rundir.lease).holder or "another worker")
-    own.release()
-    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, display.notice)) is None:
+    finisher = str(RunLease(rundir.lease).holder or "another worker")
+    if worker_lease is not None:
+        worker_lease.release()
+    if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, notice)) is None:
         index = rundir.load(mend=False)
-        plan = make_plan(found.survey, found.work, index)
-        return Outcome(rundir, plan, None, index.spent, skipped_graders=options.skip_graders, finisher=who)
+        plan = make_plan(identity.survey, identity.work, index)
+        return Outcome(rundir, plan, None, index.spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:
         await_workers(rundir)
         alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)
-        parts = Parts.build(found, alone)
-        noting = Noting(display, RunLog(rundir.log))
-        if (done := already_finished(found, rundir, alone)) is None:
-            done = go_on(open_run(found, alone, noting.notice, lease), parts, alone, noting)
-        return replace(done, grade_only=False)
+        log, held = RunLog(rundir.log), lease
+        with open_session(identity, alone, display, log, lambda *_: held, load_run) as run:
+            return replace(run.finished or run.complete(), grade_only=False)
     finally:
         lease.release()

@@ -7,6 +7,7 @@
 `html`      a page to read and to send
 `nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
 `calls`     the model and tool calls of a trial, as NAT's steps
+`live`      exporters that follow a run while it is going on
 `mirror`    workflow_output.jsonl while a run is going on
 `names`     names of graders as other tools can have them
 `flexeval`  outputs.jsonl, metrics.json

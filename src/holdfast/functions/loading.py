@@ -39,6 +39,7 @@ from holdfast.spec.fingerprint import (
     is_file,
     is_installed,
     local_module,
+    package_files,
     scan,
     source_digest,
 )
@@ -79,7 +80,8 @@ def function_source(
     if found.path is None:
         assert found.module is not None
         return reference, module_source(found.module, folder)
-    read = scan(found.path, folder)
+    packages = [] if found.module is None else package_files(found.path)
+    read = scan(found.path, folder, more=packages)
     if not read.doubtful:
         return found.name, read.digests
     if functions and reference in functions:
@@ -91,9 +93,9 @@ def function_source(
 
 
 def module_source(module: str, folder: Path) -> dict[str, str]:
-    """Return what identifies a module's code: digests of local source, or the distribution of installed code."""
+    """Return what identifies a module's code: digests of local files, or the distribution of an installed module."""
     if module.partition(".")[0] in sys.stdlib_module_names:
-        return {"distribution": f"Python {sys.version_info.major}.{sys.version_info.minor}"}
+        return {module: f"Python {sys.version_info.major}.{sys.version_info.minor}"}
     path = local_module(module)
     if path is None:
         spec = importlib.util.find_spec(module)
@@ -101,9 +103,10 @@ def module_source(module: str, folder: Path) -> dict[str, str]:
         if path is None:
             return {}
         if (distribution := installed_distribution(path)) is not None:
-            return {"distribution": distribution}
-    read = scan(path, folder)
-    return scan(path, folder, imported_files).digests if read.doubtful else read.digests
+            return {module: distribution}
+    packages = package_files(path)
+    read = scan(path, folder, more=packages)
+    return scan(path, folder, imported_files, packages).digests if read.doubtful else read.digests
 
 
 def find_function(reference: str, folder: Path, where: str) -> Reference:
@@ -266,7 +269,8 @@ def _loaded(path: Path, folder: Path, module_name: str | None = None) -> _Loaded
     if known is not None and known.is_current:
         return known
     _distrust_bytecode()
-    read = scan(path, folder)
+    packages = [] if module_name is None else package_files(path)
+    read = scan(path, folder, more=packages)
     _forget_stale(path, read, known)
     entries, names = set(sys.path), set(sys.modules)
     if module_name is None:
@@ -278,7 +282,7 @@ def _loaded(path: Path, folder: Path, module_name: str | None = None) -> _Loaded
     finally:
         ADDED_TO_PATH.update(set(sys.path) - entries)
     more = [file for name in set(sys.modules) - names if (file := users_file(sys.modules[name])) is not None]
-    complete = scan(path, folder, imported_files, sorted(set(more) - read.files.keys()))
+    complete = scan(path, folder, imported_files, [*packages, *sorted(set(more) - read.files.keys())])
     unseen = () if read.doubtful else tuple(file for file in complete.files if file not in read.files)
     _digests.update(complete.files)
     _modules[path] = _Loaded(module, complete, unseen)

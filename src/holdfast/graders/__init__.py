@@ -12,6 +12,7 @@
 `slow_worker`  what runs in it
 `json_schema`  json_schema
 `python`       a user's function
+`guard`        graders of plug-ins, which are not trusted
 `judge`        a judge model
 `asking`       requests to a judge
 `replies`      scores read from a judge's reply

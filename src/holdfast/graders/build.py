@@ -67,7 +67,7 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     identity = kind.identity(place.block, Origin(spec, place.where))
     if kind.revision:
         identity = {**identity, "revision": kind.revision}
-    if place.block.type not in [*GRADERS]:
+    if not GRADERS.is_builtin(place.block.type):
         identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
     return identity
 
@@ -111,4 +111,9 @@ def _build(block: GraderBlock, origin: Origin) -> InstantGrader | WaitingGrader:
         module, package = kind.requires
         if find_spec(module) is None:
             raise origin.error(f"needs the package {package}", f"pip install {package}")
-    return cast("InstantGrader | WaitingGrader", kind(block, origin))
+    grader = cast("InstantGrader | WaitingGrader", kind(block, origin))
+    if GRADERS.is_builtin(block.type):
+        return grader
+    from holdfast.graders.guard import GuardedInstant, GuardedWaiting
+
+    return GuardedInstant(grader, origin) if hasattr(grader, "check") else GuardedWaiting(grader, origin)

@@ -102,7 +102,7 @@ class PythonCheck(WaitingGrader):
         try:
             msgspec.json.encode(verdict)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _wrong(f"what the function returned cannot be stored as JSON: {error}") from error
+            raise _wrong(f"what the function returned cannot be serialized as JSON: {error}") from error
         return verdict
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
@@ -158,13 +158,13 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
-        score = _score(returned.score)
+        score = check_score(returned.score)
         _agree(score, returned.passed, threshold)
         return Verdict(score, str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
         known = {"score", "passed", "feedback", "reason", "details"}
         rest = {key: value for key, value in returned.items() if key not in known}
-        score = _score(returned.get("score", returned.get("passed")))
+        score = check_score(returned.get("score", returned.get("passed")))
         if "score" in returned:
             _agree(score, returned.get("passed"), threshold)
         return Verdict(
@@ -172,7 +172,7 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
             str(returned.get("feedback") or returned.get("reason") or ""),
             returned.get("details", rest or None),
         )
-    return Verdict(_score(returned))
+    return Verdict(check_score(returned))
 
 
 def _agree(score: float | None, passed: Any, threshold: float) -> None:
@@ -188,7 +188,8 @@ def _agree(score: float | None, passed: Any, threshold: float) -> None:
         )
 
 
-def _score(value: Any) -> float | None:
+def check_score(value: Any) -> float | None:
+    """Return a score as a number; raises AttemptError where it is not from 0 to 1."""
     if value is None:
         return None
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.store.index import Index
     from holdfast.store.manifest import Manifest
@@ -43,21 +43,21 @@ class _First(msgspec.Struct):
 _first = msgspec.json.Decoder(_First)
 
 
-def neighbours(found: Identified, rundir: RunDir, runs_dir: Path) -> list[Neighbour]:
+def neighbours(found: RunIdentity, rundir: RunDir, runs_dir: Path) -> list[Neighbour]:
     """The other runs, nearest first."""
     others = [(other, manifest) for other, manifest in sound_runs(runs_dir) if other.path != rundir.path]
     return sorted(others, key=lambda neighbour: _nearness(found, neighbour[1]), reverse=True)
 
 
-def _nearness(found: Identified, manifest: Manifest) -> tuple[bool, int, int, str]:
+def _nearness(found: RunIdentity, manifest: Manifest) -> tuple[bool, int, int, str]:
     """Of the same eval, alike in most parts, with most rows, and the newest."""
     recorded = msgspec.to_builtins(manifest.fingerprints)
-    same = sum(found.parts.get(part) == value for part, value in recorded.items())
+    same = sum(found.fingerprints.get(part) == value for part, value in recorded.items())
     return manifest.name == found.spec.name, same, manifest.dataset.count, manifest.created
 
 
 def look_around(
-    found: Identified, index: Index, runs_dir: Path, others: Iterable[Neighbour], *, grades: bool = True
+    found: RunIdentity, index: Index, runs_dir: Path, others: Iterable[Neighbour], *, grades: bool = True
 ) -> tuple[Borrowed, Plan]:
     """What can be borrowed, without the verdicts if they are not wanted, and the plan with its reasons.
 
@@ -90,15 +90,15 @@ def label(rundir: RunDir, runs_dir: Path) -> str:
     return path.relative_to(runs_dir).as_posix() if path.is_relative_to(runs_dir) else str(path)
 
 
-def _reasons(found: Identified, rundir: RunDir, manifest: Manifest) -> list[str]:
+def _reasons(found: RunIdentity, rundir: RunDir, manifest: Manifest) -> list[str]:
     same_rows = manifest.fingerprints.dataset == found.survey.digest
-    said = identity_changes(manifest.identity, found.identity, same_rows=same_rows)
+    said = identity_changes(manifest.identity, found.contents, same_rows=same_rows)
     if not same_rows:
         said.append(_row_changes(found, rundir, manifest))
     return said
 
 
-def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
+def _row_changes(found: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """What became of the nearest run's rows. Their keys are made with its work, so a new prompt does not hide them."""
     earlier: dict[str, str] = {}
     with suppress(OSError, msgspec.DecodeError):  # what cannot be read is found to be missing below
@@ -122,7 +122,7 @@ def _row_changes(found: Identified, rundir: RunDir, manifest: Manifest) -> str:
     return str(RowChanges(new, changed, len(earlier))) or "rows in another order"
 
 
-def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identified:
+def accept_drift(found: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:
     """Keep the keys of the nearest run whose target differs in its code alone. The new run says so for ever.
 
     Where this code has itself finished a run there is nothing to accept; one that it only began does not count, or an
@@ -132,9 +132,9 @@ def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identifie
         return found
     begun = rundir.manifest.exists()
     for other, manifest in neighbours(found, rundir, runs_dir):
-        old, new = manifest.identity.target, found.identity.target
+        old, new = manifest.identity.target, found.contents.target
         same_target = _without_code(old) == _without_code(new)
-        same_talk = manifest.fingerprints.conversation == found.parts["conversation"]
+        same_talk = manifest.fingerprints.conversation == found.fingerprints["conversation"]
         if manifest.name != found.spec.name or not same_target or not same_talk:
             continue
         if manifest.fingerprints.work in found.work.digests and not manifest.drift:
@@ -143,9 +143,9 @@ def accept_drift(found: Identified, rundir: RunDir, runs_dir: Path) -> Identifie
             begun = True
             continue
         drift = Drift(lender=label(other, runs_dir), old=_code(old), new=_code(new))
-        parts = {**found.parts, "target": manifest.fingerprints.target, "drift": digest(drift.new)}
+        parts = {**found.fingerprints, "target": manifest.fingerprints.target, "drift": digest(drift.new)}
         work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
-        return replace(found, work=work, parts=parts, drift=drift, id=run_id(found.spec.name, parts))
+        return replace(found, work=work, fingerprints=parts, drift=drift, id=run_id(found.spec.name, parts))
     if begun:
         return found
     raise UsageError(
@@ -162,36 +162,36 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
 
 
-def _with_texts_alone(found: Identified) -> Identified:
+def _with_texts_alone(found: RunIdentity) -> RunIdentity:
     """The eval as it was identified when HTTP requests could only hold texts."""
-    target = {key: value for key, value in found.identity.target.items() if key != "request_values"}
-    parts = {**found.parts, "target": digest(target)}
+    target = {key: value for key, value in found.contents.target.items() if key != "request_values"}
+    parts = {**found.fingerprints, "target": digest(target)}
     return replace(
         found,
         work=replace(found.work, typed_digest=None),
-        parts=parts,
-        identity=msgspec.structs.replace(found.identity, target=target),
+        fingerprints=parts,
+        contents=msgspec.structs.replace(found.contents, target=target),
         id=run_id(found.spec.name, parts),
     )
 
 
-def with_outputs_of(lender: Neighbour, found: Identified, *, grading: bool = False) -> Identified:
+def with_outputs_of(lender: Neighbour, found: RunIdentity, *, grading: bool = False) -> RunIdentity:
     """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed.
 
     Where the eval is the run's own, its verdicts go where the run is, wherever that may be. With `grading`, nothing is
     asked of the target, so a run whose requests held texts alone is graded as it is.
     """
     rundir, manifest = lender
-    if grading and "request_values" in found.identity.target.keys() - manifest.identity.target.keys():
+    if grading and "request_values" in found.contents.target.keys() - manifest.identity.target.keys():
         found = _with_texts_alone(found)
-    same_target = _without_code(manifest.identity.target) == _without_code(found.identity.target)
+    same_target = _without_code(manifest.identity.target) == _without_code(found.contents.target)
     if manifest.drift is not None and same_target:
         work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
-        parts = {**found.parts, "target": manifest.fingerprints.target, "drift": manifest.fingerprints.drift}
-        found = replace(found, work=work, parts=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
+        parts = {**found.fingerprints, "target": manifest.fingerprints.target, "drift": manifest.fingerprints.drift}
+        found = replace(found, work=work, fingerprints=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
     if manifest.fingerprints.work in found.work.digests:
         return replace(found, place=rundir.path) if found.id == manifest.id else found
-    changes = "; ".join(identity_changes(manifest.identity, found.identity)) or "it is another eval"
+    changes = "; ".join(identity_changes(manifest.identity, found.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",
         remedy="Grading never calls the target; `holdfast eval` runs what depends on the change.",

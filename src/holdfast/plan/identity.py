@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import responder_identity
@@ -14,13 +19,15 @@ from holdfast.graders.build import grader_identity, grader_places, revised, stal
 from holdfast.plan.keys import run_id, work_digests
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.load import target_name
+from holdfast.spec.redact import without_secrets
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.durable import slug
-from holdfast.store.manifest import Identity
+from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
 from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
@@ -29,17 +36,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Identified:
+class RunIdentity:
     """An eval with its data read once: everything that its keys are made of."""
 
     spec: Eval
     dataset: Dataset
     survey: Survey
     work: Work
-    parts: dict[str, Any]
+    fingerprints: dict[str, Any]
     """digests of all that defines the run"""
-    identity: Identity
-    """the values behind the digests, to explain what changed"""
+    contents: Identity
+    """the values behind the fingerprints, to explain what changed"""
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
@@ -59,7 +66,7 @@ class Identified:
         return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
 
 
-def identify(spec: Eval) -> Identified:
+def identify(spec: Eval) -> RunIdentity:
     """Read the dataset once and derive who this run is."""
     dataset = Dataset(spec)
     conversation, target = Script.identity(spec), target_identity(spec)
@@ -91,7 +98,36 @@ def identify(spec: Eval) -> Identified:
         parts["reread"] = reread  # a run of its own: an earlier one is finished with verdicts that do not hold
         identities |= {name: {**identities[name], "reread": True} for name in reread}
     identity = Identity(conversation=conversation, target=target, graders=identities, trials=spec.trials)
-    return Identified(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
+    return RunIdentity(spec, dataset, survey, work, parts, identity, run_id(spec.name, parts), stamp)
+
+
+def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
+    """Return the manifest of a run that begins now."""
+    spec = identity.spec
+    host = platform.uname()  # not `platform.platform()`, which starts a process to learn the processor's name
+    return Manifest(
+        id=identity.id,
+        name=spec.name,
+        target=target_name(spec.target),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        holdfast=__version__,
+        python=platform.python_version(),
+        platform=f"{host.system} {host.release} {host.machine}",
+        fingerprints=Fingerprints(**identity.fingerprints, work=identity.work_digest),
+        identity=identity.contents,
+        fresh=fresh,
+        drift=identity.drift,
+        dataset=DatasetInfo(
+            source=identity.dataset.source,
+            digest=identity.survey.digest,
+            count=identity.survey.count,
+            revision=identity.dataset.revision,
+        ),
+        trials=spec.trials,
+        eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
+        folder=str(spec.folder),
+        eval=without_secrets(spec.document.data),
+    )
 
 
 def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> tuple[tuple[Slot, ...], dict[str, Any]]:
@@ -112,6 +148,24 @@ def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> 
             )
         )
     return tuple(slots), identities
+
+
+def installed_code(identity: RunIdentity) -> list[str]:
+    """Describe the installed code of an eval, which is identified by the version of its distribution."""
+    contents = msgspec.to_builtins(identity.contents)
+    return sorted({f"{module} ({distribution})" for module, distribution in _installed(contents)})
+
+
+def _installed(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        for value in node:
+            yield from _installed(value)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "source" and isinstance(value, dict):
+                yield from ((name, version) for name, version in value.items() if not name.endswith(".py"))
+            else:
+                yield from _installed(value)
 
 
 def common_files(spec: Eval) -> dict[str, Path | str]:

@@ -332,7 +332,7 @@ def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: In
     return PendingTrial(sample, trial, key, ref, missing, panel) if ref is None or missing else None
 
 
-def left_over(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
+def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
     """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
     for number, key in enumerate(work.keys(survey, index.outputs, *index.begun)):
         ref = index.outputs.get(key)

@@ -17,7 +17,7 @@ from holdfast.store.records import named_sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.store.index import ErrorHead, Index, OutputRef
     from holdfast.store.rundir import RunDir
 
@@ -60,7 +60,7 @@ class Failures:
     """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
 
 
-def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
+def read_failures(rundir: RunDir, found: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
     """Read what failed and is still missing, and count what was retried."""
     failures = Failures()
     last: dict[tuple[str, str], ErrorHead] = {}
@@ -86,7 +86,7 @@ def read_failures(rundir: RunDir, found: Identified, index: Index, most_bytes: i
 class _Pending:
     """Tells whether what a failed attempt was to give is still missing."""
 
-    def __init__(self, found: Identified, index: Index) -> None:
+    def __init__(self, found: RunIdentity, index: Index) -> None:
         self._work = found.work
         self._index = index
         self._slots: dict[str, list[int]] = {}

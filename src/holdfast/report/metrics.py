@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from holdfast.data.panels import Panel
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.index import Index, OutputRef, VerdictRef
     from holdfast.store.rundir import RunDir
 
 
-def write_report(identified: Identified, rundir: RunDir, index: Index) -> Metrics:
+def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metrics:
     """Write results.json, then metrics.json, and return the latter."""
     report = _Report(identified, index)
     with replacing(rundir.results) as file:
@@ -51,7 +51,7 @@ def write_report(identified: Identified, rundir: RunDir, index: Index) -> Metric
     return metrics
 
 
-def report_so_far(identified: Identified, index: Index) -> Metrics:
+def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
     """Compute the numbers of a run that is not finished, with how many outputs each grader has not graded."""
     report = _Report(identified, index)
     report.count()
@@ -73,7 +73,7 @@ _NO_OUTPUT: Final = JudgedOutput({}, "error", None)
 class _Report:
     """One pass over a run in the dataset's order."""
 
-    def __init__(self, identified: Identified, index: Index) -> None:
+    def __init__(self, identified: RunIdentity, index: Index) -> None:
         self._identified = identified
         self._index = index
         self._places = grader_places(identified.spec)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.conversation.script import Script
 from holdfast.errors import AttemptError
+from holdfast.plan.identity import installed_code
 from holdfast.spec.schema import ModelTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.targets.types import Message
 
@@ -37,6 +38,8 @@ class Preview(NamedTuple):
     """about so many, sent once per trial; conversations and tools send more"""
     cost: float | None
     """in dollars, of these tokens; None where the price is not known"""
+    installed: list[str]
+    """modules that are identified by the version of their distribution, not by their code"""
 
     def lines(self) -> Iterator[str]:
         """Describe it for people."""
@@ -52,12 +55,15 @@ class Preview(NamedTuple):
             trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
             yield f"about {self.tokens:,} tokens to send for {trials}{cost}; without replies, later turns and judges"
 
+        for module in self.installed:
+            yield f"identified by version: {module}"
+
     def as_dict(self) -> dict[str, Any]:
         """Describe it for scripts."""
         return {**self._asdict(), "messages": self.messages}
 
 
-def preview(found: Identified, plan: Plan) -> Preview:
+def preview(found: RunIdentity, plan: Plan) -> Preview:
     """Render the first samples of an eval as they would be sent."""
     script, spec = Script(found.spec), found.spec
     samples = list(islice(found.dataset, _LOOKED_AT))
@@ -79,4 +85,4 @@ def preview(found: Identified, plan: Plan) -> Preview:
     cost = None
     if isinstance(spec.target, ModelTarget):
         cost = Prices(spec.target.model, spec.prices).usage(tokens, 0).cost
-    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost)
+    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(found))

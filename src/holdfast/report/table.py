@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from holdfast.plan.identity import Identified
+    from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
     from holdfast.store.metrics import GraderMetrics, Metrics
@@ -182,7 +182,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     console.print(f"  {command}", soft_wrap=True)
 
 
-def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_json: bool) -> None:
+def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
     """The eval as it was understood, and what a run would do: the eval's own, then its baseline's if it has one."""
     if as_json:
         said, *beside = [_as_json(*each) for each in planned]
@@ -204,11 +204,11 @@ def print_compiled(planned: Sequence[tuple[Identified, RunDir, Plan]], *, as_jso
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _notices(found: Identified) -> list[str]:
+def _notices(found: RunIdentity) -> list[str]:
     return without_rows(found.spec, grader_places(found.spec), found.survey.panels)
 
 
-def _as_json(found: Identified, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+def _as_json(found: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,

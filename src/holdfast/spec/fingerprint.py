@@ -134,6 +134,16 @@ def local_module(name: str) -> Path | None:
     return files[-1] if files and files[-1].stem in (parts[-1], "__init__") else None
 
 
+def package_files(module: Path) -> list[Path]:
+    """List the `__init__.py` files that Python runs before it imports a module of a package."""
+    files = []
+    folder = module.parent.parent if module.name == "__init__.py" else module.parent
+    while (folder / "__init__.py").exists():
+        files.append(folder / "__init__.py")
+        folder = folder.parent
+    return files
+
+
 def installed_distribution(path: Path) -> str | None:
     """Return `name version` of the installed distribution that a file belongs to; None for all other files."""
     if not is_installed(path):

@@ -11,7 +11,6 @@ eval names the kind.
 
 from __future__ import annotations
 
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ class Registry:
         self._group = group
         self._noun = noun
         self._builtin = builtin
+        self._loaded: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self.plugins
@@ -38,7 +38,7 @@ class Registry:
         """Iterate over the names of the built-in kinds."""
         return iter(self._builtin)
 
-    @cached_property
+    @property
     def plugins(self) -> dict[str, EntryPoint]:
         """The entry points of installed packages by name."""
         from importlib.metadata import entry_points
@@ -47,6 +47,15 @@ class Registry:
 
     def load(self, name: str) -> Any:
         """Import a kind; raises ValueError, worded for users, where there is none or its package cannot be imported."""
+        if name not in self._loaded:
+            self._loaded[name] = self._import(name)
+        return self._loaded[name]
+
+    def is_builtin(self, name: str) -> bool:
+        """Whether a kind belongs to Holdfast and not to a plug-in."""
+        return name in self._builtin
+
+    def _import(self, name: str) -> Any:
         if (reference := self._builtin.get(name)) is not None:
             module, _, attribute = reference.partition(":")
             return getattr(import_module(module), attribute)

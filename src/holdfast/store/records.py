@@ -25,7 +25,7 @@ def status_by(threshold: float | None, status: GradeStatus, score: float | None)
 
 
 class Usage(Struct, frozen=True):
-    """What a trial or a grade used. `None` means unknown, which is not zero."""
+    """Tokens, requests and dollars of a trial or a grade. None means unknown, which is not zero."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -92,6 +92,36 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     """as JSON; as the model wrote them where they are not JSON"""
     result: Any = None
     """None where it is not known"""
+
+
+class ToolResponse(Struct, frozen=True):
+    """The `response` of a recorded tool call."""
+
+    tool: str
+    arguments: Any = UNSET
+    """UNSET in records of earlier versions"""
+    result: Any = None
+    traceback: str | UnsetType = UNSET
+    """of a Python function that raised"""
+    function: str | UnsetType | None = UNSET
+    """of `context.tool(function)` with `replay: again`: `module:name`; None where no other process can find it"""
+    files: dict[str, str] | UnsetType = UNSET
+    """the workspace after the call"""
+
+
+class ProxiedResponse(Struct, frozen=True):
+    """The `response` of a model call that an agent made through the proxy."""
+
+    model: Any
+    """as the request names it"""
+    whole: Any = UNSET
+    """the reply, where it was not streamed"""
+    events: list[Any] | UnsetType = UNSET
+    """the events of a stream that the agent got"""
+    counts: Any = UNSET
+    """the tokens that the server reported"""
+    free: bool | UnsetType = UNSET
+    """the call costs nothing, such as a list of models"""
 
 
 TraceStep = dict[str, Any]

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import RunHeld
+from holdfast.errors import RunBeingFinished, RunHeld
 from holdfast.store.durable import make_directory
 from holdfast.store.lease import HELD_REMEDY, RunLease, is_held
 
@@ -139,7 +139,7 @@ def join(
     notice: Callable[[str], None] = lambda _: None,
     lost: Callable[[], None] = lambda: None,
 ) -> RunLease:
-    """Become one of a run's workers."""
+    """Become one of a run's workers; raise RunBeingFinished if its work is done."""
     path = worker_lease(rundir, worker)
     make_directory(path.parent)
     own, alone = RunLease(path, lost=lost), RunLease(rundir.lease)
@@ -151,9 +151,11 @@ def join(
             raise RunHeld(f"worker {worker} is already running: {own.describe()}", remedy="Use another id.") from None
         try:
             alone.acquire(0, notice)
-        except RunHeld:
+        except RunHeld as held:
             own.release()  # never kept while waiting: who has the run may be waiting for workers to leave
-            if is_being_finished(rundir) or (wait >= 0 and time.monotonic() > end):
+            if is_being_finished(rundir):
+                raise RunBeingFinished(held.message, remedy=held.remedy) from held
+            if wait >= 0 and time.monotonic() > end:
                 raise
         else:
             alone.release()

@@ -10,6 +10,7 @@
 `python`    a Python function, and `lifetime`, which opens and closes it where it is an object
 `http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports
 `command`   a program
+`guard`     the target of a plug-in, which is not trusted
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded
 `tools`     Python functions a model may call, and `mcp`, the tools of MCP servers
 `scripted`  tools that answer by a script

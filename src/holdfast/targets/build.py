@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 
 def build_target(spec: Eval) -> Target:
     """Build the target, ready to be opened."""
-    return _target_class(spec).build(spec.target, _origin(spec))
+    target = _target_class(spec).build(spec.target, _origin(spec))
+    if TARGETS.is_builtin(spec.target.kind):
+        return target
+    from holdfast.targets.guard import GuardedTarget
+
+    return GuardedTarget(target, _origin(spec))
 
 
 def target_identity(spec: Eval) -> dict[str, Any]:
     """Return everything of the target that can change an answer."""
     kind = _target_class(spec)
     identity = {"kind": spec.target.kind, **kind.identity(spec.target, _origin(spec))}
-    if spec.target.kind not in [*TARGETS]:
+    if not TARGETS.is_builtin(spec.target.kind):
         identity["source"] = module_source(kind.__module__, spec.folder)
     return identity
 

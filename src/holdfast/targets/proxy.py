@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 import msgspec
 from aiohttp import web
+from msgspec import UnsetType
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.store.records import Usage
+from holdfast.store.records import ProxiedResponse, Usage
 from holdfast.targets.balancer import client_of
 from holdfast.targets.client import bearer
 from holdfast.targets.endpoints import base_urls
@@ -99,7 +100,7 @@ class Proxy:
         answer = _Answer(self, request, path, body)
         asked = {"method": request.method, "path": path, "query": request.query_string, "body": body}
         try:
-            kept = await calls.model(asked, answer.live, self._usage)
+            recorded = await calls.model(asked, answer.ask, self._usage)
         except (AttemptError, Fault) as error:
             if answer.response is not None:  # it has begun: cut it off, so that nobody takes it as whole
                 if request.transport is not None:
@@ -108,7 +109,7 @@ class Proxy:
             wait = getattr(error, "retry_after", None)
             headers = {} if wait is None else {"Retry-After": f"{wait:g}"}
             return _refusal(error.status or 502, error.message, error.kind, headers, error.body)
-        return await answer.give(kept)
+        return await answer.give(msgspec.convert(recorded, ProxiedResponse))
 
     async def client(self, path: str, request: web.Request) -> Client | Spread:
         """The client for one path of the real server, with our key, else the agent's own."""
@@ -120,21 +121,22 @@ class Proxy:
         key = f"{path} {sorted(headers.items())}"
         if key not in self._clients:
             urls = [f"{url}/{path}" for url in self._upstream]
-            made = client_of(urls, headers, f"Check the key in {self._key_env}.")
-            self._clients[key] = await made.__aenter__()
+            client = client_of(urls, headers, f"Check the key in {self._key_env}.")
+            self._clients[key] = await client.__aenter__()
         return self._clients[key]
 
-    def _usage(self, kept: Any) -> Usage:
-        """What an answer used, from the record of it."""
-        if kept.get("free"):
+    def _usage(self, recorded: Any) -> Usage:
+        """Read the usage of an answer from its record."""
+        response = msgspec.convert(recorded, ProxiedResponse)
+        if response.free is True:
             return Usage(0, 0, 1, 0.0)
-        counts = kept["counts"] if isinstance(kept.get("counts"), dict) else {}
-        prices = Prices(str(kept.get("model") or ""), self._prices)
-        given = counts.get("prompt_tokens", counts.get("input_tokens"))
-        made = counts.get("completion_tokens", counts.get("output_tokens"))
-        if made is None and given is not None and counts.get("total_tokens") == given:
-            made = 0  # embeddings
-        return prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
+        counts = response.counts if isinstance(response.counts, dict) else {}
+        prices = Prices(str(response.model or ""), self._prices)
+        sent = counts.get("prompt_tokens", counts.get("input_tokens"))
+        received = counts.get("completion_tokens", counts.get("output_tokens"))
+        if received is None and sent is not None and counts.get("total_tokens") == sent:
+            received = 0  # embeddings
+        return prices.usage(sent if isinstance(sent, int) else None, received if isinstance(received, int) else None)
 
 
 class _Answer:
@@ -154,10 +156,10 @@ class _Answer:
     def _streams(self) -> bool:
         return isinstance(self._body, dict) and bool(self._body.get("stream"))
 
-    async def live(self) -> Any:
-        """Ask the real server. What is not there is told to the agent, and is no fault of the target's."""
+    async def ask(self) -> Any:
+        """Ask the real server. A path that the server does not have is reported to the agent, and stops no run."""
         try:
-            return await self._ask()
+            return msgspec.to_builtins(await self._ask())
         except Fault as fault:
             if fault.status != 404 or self._path in _COMPLETIONS:
                 raise
@@ -165,37 +167,37 @@ class _Answer:
             missing.body = fault.body
             raise missing from fault
 
-    async def _ask(self) -> Any:
-        """A stream is handed on as it comes, but for its end."""
+    async def _ask(self) -> ProxiedResponse:
+        """Pass a stream on as it comes, but for its end."""
         client = await self._proxy.client(self._path, self._request)
         model = self._body.get("model") if isinstance(self._body, dict) else None
         if self._request.method == "GET":
-            return {"model": model, "whole": await client.get(self._request.query_string), "free": True}
+            return ProxiedResponse(model, whole=await client.get(self._request.query_string), free=True)
         if not self._streams:
             whole = await client.post(self._body)
             counts = whole.get("usage") if isinstance(whole, dict) else None
-            return {"model": model, "whole": whole, "counts": counts}
+            return ProxiedResponse(model, whole=whole, counts=counts)
         body = dict(self._body)
-        given = body.get("stream_options") or {}
-        wants_usage = not isinstance(given, dict) or bool(given.get("include_usage"))
+        options = body.get("stream_options") or {}
+        wants_usage = not isinstance(options, dict) or bool(options.get("include_usage"))
         responses = self._path == "responses"
         chat = not responses and ("messages" in body or "prompt" in body)
         if chat and not wants_usage:  # without it nobody could say what the call used
-            body["stream_options"] = {**given, "include_usage": True}
+            body["stream_options"] = {**options, "include_usage": True}
         events: list[Any] = []
         counts, finished = None, not (chat or responses)
         async for event in client.stream(body):
             try:
-                found = event.get("usage") or (event.get("response") or {}).get("usage")
+                usage = event.get("usage") or (event.get("response") or {}).get("usage")
                 choices = event.get("choices") or []
                 for choice in choices:
                     check_choice(choice)
                 ends = any(choice.get("finish_reason") for choice in choices) or event.get("type") in _RESPONSE_ENDS
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {event!r:.200}") from error
-            counts = found or counts
+            counts = usage or counts
             finished |= ends
-            if chat and not wants_usage and found and not choices:
+            if chat and not wants_usage and usage and not choices:
                 continue  # the agent did not ask for it
             events.append(event)
             if ends or self._held:
@@ -204,7 +206,7 @@ class _Answer:
                 await self._send([event])
         if not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
-        return {"model": model, "events": events, "counts": counts}
+        return ProxiedResponse(model, events=events, counts=counts)
 
     async def _send(self, events: list[Any]) -> None:
         if self.response is None:
@@ -218,11 +220,11 @@ class _Answer:
             with suppress(*_GONE):
                 await self.response.write(head + b"data: " + msgspec.json.encode(event) + b"\n\n")
 
-    async def give(self, kept: Any) -> web.StreamResponse:
-        """Hand over what is on record: all of it, or what has been held back."""
-        if "events" not in kept:
-            return web.json_response(body=msgspec.json.encode(kept["whole"]))
-        await self._send(kept["events"] if self.response is None else self._held)
+    async def give(self, recorded: ProxiedResponse) -> web.StreamResponse:
+        """Send the recorded answer to the agent: all of it, or the end that was held back."""
+        if isinstance(recorded.events, UnsetType):
+            return web.json_response(body=msgspec.json.encode(recorded.whole))
+        await self._send(recorded.events if self.response is None else self._held)
         assert self.response is not None
         with suppress(*_GONE, asyncio.CancelledError):
             await self.response.write(b"data: [DONE]\n\n")

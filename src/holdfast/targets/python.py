@@ -37,7 +37,7 @@ OFFERED = ("prompt", "messages", "sample", "context")
 
 @dataclass
 class Context:
-    """What a Python target may want to know and to use beside the prompt.
+    """The trial that a Python target answers for: its settings, and recorded calls of models and tools.
 
     Calls made with `model` and `tool` are on disk before their results are used. After a crash the function runs again
     from the start of its turn, and they are answered from the record until new ground is reached.
@@ -180,7 +180,7 @@ class PythonFunction(Target):
             context.base_url = proxy.base_url(calls)
             proxy.admit(calls)
         try:
-            return _settled(await self._call(turn, context))
+            return await self._call(turn, context)
         except (AttemptError, Fault):
             raise
         except Exception as error:  # the agent's own: an error of this trial, never of the run
@@ -203,7 +203,7 @@ class PythonFunction(Target):
             **self._function.of_row(turn.sample.fields, "agent"),
         }
         reply = _as_reply(await self._function(offered))
-        return reply if self._save is None else replace(reply, state=await self._save({"context": context}))
+        return _settle(reply if self._save is None else replace(reply, state=await self._save({"context": context})))
 
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
         """A model's answer, for `context.model`."""
@@ -281,12 +281,16 @@ def _as_json(value: Any) -> Any:
         return as_text(value)
 
 
-def _settled(reply: Reply) -> Reply:
-    """The reply as the journal will give it back; what JSON cannot hold is the agent's fault, not the run's."""
+def settle_reply(returned: Any) -> Reply:
+    """Return what a user's code returned as the reply that the journal will give back."""
+    return _settle(_as_reply(returned))
+
+
+def _settle(reply: Reply) -> Reply:
     try:
         return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
     except (TypeError, ValueError, RecursionError) as error:
-        raise AttemptError("agent", f"the function's reply cannot be stored as JSON: {error}", retry=False) from error
+        raise AttemptError("agent", f"the reply cannot be serialized as JSON: {error}", retry=False) from error
 
 
 def _as_reply(returned: Any) -> Reply:
@@ -298,7 +302,7 @@ def _as_reply(returned: Any) -> Reply:
         return _from_dict(returned)
     raise AttemptError(
         "agent",
-        f"the function returned {type(returned).__name__}, not a text, a dict with `output`, or a holdfast.Reply",
+        f"the target returned {type(returned).__name__}, not a text, a dict with `output`, or a holdfast.Reply",
         retry=False,
     )
 
@@ -309,7 +313,7 @@ def _from_dict(returned: dict[str, Any]) -> Reply:
     if text is None and messages:
         text = messages[-1].get("content")
     if not isinstance(text, str):
-        raise AttemptError("agent", f"the function's reply has no text: {str(returned)[:200]}", retry=False)
+        raise AttemptError("agent", f"the reply has no text: {str(returned)[:200]}", retry=False)
     if messages is None and returned.get("tool_calls"):
         messages = [{"role": "assistant", "content": text, "tool_calls": returned["tool_calls"]}]
     counts = returned.get("usage") or {}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from holdfast.store.records import ToolCall
+from holdfast.store.records import ProxiedResponse, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -223,15 +223,15 @@ class Trace:
 
 
 def _messages(response: Any) -> list[Message]:
-    """The assistant messages of a model's answer, from the record of it."""
+    """Return the assistant messages of a model's recorded answer."""
     if not isinstance(response, dict):
         return []
     if "messages" in response:
         return response["messages"] or []
-    if "events" in response:
-        return _joined(response["events"])
-    whole = response.get("whole")
-    choices = whole.get("choices") if isinstance(whole, dict) else None
+    proxied = msgspec.convert(response, ProxiedResponse)
+    if not isinstance(proxied.events, UnsetType):
+        return _joined(proxied.events)
+    choices = proxied.whole.get("choices") if isinstance(proxied.whole, dict) else None
     return [choice.get("message") or {} for choice in choices or ()]
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cluster.remote.invocation import TaskFile
-    from holdfast.engine.worker import Shared
+    from holdfast.engine.worker import SharedRun
     from holdfast.spec.load import Eval
 
 
@@ -76,11 +76,11 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
         return _described(spec, _share(spec, task, replace(options, wait=-1.0)), task)
 
 
-def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | Shared:
+def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | SharedRun:
     return prepare(spec, options, task.workers, Plain(), command=f"holdfast resume {task.invocation}")
 
 
-def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared:
+def _described(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepared:
     if isinstance(shared, Outcome):
         plan, reason, metrics = shared.plan, shared.reason, shared.metrics
         error = "" if reason is None or metrics is not None else str(reason)
@@ -97,7 +97,7 @@ def _described(spec: Eval, shared: Outcome | Shared, task: TaskFile) -> Prepared
             missed=shared.missed_gates,
             error=error,
         )
-    plan, slots = shared.plan, shared.found.survey.panels.mean
+    plan, slots = shared.plan, shared.identity.survey.panels.mean
     done = plan.finished + plan.reused
     run_dir = str(shared.rundir.path)
     return Prepared(run_dir=run_dir, total=plan.total, done=done, slots=slots)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cluster.remote.transport import way_to
 from holdfast.engine.options import Options
-from holdfast.engine.setup import planned
+from holdfast.engine.session import preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
 from holdfast.plan.changes import counted
 from holdfast.plan.identity import identify
@@ -77,7 +77,7 @@ class Foresight:
         options = Options(runs_dir=Path(described.runs_dir), fresh=asked.fresh, accept_drift=asked.accept_drift)
         try:
             if described.executor == "local":
-                found, rundir, plan = planned(spec, options)
+                found, rundir, plan = preview_run(spec, options)
                 return Foreseen(found.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
             found = identify(spec)
         except DataError as error:

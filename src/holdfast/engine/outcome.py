@@ -1,0 +1,87 @@
+"""How a run ended: whether it is finished, which gates it misses, what failed, and the numbers so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import Interrupted, ResultsError, VersionError
+from holdfast.plan.identity import new_manifest
+from holdfast.plan.plan import Plan
+from holdfast.report.failures import read_failures
+from holdfast.report.gate import metric_value
+from holdfast.report.metrics import report_so_far
+from holdfast.report.outcome import Outcome
+from holdfast.report.verdicts import grading_rules
+
+if TYPE_CHECKING:
+    from holdfast.engine.brake import Reason
+    from holdfast.engine.options import Options
+    from holdfast.plan.identity import RunIdentity
+    from holdfast.report.failures import Failures
+    from holdfast.spec.load import Eval
+    from holdfast.store.index import Index
+    from holdfast.store.metrics import Metrics
+    from holdfast.store.rundir import RunDir
+
+_QUICK_VERDICTS: Final = 50_000
+"""so many are counted in a moment, also for a user who has pressed Ctrl-C"""
+_QUICK_BYTES: Final = 8_000_000
+
+
+def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
+    """Return the outcome of a run that is finished and needs nothing more, else None."""
+    if options.fresh or options.again or (metrics := _finished_metrics(identity, rundir, options)) is None:
+        return None
+    if not rundir.manifest.exists():
+        rundir.write_manifest(new_manifest(identity))
+    samples, trials = identity.survey.count, identity.spec.trials
+    incomplete = metrics.coverage < 1
+    return Outcome(
+        rundir,
+        Plan(samples, trials, finished=samples * trials, to_grade=0, to_run=0),
+        metrics,
+        None,
+        already=True,
+        missed_gates=missed_gates(identity.spec, metrics),
+        failures=gather_failures(rundir, identity, rundir.load(mend=False), None) if incomplete else None,
+    )
+
+
+def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -> Metrics | None:
+    try:
+        metrics = rundir.read_metrics()
+    except (ResultsError, VersionError):
+        return None  # not ours, or damaged: it is rebuilt from the journals if the manifest's version is ours
+    if metrics is None or rundir.has_lost_lines(metrics) or metrics.rules != grading_rules(identity.spec):
+        return None
+    ungraded = bool(metrics.graders) and metrics.graded < metrics.outputs
+    if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
+        return None
+    return metrics
+
+
+def missed_gates(spec: Eval, metrics: Metrics) -> tuple[str, ...]:
+    """Describe each gate of the eval file that is not met."""
+    missed = []
+    for name, minimum in spec.gate.items():
+        value = metric_value(metrics, name)
+        if value is None or value < minimum:
+            missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {minimum:g}")
+    return tuple(missed)
+
+
+def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:
+    """Read what failed from the run's records; after an interruption only if that is quick."""
+    limit = {"most_bytes": _QUICK_BYTES} if isinstance(reason, Interrupted) else {}
+    try:
+        return read_failures(rundir, identity, index, **limit)
+    except OSError:
+        return None  # a summary of records that stay on disk
+
+
+def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> Metrics | None:
+    """Compute the numbers of an unfinished run that has grades; after an interruption only if that is quick."""
+    verdicts = identity.survey.count * identity.spec.trials * max(1, len(identity.work.slots))
+    if not index.verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
+        return None
+    return report_so_far(identity, index)

@@ -1,0 +1,402 @@
+"""One entry to a run.
+
+    with open_run(spec, options, display) as run:
+        outcome = run.finished or run.complete()
+
+`open_run` identifies the run, checks all that can be checked before anything is written, takes the run's lease, and
+reads what the run and other runs have already done. Inside the block, `run.plan` says what is left; `run.complete`
+does it and writes the report. Leaving the block releases the lease.
+
+Nothing is held for a run that is finished and needs nothing more: `run.finished` is then its outcome. That is looked
+up twice, since the process that we waited for may have finished the run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.conversation.simulated_user import build_player
+from holdfast.engine.budget import check_prices
+from holdfast.engine.log import RunLog
+from holdfast.engine.loop import run_loop
+from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures, missed_gates
+from holdfast.engine.parameters import check_parameters
+from holdfast.engine.unseen import unseen_code
+from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
+from holdfast.export.live import live_exporters
+from holdfast.graders.build import build_graders, grader_places
+from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
+from holdfast.plan.identity import RunIdentity, identify, new_manifest
+from holdfast.plan.reuse import adopt
+from holdfast.report.metrics import write_report
+from holdfast.report.notices import without_rows
+from holdfast.report.outcome import Outcome
+from holdfast.spec.load import target_name
+from holdfast.store.claims import end_rounds
+from holdfast.store.durable import advice_for, make_directory
+from holdfast.store.index import Index
+from holdfast.store.lease import RunLease
+from holdfast.store.run_lock import hold
+from holdfast.targets.build import build_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from holdfast.conversation.simulated_user import Player
+    from holdfast.display.types import Display
+    from holdfast.engine.brake import Reason
+    from holdfast.engine.options import Options
+    from holdfast.engine.sources import Supply
+    from holdfast.export.live import LiveExporter
+    from holdfast.graders.types import InstantGrader, WaitingGrader
+    from holdfast.plan.plan import Plan
+    from holdfast.spec.load import Eval
+    from holdfast.store.rundir import RunDir
+    from holdfast.store.tail import Follower
+    from holdfast.targets.types import Target
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The target, simulated user and graders of a run, built but not opened."""
+
+    target: Target | None = None
+    """None: nothing is generated"""
+    player: Player | None = None
+    """the simulated user, if there is one"""
+    graders: list[InstantGrader | WaitingGrader] = field(default_factory=list)
+    """in the order of the plan's slots"""
+
+    @classmethod
+    def build(cls, identity: RunIdentity, options: Options) -> Parts:
+        """Build the parts of a run; raise ConfigError for what is wrong with them."""
+        spec = identity.spec
+        if options.grade_only:
+            parts = cls(graders=build_graders(spec))
+        else:
+            parts = cls(build_target(spec), build_player(spec), build_graders(spec))
+        check_parameters(identity, parts.target, parts.player, parts.graders)
+        return parts
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The records of a run, and what is left to do."""
+
+    index: Index
+    plan: Plan
+    new: bool = False
+    """this process has created the run directory"""
+    follower: Follower | None = None
+    """reads what other workers record, where there are any"""
+
+
+@dataclass
+class Session:
+    """A run that this process works on, alone or as one of several workers."""
+
+    identity: RunIdentity
+    rundir: RunDir
+    options: Options
+    display: Display
+    log: RunLog
+    parts: Parts
+    lease: RunLease
+    index: Index
+    plan: Plan
+    lost: threading.Event = field(default_factory=threading.Event)
+    """set when another process has taken over the lease"""
+    finished: Outcome | None = None
+    """the outcome of a run that is finished and needs nothing more"""
+    worker: str | None = None
+    """the id of this worker; None: this process has the run to itself"""
+    follower: Follower | None = None
+    """reads what the other workers record"""
+
+    @property
+    def spec(self) -> Eval:
+        """The eval."""
+        return self.identity.spec
+
+    @property
+    def journals(self) -> Path:
+        """The folder of the journals to which this process appends."""
+        return self.rundir.path if self.worker is None else self.rundir.workers / self.worker
+
+    @property
+    def generates(self) -> bool:
+        """Whether this process asks the target."""
+        return self.plan.to_run > 0 and not self.options.grade_only
+
+    def notice(self, message: str) -> None:
+        """Show a message to the user, and write it to run.log."""
+        show_notice(self.display, self.log, message)
+
+    def live_exporters(self) -> list[LiveExporter]:
+        """Return the exporters that follow this process's work. Those of several workers follow from outside."""
+        if self.worker is not None or not self.generates:
+            return []
+        return live_exporters(self.identity, self.rundir, self.notice)
+
+    def work(self, source: Supply | None = None) -> tuple[Plan, Reason | None]:
+        """Run trials from `source`, by default all that are left; return what is left, and why that is, if known."""
+        to_grade = self.plan.to_grade and not self.options.skip_graders
+        left, reason = self.plan, None
+        self.log.open()
+        self.display.begin(self.spec.name, target_name(self.spec.target), str(self.rundir.path), self.plan)
+        worker = "" if self.worker is None else f"worker={self.worker} "
+        self.log.write(f"begin {worker}pid={os.getpid()} {self.plan}")
+        try:
+            if source is not None or self.generates or to_grade:
+                loop = run_loop(self, source)
+                left, reason = loop.progress.left, loop.brake.reason
+                if self.worker is None:  # of a worker's grades, the process that writes the report makes the rest
+                    reason = reason or next(iter(loop.faults), None)
+        except BaseException as error:
+            self.log.write(f"end {str(error) or type(error).__name__}")
+            raise
+        else:
+            self.log.write(f"end {reason or 'nothing left to start'}")
+        finally:
+            self.display.end()
+        return left, reason
+
+    def complete(self) -> Outcome:
+        """Do what is left of a run that this process has to itself; write the report if that was all."""
+        started, options = time.monotonic(), self.options
+        if self.rundir.finished:
+            self.rundir.reopen()
+        left, reason = self.work()
+        failures = gather_failures(self.rundir, self.identity, self.index, reason)
+        finished = left.complete or (options.accept_errors and reason is None)
+        if not finished or (options.skip_graders and self.identity.work.slots and left.to_grade):
+            return Outcome(
+                self.rundir,
+                left,
+                None,
+                self.index.spent,
+                reason,
+                skipped_graders=options.skip_graders,
+                grade_only=options.grade_only,
+                so_far=None if options.skip_graders else count_so_far(self.identity, self.index, reason),
+                failures=failures,
+                wall=time.monotonic() - started,
+            )
+        try:
+            metrics = write_report(self.identity, self.rundir, self.index)
+            end_rounds(self.rundir)
+        except (Fault, DataError, OSError) as error:
+            return Outcome(self.rundir, left, None, self.index.spent, _report_fault(error))
+        self.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
+        return Outcome(
+            self.rundir,
+            left,
+            metrics,
+            self.index.spent,
+            missed_gates=missed_gates(self.spec, metrics),
+            failures=failures,
+            wall=time.monotonic() - started,
+        )
+
+
+def show_notice(display: Display, log: RunLog, message: str) -> None:
+    """Show a message to the user, and write it to a log."""
+    display.notice(message)
+    log.write(f"notice {message}")
+
+
+def run_eval(
+    spec: Eval,
+    options: Options,
+    display: Display,
+    *,
+    identity: RunIdentity | None = None,
+    target: Target | None = None,
+) -> Outcome:
+    """Run an eval, or resume it, and return how that ended. The arguments are those of `open_run`."""
+    with open_run(spec, options, display, identity=identity, target=target) as run:
+        return run.finished or run.complete()
+
+
+@contextmanager
+def open_run(
+    spec: Eval,
+    options: Options,
+    display: Display,
+    *,
+    identity: RunIdentity | None = None,
+    target: Target | None = None,
+) -> Iterator[Session]:
+    """Open the run of an eval for this process alone.
+
+    `identity` is that of the run, where the caller knows it already. `target` answers instead of the eval's target.
+    """
+    check_prices(spec, generates=not options.grade_only)
+    identity = identity or locate_run(spec, options)
+    log = RunLog(identity.directory(options.runs_dir).log)
+    parts = None if target is None else Parts(target)
+
+    def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
+        make_directory(rundir.path.parent)
+        return hold(rundir, options.wait, notice, lost)
+
+    with open_session(identity, options, display, log, acquire, load_run, parts=parts) as run:
+        report_notices(run)
+        yield run
+
+
+@contextmanager
+def open_session(
+    identity: RunIdentity,
+    options: Options,
+    display: Display,
+    log: RunLog,
+    acquire: Callable[[RunDir, Callable[[str], None], Callable[[], None]], RunLease],
+    load: Callable[[RunIdentity, Options, Callable[[str], None]], Loaded],
+    *,
+    parts: Parts | None = None,
+    worker: str | None = None,
+) -> Iterator[Session]:
+    """Open a run with a lease that `acquire` takes and records that `load` reads."""
+    rundir, lost = identity.directory(options.runs_dir), threading.Event()
+
+    def notice(message: str) -> None:
+        show_notice(display, log, message)
+
+    def session(parts: Parts, lease: RunLease, loaded: Loaded, finished: Outcome | None = None) -> Session:
+        return Session(
+            identity=identity,
+            rundir=rundir,
+            options=options,
+            display=display,
+            log=log,
+            parts=parts,
+            lease=lease,
+            index=loaded.index,
+            plan=loaded.plan,
+            lost=lost,
+            finished=finished,
+            worker=worker,
+            follower=loaded.follower,
+        )
+
+    outcome = finished_outcome(identity, rundir, options)
+    if outcome is not None:
+        yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+        return
+    parts = parts or Parts.build(identity, options)
+    try:
+        lease = acquire(rundir, notice, lost.set)
+    except OSError as error:
+        raise _unusable(rundir, error) from error
+    loaded: Loaded | None = None
+    forgotten = False
+    try:
+        if (outcome := finished_outcome(identity, rundir, options)) is not None:
+            yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+            return
+        try:
+            loaded = load(identity, options, notice)
+        except OSError as error:
+            raise _unusable(rundir, error) from error
+        yield session(parts, lease, loaded)
+    except HoldfastError:
+        forgotten = loaded is not None and loaded.new and rundir.forget_if_never_begun()
+        raise
+    finally:
+        lease.release()
+        if forgotten:
+            with suppress(OSError):  # it contains other runs
+                rundir.path.parent.rmdir()
+
+
+def locate_run(spec: Eval, options: Options) -> RunIdentity:
+    """Identify the run of an eval, as the options say: with another run's outputs, or in spite of changed code."""
+    identity = identify(spec)
+    if options.outputs_of is not None:
+        identity = with_outputs_of(options.outputs_of, identity, grading=True)
+    if options.accept_drift:
+        identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
+    problem = identity.survey.unsendable
+    if problem is not None and not options.grade_only and not _has_begun(identity, options):
+        raise problem
+    return identity
+
+
+def _has_begun(identity: RunIdentity, options: Options) -> bool:
+    """Whether an earlier version may have begun the run, which can then still be shown, graded and exported."""
+    return not options.fresh and identity.directory(options.runs_dir).read_manifest() is not None
+
+
+def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan]:
+    """Return what a run would do, and where, without writing anything."""
+    identity = locate_run(spec, options)
+    rundir = identity.directory(options.runs_dir)
+    rundir.read_manifest()
+    others = [] if options.fresh else neighbours(identity, rundir, options.runs_dir)
+    index = Index() if options.fresh else rundir.load(mend=False)
+    _, plan = look_around(identity, index, options.runs_dir, others)
+    return identity, rundir, plan
+
+
+def report_notices(run: Session) -> None:
+    """Report warnings about an eval file; before a run, also code that no key covers and graders without rows."""
+    spec = run.spec
+    messages = [*spec.notices]
+    if run.finished is None:
+        messages += [*unseen_code(spec), *without_rows(spec, grader_places(spec), run.identity.survey.panels)]
+    for message in messages:
+        run.notice(message)
+
+
+def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], None]) -> Loaded:
+    """Read the records of a run, write its manifest if it is new, and borrow what other runs have done."""
+    rundir = identity.directory(options.runs_dir)
+    if options.fresh and (archived := rundir.set_aside()):
+        notice(f"the earlier run is kept in {archived}")
+    manifest = rundir.read_manifest()
+    new = False
+    if manifest is None:
+        manifest = new_manifest(identity, fresh=options.fresh)
+        new = not rundir.path.exists()
+        rundir.write_manifest(manifest)
+    if (newer := rundir.newer(manifest)) is not None:
+        notice(newer)
+    with suppress(OSError, ResultsError, VersionError):
+        if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
+            notice("lines are missing from this finished run's journals; doing what they held again")
+    index = rundir.load(mend=True)
+    index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
+    for damage in index.damage:
+        notice(str(damage))
+    if options.again:
+        index.verdicts.clear()
+    others = [] if manifest.fresh else neighbours(identity, rundir, options.runs_dir)
+    if options.outputs_of is not None:
+        others.insert(0, options.outputs_of)
+    borrowed, plan = look_around(identity, index, options.runs_dir, others, grades=not options.again)
+    if borrowed:
+        adopt(borrowed, rundir, index)
+    return Loaded(index, plan, new)
+
+
+def _unusable(rundir: RunDir, error: OSError) -> Fault:
+    return Fault(
+        "disk",
+        f"cannot use {rundir.path}: {error.strerror or error}",
+        remedy=f"{advice_for(error)} Or choose another place with --runs-dir.",
+    )
+
+
+def _report_fault(error: Fault | DataError | OSError) -> Fault:
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, DataError):  # the dataset could be read when the run began
+        return Fault("dataset_changed", error.message, remedy=error.remedy)
+    return Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")

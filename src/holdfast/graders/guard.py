@@ -1,0 +1,82 @@
+"""Guards around the graders of plug-ins: whatever they return or raise, a run goes on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.functions import user_error
+from holdfast.graders.python import check_score
+from holdfast.graders.types import Grader, InstantGrader, Verdict, WaitingGrader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.graders.types import Case
+    from holdfast.spec.origin import Origin
+
+
+class _Guarded(Grader):
+    def __init__(self, grader: Any, origin: Origin) -> None:
+        super().__init__(grader.block, origin)
+        self._grader = grader
+
+    async def __aenter__(self) -> Self:
+        await self._grader.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self._grader.__aexit__(*details)
+
+
+class GuardedInstant(_Guarded, InstantGrader):
+    """Guards a grader that answers at once."""
+
+    def check(self, case: Case) -> Verdict:
+        """Return the grader's verdict, once it is known to be one."""
+        with _own_errors():
+            returned = self._grader.check(case)
+        return _check(returned, self._grader)
+
+
+class GuardedWaiting(_Guarded, WaitingGrader):
+    """Guards a grader that waits."""
+
+    async def judge(self, case: Case) -> Verdict:
+        """Return the grader's verdict, once it is known to be one."""
+        with _own_errors():
+            returned = await self._grader.judge(case)
+        return _check(returned, self._grader)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Turn exceptions of the plug-in into error grades, with the place in its code."""
+    try:
+        yield
+    except (AttemptError, Fault):
+        raise
+    except Exception as error:
+        raise user_error("grader", error, retry=False) from error
+
+
+def _check(returned: Any, grader: Grader) -> Verdict:
+    if not isinstance(returned, Verdict):
+        raise _wrong(f"returned {type(returned).__name__}, not a holdfast.Verdict", grader)
+    verdict = replace(returned, score=check_score(returned.score))
+    threshold = grader.threshold(grader.block) if grader.block.threshold is None else grader.block.threshold
+    if verdict.score is not None and verdict.passed is None and threshold is None:
+        raise _wrong("has no threshold, and its verdict does not set `passed`", grader)
+    try:
+        msgspec.json.encode(verdict)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(f"returned what cannot be serialized as JSON: {error}", grader) from error
+    return verdict
+
+
+def _wrong(message: str, grader: Grader) -> AttemptError:
+    return AttemptError("grader", f"the grader {grader.block.type!r} {message}", retry=False)

@@ -1,0 +1,248 @@
+"""Plug-ins: a third party's package (tests/fixtures/plugin) is built, installed and used, as docs/extending.md shows.
+
+The package has one kind for each extension point, under `[project.entry-points]` of its `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+
+import holdfast
+from holdfast.errors import ConfigError
+from tests.support.running import ROOT
+from tests.support.running import holdfast as run_command
+from tests.support.specs import command, identities, load, who, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SOURCE = ROOT / "tests" / "fixtures" / "plugin"
+ROWS = [{"id": "a", "q": "A cup, please"}, {"id": "b", "q": "Thank you, and please go"}, {"id": "c", "q": "No"}]
+POLITENESS = [{"type": "politeness"}]
+HI: dict[str, Any] = {"name": "e", "samples": ROWS, "prompt": "{{ q }}", "target": {"command": ["echo", "hi"]}}
+ECHO: dict[str, Any] = {"name": "e", "samples": ROWS, "prompt": "{{ q }}", "target": {"type": "echo"}}
+
+
+def install(source: Path, site: Path) -> None:
+    """Build a wheel of the package and install it, without a network."""
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--no-compile", "--disable-pip-version-check", "-q"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", site, source], check=True)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of installed packages with the plug-in in it, built once for all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+    folder = base / "plugin" / "site-packages"
+    with FileLock(base / "plugin.lock"):
+        if not folder.exists():
+            shutil.copytree(SOURCE, base / "plugin" / "source")
+            install(base / "plugin" / "source", folder)
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The plug-in, installed for this process."""
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, installed: Path) -> Callable[..., holdfast.Run]:
+    def run(**keys: Any) -> holdfast.Run:
+        return holdfast.evaluate(**{**ECHO, "runs_dir": tmp_path / "runs", **keys})
+
+    return run
+
+
+class TestGraders:
+    def test_one_grades_with_its_own_keys_and_threshold(self, evaluate: Any) -> None:
+        run = evaluate(graders=[{"type": "politeness", "at_least": 2}])
+        assert [row["grades"]["politeness"]["score"] for row in run.results()] == [0.5, 1.0, 0.0]
+        assert [row["grades"]["politeness"]["status"] for row in run.results()] == ["passed", "passed", "failed"]
+        assert run.results()[1]["grades"]["politeness"]["feedback"] == "2 polite words"
+
+    def test_a_wrong_key_is_reported_with_its_line_and_a_hint(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"eval.yaml:\d+: graders\[0\].word: unknown key \(did you mean 'words'\?"
+        ):
+            load(tmp_path, graders=[{"type": "politeness", "word": ["hello"]}])
+        with pytest.raises(ConfigError, match=r"graders\[0\].at_least: should be a whole number, not 'two'"):
+            load(tmp_path, graders=[{"type": "politeness", "at_least": "two"}])
+
+    def test_an_unknown_name_lists_the_closest_and_the_plugins(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as raised:
+            load(tmp_path, graders=[{"type": "polite"}])
+        message = str(raised.value)
+        assert "unknown grader type 'polite' (did you mean 'politeness'?); one of exact, text," in message
+        assert "from plug-ins: politeness (holdfast-kitchen 1.2.0), rhyme (holdfast-kitchen 1.2.0)" in message
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ("nothing", "the grader 'rhyme' returned NoneType, not a holdfast.Verdict"),
+            ("object", "the grader 'rhyme' returned what cannot be serialized as JSON"),
+            ("exception", r"graders.py:\d+: LookupError: no rhyme for a"),
+        ],
+    )
+    def test_a_careless_one_makes_error_grades_and_no_scores(self, evaluate: Any, answer: str, message: str) -> None:
+        run = evaluate(samples=ROWS[:1], graders=[{"type": "rhyme", "answer": answer}], accept_errors=True)
+        grade = run.results()[0]["grades"]["rhyme"]
+        assert (grade["status"], grade["score"]) == ("error", None)
+        errors = [json.loads(line) for line in (run.path / "errors.jsonl").read_text().splitlines()]
+        assert len(errors) == 1 and re.search(message, errors[0]["message"])
+
+
+class TestTargets:
+    def test_one_answers_with_its_own_keys(self, evaluate: Any) -> None:
+        run = evaluate(target={"type": "echo", "suffix": "!"}, graders=[{"type": "exact", "expected": "{{ q }}!"}])
+        assert run.score == 1 and run.metrics.target == "echo"
+        assert run.metrics.usage.requests == 3
+
+    def test_its_exceptions_are_errors_of_a_trial(self, evaluate: Any) -> None:
+        rows = [*ROWS, {"id": "d", "q": "crash"}]
+        run = evaluate(samples=rows, graders=[], limits={"retries": 0}, accept_errors=True)
+        assert [row["sample"] for row in run.results() if row.get("output") is None] == ["d"]
+        (error,) = [json.loads(line) for line in (run.path / "errors.jsonl").read_text().splitlines()]
+        assert error["kind"] == "agent" and error["message"].endswith("LookupError: crashed")
+
+    def test_a_wrong_key_is_reported_with_its_line_and_a_hint(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: target.sufix: unknown key \(did you mean 'suffix'\?"):
+            load(tmp_path, target={"type": "echo", "sufix": "!"})
+
+    def test_an_unknown_name_lists_the_closest_and_the_plugins(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"target.type: unknown target type 'ecko' \(did you mean 'echo'\?\)"):
+            load(tmp_path, target={"type": "ecko"})
+
+    def test_a_type_and_a_built_in_kind_exclude_each_other(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="has model and type; a target is exactly one of model, python"):
+            load(tmp_path, target={"type": "echo", "model": "m"})
+
+
+class TestFunctions:
+    """`package.module:function` works wherever `file.py:function` does."""
+
+    def test_they_are_targets_tools_users_graders_and_keep_state(self, evaluate: Any) -> None:
+        module = "holdfast_kitchen.functions"
+        run = evaluate(
+            target={
+                "python": f"{module}:shout",
+                "tools": [{"python": f"{module}:price"}],
+                "state": {"save": f"{module}:save", "restore": f"{module}:restore"},
+            },
+            responder={"python": f"{module}:insist", "max_followups": 2},
+            graders=[{"type": "python", "function": f"{module}:is_loud"}],
+            samples=ROWS[:1],
+        )
+        assert run.results()[0]["output"] == "AGAIN cup: 3" and run.score == 0
+
+    def test_a_module_that_is_not_there_is_reported_with_a_hint(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"graders\[0\]: no module named kitchen.sink\n(?s:.*)as FILE.py:wash"):
+            identities(load(tmp_path, graders=[{"type": "python", "function": "kitchen.sink:wash"}]))
+
+    def test_other_texts_name_no_function(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"'kitchen/sink' does not name a function: write FILE.py:NAME"):
+            load(tmp_path, graders=[{"type": "python", "function": "kitchen/sink"}])
+
+
+class TestIdentity:
+    def test_installed_code_is_identified_by_its_distribution_and_the_plan_says_so(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        keys = {
+            **ECHO,
+            "graders": [
+                {"type": "politeness"},
+                {"type": "python", "function": "holdfast_kitchen.functions:is_loud"},
+                {"type": "python", "name": "same", "function": "operator:eq", "params": {"a": 1, "b": 1}},
+            ],
+        }
+        identity = who(tmp_path, **keys).contents
+        assert identity.target["source"] == {"holdfast_kitchen.targets": "holdfast-kitchen 1.2.0"}
+        politeness, is_loud, same = identity.graders.values()
+        assert politeness["source"] == {"holdfast_kitchen.graders": "holdfast-kitchen 1.2.0"}
+        assert is_loud["source"] == {"holdfast_kitchen.functions": "holdfast-kitchen 1.2.0"}
+        assert is_loud["function"] == "holdfast_kitchen.functions:is_loud"
+        assert same["source"]["operator"].startswith("Python 3.")
+        shown = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml", "--dry-run").out
+        for module in ("graders", "functions", "targets"):
+            assert f"identified by version: holdfast_kitchen.{module} (holdfast-kitchen 1.2.0)\n" in shown
+
+    def test_a_new_version_is_graded_again(self, site: Path, tmp_path: Path) -> None:
+        path = write_spec(
+            tmp_path, **{**HI, "target": {"command": ["sh", "-c", "echo 1 >> calls; echo hi"]}, "graders": POLITENESS}
+        )
+        newer = tmp_path / "newer" / "site-packages"
+        shutil.copytree(site, newer)
+        metadata = newer / "holdfast_kitchen-1.2.0.dist-info" / "METADATA"
+        metadata.write_text(metadata.read_text().replace("Version: 1.2.0", "Version: 1.3.0"))
+        for packages in (site, site, newer):
+            run_command("eval", path, cwd=tmp_path, env={"PYTHONPATH": str(packages)})
+        runs = sorted((tmp_path / "runs" / "e").iterdir())
+        assert len(runs) == 2
+        assert len((tmp_path / "calls").read_text().split()) == 3, "outputs of the first run are reused"
+
+    def test_code_that_is_not_installed_is_identified_by_its_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As with an editable install: the files are on Python's path, but in nobody's site-packages."""
+        package = tmp_path / "checkout" / "kitchen_local"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "shared.py").write_text("LIMIT = 3\n")
+        grade = "from .shared import LIMIT\n\n\ndef short(output):\n    return len(output) < LIMIT\n"
+        (package / "grade.py").write_text(grade)
+        monkeypatch.syspath_prepend(package.parent)
+        block = {"type": "python", "function": "kitchen_local.grade:short"}
+        (identity,) = identities(load(tmp_path, graders=[block]))
+        assert identity["function"] == "short"
+        assert identity["source"].keys() == {"__init__.py", "grade.py", "shared.py"}
+        run = holdfast.evaluate(**HI, graders=[block], runs_dir=tmp_path / "r")
+        assert run.score == 1
+        (package / "shared.py").write_text("LIMIT = 2\n")
+        again = holdfast.evaluate(**HI, graders=[block], runs_dir=tmp_path / "r")
+        assert again.score == 0, "the changed module is loaded again"
+
+    def test_a_plugin_that_is_installed_editable_is_identified_by_its_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its entry points are in site-packages, and its code is elsewhere on Python's path."""
+        site, checkout = tmp_path / "site-packages", tmp_path / "checkout"
+        shutil.copytree(SOURCE / "src" / "holdfast_kitchen", checkout / "kitchen_checkout")
+        info = site / "kitchen_checkout-0.1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kitchen-checkout\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text("[holdfast.graders]\nmanners = kitchen_checkout.graders:Politeness\n")
+        for folder in (site, checkout):
+            monkeypatch.syspath_prepend(folder)
+        (before,) = identities(load(tmp_path, graders=[{"type": "manners"}]))
+        assert before["source"].keys() == {"__init__.py", "graders.py"}
+        with (checkout / "kitchen_checkout" / "graders.py").open("a") as file:
+            file.write("MORE = 1\n")
+        (after,) = identities(load(tmp_path, graders=[{"type": "manners"}]))
+        assert after["source"]["graders.py"] != before["source"]["graders.py"]
+
+
+def test_the_documentation_shows_the_package_that_is_tested_here() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "docs/extending.md", "exec", dont_inherit=True), names)
+    for module in ("graders", "targets"):
+        text = (SOURCE / "src" / "holdfast_kitchen" / f"{module}.py").read_text()
+        for name in re.findall(r"^class (Politeness\w*|Echo\w*)", text, re.MULTILINE):
+            assert names[name].__mro__[1].__name__ in text
+    points = page[page.index("[project.entry-points") : page.index("Holdfast imports a plug-in only")]
+    metadata = (SOURCE / "pyproject.toml").read_text()
+    assert all(line in metadata for line in points.splitlines() if " = " in line or line.startswith("["))
