@@ -70,6 +70,7 @@ def evaluate(
         retry_failed=retry_failed,
         accept_errors=accept_errors,
         skip_graders=skip_graders,
+        command="the same call of holdfast.evaluate",
     )
     given = Given()
     try:
@@ -89,8 +90,7 @@ def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> R
     else:
         from holdfast.engine.local_workers import run_workers
 
-        again = "the same call of holdfast.evaluate"
-        outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown, command=again), options)
+        outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown), options)
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
     if outcome.metrics is not None and spec.exports:

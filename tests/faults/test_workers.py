@@ -54,9 +54,9 @@ def eval_file(tmp_path: Path, provider: Server) -> Path:
 
 
 def share(eval_file: Path, workers: int = 4, **options: Any) -> Path:
-    """Share an eval's work out, without starting anybody; returns the run directory."""
-    given = Options(runs_dir=eval_file.parent / "runs", **options)
-    prepare(load_eval(eval_file, []), given, workers, Quiet(), command="holdfast eval e.yaml")
+    """Distribute an eval's work without starting workers; return the run directory."""
+    chosen = Options(runs_dir=eval_file.parent / "runs", command="holdfast eval e.yaml", **options)
+    prepare(load_eval(eval_file, []), chosen, workers, Quiet())
     return run_dir(eval_file.parent)
 
 
@@ -317,6 +317,13 @@ def kill_finisher(folder: Path, *killed: int) -> int:
     return int(pid)
 
 
+def await_waiting(process: subprocess.Popen[str], pid: int) -> None:
+    """Wait until a worker says that it waits for the report of another one."""
+    assert process.stderr is not None
+    while f"waiting for process {pid}" not in process.stderr.readline():
+        assert process.poll() is None
+
+
 def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
     tmp_path: Path, provider: Server
 ) -> None:
@@ -342,9 +349,7 @@ def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Pat
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
     first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     (other,) = workers.values()
-    assert other.stderr is not None
-    while f"waiting for process {first.pid}" not in other.stderr.readline():
-        assert other.poll() is None
+    await_waiting(other, first.pid)
     assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=300)
     assert other.returncode == 3 and "has left without a report" in out, out + err
@@ -357,6 +362,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     tmp_path: Path, provider: Server
 ) -> None:
     crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
+    await_waiting(crew, wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     first = kill_finisher(tmp_path)
     second = kill_finisher(tmp_path, first)
     assert wait_for(lambda: finisher(tmp_path, first, second), "the report to be begun once more") == crew.pid

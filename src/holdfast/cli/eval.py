@@ -9,39 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import run_shown
-from holdfast.cli.export import export_after, export_also
-from holdfast.cli.runs import command_line, runs_dir_option, runs_directory
+from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.flags import Concurrency, Duration, EvalFlags
+from holdfast.cli.runs import runs_dir_option
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
-from holdfast.spec.schema import EXPORTS, parse_duration
+from holdfast.spec.schema import EXPORTS
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
-    from holdfast.engine.options import Options
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
-
-
-class _Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return float(parse_duration(value))
-        except ValueError:
-            return self.fail(f"{value!r} is not a duration such as 90s, 5m or 2h", param, ctx)
-
-
-class Concurrency(click.ParamType["int | str"]):
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto":
-            return "auto"
-        if str(value).isdigit() and int(value) > 0:
-            return int(value)
-        return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -159,7 +137,7 @@ class _Grouped(click.Command):
 @click.option("--max-tokens", hidden=True, expose_value=False, callback=_refuse_max_tokens)
 @click.option(
     "--max-time",
-    type=_Duration(),
+    type=Duration(),
     help="Start no more trials after this time, such as 90s, 30m or 2h [default: no limit].",
 )
 @runs_dir_option
@@ -171,7 +149,7 @@ class _Grouped(click.Command):
     type=click.Choice(["rich", "plain", "json", "none"]),
     help="How to show progress [default: rich on a terminal, else plain].",
 )
-def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
+def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> int:
     """Run the eval file CONFIG, or resume it.
 
     After any interruption, the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml
@@ -188,44 +166,40 @@ def command(config: str | None, overrides: tuple[str, ...], **given: Any) -> int
     from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 
-    if given["named"] is not None:
-        config, overrides = given["named"], (*((config,) if config else ()), *overrides)
-    if given["fresh"] and given["retry_failed"]:
-        raise UsageError(
-            "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
-            remedy="Use one of them.",
-        )
-    if given["named"] is None:
+    flags = EvalFlags(**options)
+    if flags.fresh and flags.retry_failed:
+        raise UsageError("--fresh starts from scratch: there is nothing for --retry-failed", remedy="Give one of them.")
+    if flags.named is not None:
+        config, overrides = flags.named, (*((config,) if config else ()), *overrides)
+    else:
         config, overrides = _find_eval(config, overrides)
-    assert config is not None
-    if given["run"] or given["batch"]:
-        return _launch(config, overrides, given)
-    if given["named"] is not None:
+    if flags.run or flags.batch:
+        return _launch(config, overrides, flags)
+    if flags.named is not None:
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
     document = read_document(Path(config))
-    if is_configuration(document) or (given["named"] is not None and not is_eval(document)):
-        return _launch(config, overrides, given)
-    if given["force_squash"]:
+    if is_configuration(document) or (flags.named is not None and not is_eval(document)):
+        return _launch(config, overrides, flags)
+    if flags.force_squash:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
-    spec = load_any(document, _overrides(overrides, given))
-    options = _options(given)
+    spec = load_any(document, [*flags.overrides(), *map(parse_override, overrides)])  # KEY=VALUE has the last word
     baseline = baseline_of(spec)
-    if given["dry_run"]:
+    if flags.dry_run:
         for message in spec.notices:
             click.echo(message, err=True)
-        return _dry_run([spec, *([baseline] if baseline else [])], options, as_json=given["json"])
+        return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
-    outcome = _run(spec, options, given)
+    outcome = _run(spec, flags)
     if baseline is None or outcome.exit_code > 4:
         return outcome.exit_code
-    beside = _run(baseline, options, given)
-    if outcome.metrics is not None and beside.metrics is not None:
+    baseline_outcome = _run(baseline, flags)
+    if outcome.metrics is not None and baseline_outcome.metrics is not None:
         from holdfast.report.table import print_side_by_side
 
-        print_side_by_side(outcome, beside)
-    return beside.exit_code if beside.exit_code > 1 else outcome.exit_code
+        print_side_by_side(outcome, baseline_outcome)
+    return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
 
 
 _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
@@ -233,7 +207,7 @@ _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 
 def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The eval file that a command means: a path, a folder's own, or without any the current folder's."""
+    """Return the eval file, which may be given as its folder or not at all, and the overrides."""
     if config is not None and "=" in config and not Path(config).exists():
         overrides = (config, *overrides)
         config = None
@@ -256,144 +230,39 @@ def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tup
     return config, overrides
 
 
-def _launch(config: str, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
+def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     from holdfast.cli.launch import launch_command
 
-    # `-t` means tasks of a configuration; only for an eval file by itself it means samples.
-    return launch_command(config, overrides, _overrides((), {**given, "ids": ()}), given)
+    return launch_command(config, overrides, flags)
 
 
-def _run(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
-    if given["workers"]:
-        return _share(spec, options, given)
-    from holdfast.engine.session import run_eval
-
-    return run_shown(
-        lambda display: run_eval(spec, options, display),
-        given["display"],
-        lambda outcome: _hand_on(outcome, spec, given),
-    )
-
-
-def _share(spec: Eval, options: Options, given: dict[str, Any]) -> Outcome:
-    """The same with workers."""
-    from holdfast.engine.local_workers import run_workers
+def _run(spec: Eval, flags: EvalFlags) -> Outcome:
+    options = flags.options()
 
     def run(display: Display) -> Outcome:
-        return run_workers(
-            spec,
-            options,
-            given["workers"],
-            display,
-            command=command_line(),
-            log_samples=given["log_samples"],
-            output_path=given["output_path"],
-        )
+        if flags.workers:
+            from holdfast.engine.local_workers import run_workers
 
-    return run_shown(run, given["display"], lambda outcome: _hand_on(outcome, spec, given))
+            return run_workers(spec, options, flags.workers, display)
+        from holdfast.engine.session import run_eval
+
+        return run_eval(spec, options, display)
+
+    return run_shown(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
 
-def _hand_on(outcome: Outcome, spec: Eval, given: dict[str, Any]) -> None:
-    hand_on(
-        outcome,
-        spec,
-        log_samples=given["log_samples"],
-        output_path=given["output_path"],
-        exports=given["export"],
-    )
-
-
-def hand_on(
-    outcome: Outcome,
-    spec: Eval,
-    *,
-    log_samples: bool = False,
-    output_path: Path | None = None,
-    exports: tuple[str, ...] = (),
-) -> None:
-    """Transcripts and results for other tools, where they were asked for."""
-    if spec.output.nat and outcome.metrics is not None:
-        from holdfast.export.after_run import write_nat_copy
-
-        for path in write_nat_copy(outcome.rundir, spec, lambda text: click.echo(f"warning: {text}", err=True)):
-            click.echo(f"wrote {path}")
-    if log_samples or output_path:
-        from holdfast.export.after_run import write_copies
-
-        try:
-            for path in write_copies(outcome.rundir, log_samples=log_samples, output_path=output_path):
-                click.echo(f"wrote {path}")
-        except OSError as error:
-            remedy = (
-                f"The run itself is complete in {outcome.rundir.path}. "
-                "Choose another folder and run the same command again."
-            )
-            raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
-    if outcome.metrics is not None:
-        export_after(outcome.rundir, spec)
-    if exports and outcome.exit_code <= 4:
-        export_also(outcome.rundir, exports)
-
-
-def _overrides(overrides: tuple[str, ...], given: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
-    """Options that stand for keys of the file, then KEY=VALUE, which has the last word."""
-    named = {
-        "model": ("target", "model"),
-        "trials": ("trials",),
-        "ids": ("dataset", "ids"),
-        "tags": ("dataset", "tags"),
-        "limit": ("dataset", "limit"),
-        "concurrency": ("limits", "concurrency"),
-        "max_cost": ("limits", "max_cost"),
-        "token_budget": ("limits", "token_budget"),
-        "max_time": ("limits", "max_time"),
-        "baseline_model": ("baseline", "model"),
-    }
-    chosen = [(path, _plain(given[option])) for option, path in named.items() if given[option] not in (None, ())]
-    return [*chosen, *map(parse_override, overrides)]
-
-
-def _plain(value: Any) -> Any:
-    """As a file would have it."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _options(given: dict[str, Any]) -> Options:
-    from holdfast.engine.options import Options
-
-    return Options(
-        runs_dir=runs_directory(given["runs_dir"]),
-        fresh=given["fresh"],
-        retry_failed=given["retry_failed"],
-        accept_errors=given["accept_errors"],
-        skip_graders=given["skip_graders"],
-        accept_drift=given["accept_drift"],
-        wait=patience(given["wait"]),
-    )
-
-
-def patience(wait: bool) -> float:
-    """Seconds to wait for a run that is held; -1 for as long as it takes."""
-    text = os.environ.get("HOLDFAST_LOCK_TIMEOUT")
-    if not text:
-        return -1 if wait else 0
-    try:
-        return max(0.0, float(parse_duration(text)))
-    except ValueError:
-        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
-
-
-def _dry_run(specs: list[Eval], options: Options, *, as_json: bool) -> int:
-    """The compiled eval and the plan, its baseline's too, with nothing written."""
+def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
+    """Print the compiled eval and the plan, its baseline's too, without writing anything."""
     from holdfast.engine.session import preview_run
     from holdfast.engine.unseen import unseen_code
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
         click.echo(message, err=True)
+    options = flags.options()
     previews = [preview_run(spec, options) for spec in specs]
-    print_compiled(previews, as_json=as_json)
-    if not as_json:
+    print_compiled(previews, as_json=flags.json)
+    if not flags.json:
         from holdfast.report.preview import preview
 
         identity, _, plan = previews[0]

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_files, complete_runs
-from holdfast.cli.ending import run_shown
-from holdfast.cli.eval import patience
-from holdfast.cli.export import export_after
+from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.flags import lock_timeout
 from holdfast.cli.runs import find_run, home_of, runs_dir_option, runs_directory
 from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.report.outcome import Outcome
     from holdfast.store.metrics import Rule
     from holdfast.store.rundir import RunDir
 
@@ -35,7 +33,16 @@ if TYPE_CHECKING:
     help="How to show progress [default: rich on a terminal, else plain].",
 )
 @runs_dir_option
-def command(run: str, config: str | None, overrides: tuple[str, ...], **given: Any) -> int:
+def command(
+    run: str,
+    config: str | None,
+    overrides: tuple[str, ...],
+    again: bool,
+    accept_errors: bool,
+    wait: bool,
+    display: str | None,
+    runs_dir: Path | None,
+) -> int:
     """Grade the outputs of RUN (path or id), with the graders of the eval file CONFIG if one is given.
 
     Nothing is generated. With the same graders, the verdicts go into RUN; with others they go, with copies of the
@@ -48,41 +55,36 @@ def command(run: str, config: str | None, overrides: tuple[str, ...], **given: A
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
 
-    root = runs_directory(given["runs_dir"])
+    root = runs_directory(runs_dir)
     rundir = RunDir(find_run(run, root))
     manifest = rundir.read_manifest()
     if manifest is None:
         raise UsageError(f"{rundir.path} has no manifest")
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    laid_over = [parse_override(text) for text in overrides]
+    changes = [parse_override(text) for text in overrides]
     spec = (
-        load_any(read_document(Path(config)), laid_over)
+        load_any(read_document(Path(config)), changes)
         if config
         else eval_of_run(
             _without_budgets(manifest.eval),
             manifest.folder,
             manifest.eval_file,
-            [*_last_rules(manifest.eval, rundir), *laid_over],
+            [*_last_rules(manifest.eval, rundir), *changes],
         )
     )
     options = Options(
         runs_dir=home_of(rundir, manifest, root),
         grade_only=True,
-        again=given["again"],
-        accept_errors=given["accept_errors"],
-        wait=patience(given["wait"]),
+        again=again,
+        accept_errors=accept_errors,
+        wait=lock_timeout(wait=wait),
         outputs_of=(rundir, manifest),
     )
-
-    def export(outcome: Outcome) -> None:
-        if outcome.metrics is not None:
-            export_after(outcome.rundir, spec)
-
     outcome = run_shown(
         lambda display: run_eval(spec, options, display),
-        given["display"],
-        export,
+        display,
+        lambda outcome: export_results(outcome, spec, options),
         again="Use --again to grade it once more.",
     )
     return outcome.exit_code

@@ -4,61 +4,61 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from holdfast.cli.flags import EvalFlags
     from holdfast.cluster.config.launch import Launch
     from holdfast.cluster.config.options import RunOptions
     from holdfast.cluster.remote.invocation import DeploymentFile
     from holdfast.cluster.remote.ledger import Invocation
-    from holdfast.spec.overrides import Override
 
 
-def launch_command(config: str, overrides: tuple[str, ...], laid: Sequence[Override], given: dict[str, Any]) -> int:
-    """Compile, show, and unless that was all submit; attached unless --batch. `laid` is for every eval file."""
+def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Compile, show, and unless that was all submit; attached unless --batch."""
     from holdfast.cluster.config.compile import compile_launch
 
-    if given["run"] and given["batch"]:
-        raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
-    _refuse(given)
-    detached = given["batch"] is not None
+    if flags.run and flags.batch:
+        raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
+    _refuse(flags)
+    detached = flags.batch is not None
     launch = compile_launch(
         config,
-        given["run"] or given["batch"],
-        [*_outer(given), *overrides],
-        given["ids"],
+        flags.run or flags.batch,
+        [*_outer(flags), *overrides],
+        flags.ids,
         detached=detached,
-        laid=laid,
-        options=_options(given),
-        exports=given["export"],
+        # `-t` selects tasks of a configuration; only for an eval file by itself it selects samples.
+        laid=replace(flags, ids=()).overrides(),
+        options=_options(flags),
+        exports=flags.export,
     )
-    if given["dry_run"]:
-        return _preview(launch, given)
+    if flags.dry_run:
+        return _preview(launch, flags)
     _refuse_without_place(launch)
     _show(launch)
-    return _submit(launch, detached=detached, force_squash=given["force_squash"])
+    return _submit(launch, detached=detached, force_squash=flags.force_squash)
 
 
-def _refuse(given: dict[str, Any]) -> None:
+def _refuse(flags: EvalFlags) -> None:
     """What cannot be done in a job is refused, never passed over."""
-    if given["baseline_model"]:
+    if flags.baseline_model:
         raise UsageError(
             "--baseline-model does not work on a cluster",
             remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
         )
-    if given["display"] not in (None, "plain"):
+    if flags.display not in (None, "plain"):
         raise UsageError(
-            f"--display {given['display']}: jobs show plain logs",
+            f"--display {flags.display}: what is shown of jobs are their logs, which are plain",
             remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
         )
-    if given["json"] and not given["dry_run"]:
-        raise UsageError("--json needs --dry-run", remedy="`holdfast status ID --json` shows what the jobs are doing.")
+    if flags.json and not flags.dry_run:
+        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
 
 
 def _refuse_without_place(launch: Launch) -> None:
@@ -70,22 +70,28 @@ def _refuse_without_place(launch: Launch) -> None:
         )
 
 
-def _outer(given: dict[str, Any]) -> list[str]:
+def _outer(flags: EvalFlags) -> list[str]:
     """Options that stand for keys of the configuration; what is written as KEY=VALUE goes before them."""
     found = []
-    if given["workers"]:
-        found.append(f"execution.workers={given['workers']}")
-    if given["runs_dir"]:
-        found.append(f"execution.output_dir={json.dumps(str(given['runs_dir']))}")
+    if flags.workers:
+        found.append(f"execution.workers={flags.workers}")
+    if flags.runs_dir:
+        found.append(f"execution.output_dir={json.dumps(str(flags.runs_dir))}")
     return found
 
 
-def _options(given: dict[str, Any]) -> RunOptions:
+def _options(flags: EvalFlags) -> RunOptions:
     from holdfast.cluster.config.options import RunOptions
 
-    names = ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "log_samples")
-    place = given["output_path"]
-    return RunOptions(**{name: given[name] for name in names}, output_path=str(place) if place else None)
+    return RunOptions(
+        fresh=flags.fresh,
+        retry_failed=flags.retry_failed,
+        accept_errors=flags.accept_errors,
+        accept_drift=flags.accept_drift,
+        skip_graders=flags.skip_graders,
+        log_samples=flags.log_samples,
+        output_path=str(flags.output_path) if flags.output_path else None,
+    )
 
 
 def _show(launch: Launch) -> None:
@@ -99,13 +105,13 @@ def _show(launch: Launch) -> None:
         click.echo(f"[info] {notice}", err=True)
 
 
-def _preview(launch: Launch, given: dict[str, Any]) -> int:
+def _preview(launch: Launch, flags: EvalFlags) -> int:
     """What would be submitted and done, with nothing sent and nothing written."""
     from holdfast.cluster.remote.bundle import collect
     from holdfast.cluster.remote.describe import preview
     from holdfast.cluster.remote.preview import Foresight
 
-    if not given["json"]:
+    if not flags.json:
         _show(launch)
     tasks, ahead = [], Foresight(launch)
     for each, task in zip(preview(launch), launch.tasks, strict=True):
@@ -125,7 +131,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
                 "scripts": {name: text for name, text in scripts.items() if text is not None},
             }
         )
-        if not given["json"]:
+        if not flags.json:
             click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
             click.echo("".join(f"  {line}\n" for line in [*seen.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
@@ -135,7 +141,7 @@ def _preview(launch: Launch, given: dict[str, Any]) -> int:
             for name, line in servers.items():
                 click.echo(f"  {name}: {line}")
             click.echo()
-    if given["json"]:
+    if flags.json:
         click.echo(json.dumps({"notices": launch.notices, "config": launch.tree.data, "tasks": tasks}))
     return 0
 

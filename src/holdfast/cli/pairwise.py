@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval import patience
+from holdfast.cli.flags import lock_timeout
 from holdfast.cli.runs import command_line, find_run
 from holdfast.display.choice import make_display
 
@@ -25,7 +25,7 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
     from holdfast.store.rundir import RunDir
 
     found = [RunDir(find_run(run, runs_dir)) for run in runs]
-    options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=patience(False))
+    options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
     display = make_display("none" if as_json else None)
     comparison = judge_pairs(found, read_document(judge), judge.resolve().parent, options, display)
     outcome = comparison.outcome

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.ending import run_shown
-from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
 from holdfast.spec.overrides import parse_override
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.watch.find import Subject
+    from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.manifest import Manifest
 
@@ -35,7 +37,16 @@ if TYPE_CHECKING:
     help="Runs only: how to show progress [default: rich on a terminal, else plain].",
 )
 @runs_dir_option
-def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
+def command(
+    what: str,
+    overrides: tuple[str, ...],
+    concurrency: int | str | None,
+    accept_errors: bool,
+    retry_failed: bool,
+    wait: bool,
+    display: str | None,
+    runs_dir: Path | None,
+) -> int:
     """Resume an invocation or a run: submit its unfinished tasks, or run what is left of the run.
 
     Neither the configuration nor the eval file is needed: an invocation's directory and a run's manifest hold
@@ -43,18 +54,28 @@ def command(what: str, overrides: tuple[str, ...], **given: Any) -> int:
     make it another run is rejected. The exit code is 4 if somebody is working on it already.
     """
     from holdfast.cluster.watch.find import Subject
+    from holdfast.engine.options import Options
 
-    found = subject_of(what, runs_directory(given["runs_dir"]))
-    if not isinstance(found, Subject):
-        return _resume_run(found, overrides, given)
-    options = ("concurrency", "accept_errors", "retry_failed", "wait")
-    wrong = [*overrides, *(f"--{name.replace('_', '-')}" for name in options if given[name])]
-    if wrong:
-        raise UsageError(
-            f"an invocation resumes as it was submitted: {' '.join(wrong)} is for runs",
-            remedy="Submit it again with `holdfast eval -c`, which finds the same run and what is done.",
-        )
-    return _resume_invocation(found)
+    root = runs_directory(runs_dir)
+    subject = subject_of(what, root)
+    if isinstance(subject, Subject):
+        flags = {
+            "--concurrency": concurrency,
+            "--accept-errors": accept_errors,
+            "--retry-failed": retry_failed,
+            "--wait": wait,
+        }
+        if changes := [*overrides, *(flag for flag, value in flags.items() if value)]:
+            raise UsageError(
+                f"an invocation resumes as it was submitted: {' '.join(changes)} is for runs",
+                remedy="Submit it again with `holdfast eval -c`, which finds the same run and what is done.",
+            )
+        return _resume_invocation(subject)
+    if concurrency is not None:
+        overrides = (*overrides, f"limits.concurrency={concurrency}")
+    wait_seconds = lock_timeout(wait=wait)
+    options = Options(runs_dir=root, accept_errors=accept_errors, retry_failed=retry_failed, wait=wait_seconds)
+    return _resume_run(subject, overrides, options, display)
 
 
 def _resume_invocation(subject: Subject) -> int:
@@ -103,9 +124,8 @@ def _check_rights(subject: Subject, owner: str) -> None:
         )
 
 
-def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -> int:
+def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, display: str | None) -> int:
     """Run what is left of a run in its place, from its manifest."""
-    from holdfast.engine.options import Options
     from holdfast.engine.session import run_eval
     from holdfast.plan.history import with_outputs_of
     from holdfast.plan.identity import identify
@@ -118,8 +138,6 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
         raise UsageError(f"{path} has no manifest", remedy="`holdfast eval` with its eval file writes it again.")
     _refuse_hidden(manifest.eval, manifest.eval_file)
     changes = [parse_override(text) for text in overrides]
-    if given["concurrency"] is not None:
-        changes.append((("limits", "concurrency"), given["concurrency"]))
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, changes)
     if (manifest.eval.get("metadata") or {}) == {"made_by": "holdfast compare --judge"}:
         raise UsageError(
@@ -133,17 +151,11 @@ def _resume_run(path: Path, overrides: tuple[str, ...], given: dict[str, Any]) -
             f"{path} cannot be resumed: its data, code or graders have changed since it was created",
             remedy="Run `holdfast eval` with the eval file, which reuses what still applies and says what changed.",
         )
-    options = Options(
-        runs_dir=home_of(rundir, manifest, runs_directory(given["runs_dir"])),
-        outputs_of=(rundir, manifest),
-        accept_errors=given["accept_errors"],
-        retry_failed=given["retry_failed"],
-        wait=patience(given["wait"]),
-    )
+    options = replace(options, runs_dir=home_of(rundir, manifest, options.runs_dir), outputs_of=(rundir, manifest))
     outcome = run_shown(
         lambda display: run_eval(spec, options, display, identity=identity),
-        given["display"],
-        lambda outcome: hand_on(outcome, spec),
+        display,
+        lambda outcome: export_results(outcome, spec, options),
     )
     return outcome.exit_code
 

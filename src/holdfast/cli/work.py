@@ -1,16 +1,18 @@
-"""`holdfast work`: one of the workers on a run that was shared out."""
+"""`holdfast work`: join a distributed run as a worker."""
 
 from __future__ import annotations
 
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.eval import Concurrency, hand_on, patience
+from holdfast.cli.ending import export_results
+from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import Fault, Interrupted, UsageError
@@ -41,7 +43,15 @@ if TYPE_CHECKING:
     type=click.Choice(["rich", "plain", "json", "none"]),
     help="How to show progress [default: rich on a terminal, else plain].",
 )
-def command(run: Path, worker: str | None, **given: Any) -> int:
+def command(
+    run: Path,
+    worker: str | None,
+    concurrency: int | str | None,
+    base_url: tuple[str, ...],
+    wait: bool,
+    attached: bool,
+    display: str | None,
+) -> int:
     """Join the run in the directory RUN, which `holdfast eval --workers` has started, as one more worker.
 
     Any number of workers can join at any time, on any machine that sees the directory. When all trials are done, one
@@ -52,37 +62,37 @@ def command(run: Path, worker: str | None, **given: Any) -> int:
     from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
     from holdfast.store.rundir import RunDir
 
-    options = Options(wait=patience(given["wait"]), runs_dir=run.resolve().parent.parent)
-    if given["attached"]:
+    options = Options(wait=lock_timeout(wait=wait), runs_dir=run.resolve().parent.parent)
+    if attached:
         threading.Thread(target=_watch_input, args=(options.cancelled,), daemon=True).start()
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
     with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
         shared = shared_eval(rundir)
-    display = make_display(given["display"])
     try:
-        outcome = run_worker(rundir, worker, options, display, given["concurrency"], given["base_url"])
+        outcome = run_worker(rundir, worker, options, make_display(display), concurrency, base_url)
     except Fault as fault:
-        if not given["attached"]:
+        if not attached:
             raise
-        _say_why_it_ended(fault)  # once for all the workers, who have it in common
+        _report_ending(fault)  # for the process that started the workers, which reports it once
         return fault.exit_code
-    if given["attached"]:
-        _say_why_it_ended(outcome.reason)
+    if attached:
+        _report_ending(outcome.reason)
     elif outcome.finisher is not None:
-        how = "stopped without a report; see its log, then run this command again"
+        ending = "ended without a report; see its log, then run this command again"
         if outcome.exit_code == 0:
-            how = "wrote the report" if rundir.finished else "finished it without grades, as requested"
-        click.echo(f"{worker}: nothing left to do; {outcome.finisher} {how}")
+            ending = "made the report" if rundir.finished else "left the outputs without grades, as requested"
+        click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {ending}")
     else:
         from holdfast.report.table import print_outcome
 
         interrupted = isinstance(outcome.reason, Interrupted)
         print_outcome(outcome, command_line() if shared is None or interrupted else shared[1].command)
         if shared is not None and not outcome.already:
-            spec, plan, _ = shared
-            place = Path(plan.output_path) if plan.output_path else None
-            hand_on(outcome, spec, log_samples=plan.log_samples, output_path=place)
+            spec, claim_round, _ = shared
+            output_path = Path(claim_round.output_path) if claim_round.output_path else None
+            exports = replace(options, log_samples=claim_round.log_samples, output_path=output_path)
+            export_results(outcome, spec, exports)
     return outcome.exit_code
 
 
@@ -92,7 +102,7 @@ def _watch_input(cancelled: threading.Event) -> None:
     cancelled.set()
 
 
-def _say_why_it_ended(reason: Fault | BudgetReached | Interrupted | None) -> None:
+def _report_ending(reason: Fault | BudgetReached | Interrupted | None) -> None:
     import msgspec
 
     from holdfast.engine.ended import Ended

@@ -35,8 +35,6 @@ from holdfast.store.records import ErrorRecord
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.display.types import Display
     from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
@@ -49,18 +47,9 @@ _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
 
 
-def run_workers(
-    spec: Eval,
-    options: Options,
-    count: int,
-    display: Display,
-    *,
-    command: str = "",
-    log_samples: bool = False,
-    output_path: Path | None = None,
-) -> Outcome:
+def run_workers(spec: Eval, options: Options, count: int, display: Display) -> Outcome:
     """Run an eval, or resume it, with `count` worker processes."""
-    shared = prepare(spec, options, count, display, command=command, log_samples=log_samples, output_path=output_path)
+    shared = prepare(spec, options, count, display)
     if isinstance(shared, Outcome):
         return shared
     workers = _LocalWorkers(shared, count, display)

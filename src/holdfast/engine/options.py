@@ -1,4 +1,4 @@
-"""What belongs to this attempt at a run, and not to the run."""
+"""How one process goes about a run: options that are in no key."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """How to go about it. None of this is in any key."""
+    """How to go about a run, from the command line or from Python."""
 
     runs_dir: Path = Path("runs")
     fresh: bool = False
-    """set an earlier run of the same aside and start anew"""
+    """archive the earlier run and start from scratch"""
     retry_failed: bool = False
-    """take up a run that was finished with errors accepted"""
+    """retry the errors of a run that was finished with them"""
     accept_errors: bool = False
-    """finish although some trials have errors; they are left out of the scores and named in the coverage"""
+    """finish even if some trials have errors, which lower the coverage and not the scores"""
     skip_graders: bool = False
     grade_only: bool = False
-    """never ask the target: grade the outputs that are there"""
+    """grade the outputs that exist, and never ask the target"""
     outputs_of: tuple[RunDir, Manifest] | None = None
-    """the run whose outputs are to be graded"""
+    """the run whose outputs are graded"""
     again: bool = False
-    """grade anew what has its verdicts already"""
+    """also grade outputs that have all their verdicts"""
     accept_drift: bool = False
-    """keep outputs although the target's code has changed"""
+    """keep outputs even if the target's code has changed"""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """set from another thread to stop the run as Ctrl-C would"""
+    """set from another thread to stop the run as Ctrl-C does"""
     wait: float = 0
-    """seconds to wait for another process that holds the run"""
+    """seconds to wait for another process that holds the run; negative: as long as it takes"""
+    log_samples: bool = False
+    """write the transcripts to samples.jsonl when the run is over"""
+    output_path: Path | None = None
+    """a folder for the results and transcripts when the run is over"""
+    command: str = ""
+    """what to type to resume the run"""

@@ -50,16 +50,7 @@ class SharedRun(NamedTuple):
     plan: Plan
 
 
-def prepare(
-    spec: Eval,
-    options: Options,
-    workers: int,
-    display: Display,
-    *,
-    command: str = "",
-    log_samples: bool = False,
-    output_path: Path | None = None,
-) -> Outcome | SharedRun:
+def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Outcome | SharedRun:
     """Open a run, and cut what is left into chunks for about so many workers, which may join when this returns.
 
     Returns the outcome where nothing is left for workers.
@@ -82,9 +73,9 @@ def prepare(
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
             accept_errors=options.accept_errors,
             skip_graders=options.skip_graders,
-            log_samples=log_samples,
-            output_path=str(output_path.resolve()) if output_path else None,
-            command=command,
+            log_samples=options.log_samples,
+            output_path=str(options.output_path.resolve()) if options.output_path else None,
+            command=options.command,
         )
         name = begin_round(rundir, claim_round).name
         chunks = len(claim_round.chunks)

@@ -62,9 +62,10 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
         accept_drift=task.options.accept_drift,
         skip_graders=task.options.skip_graders,
         wait=patience,
+        command=f"holdfast resume {task.invocation}",
     )
     try:
-        return _described(spec, _share(spec, task, options), task)
+        return _described(spec, prepare(spec, options, task.workers, Plain()), task)
     except RunHeld:
         found = identify(spec)
         if options.accept_drift:
@@ -73,11 +74,7 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
         if newest_round(rundir) is not None and list(live_workers(rundir)):
             total = found.survey.count * spec.trials
             return Prepared(run_dir=str(rundir.path), total=total, slots=found.survey.panels.mean)
-        return _described(spec, _share(spec, task, replace(options, wait=-1.0)), task)
-
-
-def _share(spec: Eval, task: TaskFile, options: Options) -> Outcome | SharedRun:
-    return prepare(spec, options, task.workers, Plain(), command=f"holdfast resume {task.invocation}")
+        return _described(spec, prepare(spec, replace(options, wait=-1.0), task.workers, Plain()), task)
 
 
 def _described(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepared:

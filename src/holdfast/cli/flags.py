@@ -1,0 +1,126 @@
+"""Command-line options that several verbs share, typed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.runs import command_line, runs_directory
+from holdfast.errors import UsageError
+from holdfast.spec.schema import parse_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.engine.options import Options
+    from holdfast.spec.overrides import Override
+
+
+class Duration(click.ParamType[float]):
+    """A number of seconds, such as `90s`, `5m` or `2h`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse a duration."""
+        try:
+            return float(parse_duration(value))
+        except ValueError:
+            return self.fail(f"{value!r} is not a duration such as 90s, 5m or 2h", param, ctx)
+
+
+class Concurrency(click.ParamType["int | str"]):
+    """A number of requests in flight, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Parse a positive number or `auto`."""
+        if value == "auto":
+            return "auto"
+        if str(value).isdigit() and int(value) > 0:
+            return int(value)
+        return self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags:
+    """The options of `holdfast eval`, each under the name of its flag unless it says otherwise."""
+
+    named: str | None
+    """--config"""
+    run: str | None
+    batch: str | None
+    force_squash: bool
+    model: str | None
+    trials: int | None
+    ids: tuple[str, ...]
+    """--task"""
+    tags: tuple[str, ...]
+    limit: int | None
+    concurrency: int | str | None
+    fresh: bool
+    retry_failed: bool
+    accept_errors: bool
+    accept_drift: bool
+    baseline_model: str | None
+    log_samples: bool
+    output_path: Path | None
+    export: tuple[str, ...]
+    workers: int | None
+    skip_graders: bool
+    max_cost: float | None
+    token_budget: int | None
+    max_time: float | None
+    runs_dir: Path | None
+    wait: bool
+    dry_run: bool
+    json: bool
+    display: str | None
+
+    def overrides(self) -> list[Override]:
+        """Return the flags that stand for keys of the eval file."""
+        keys: dict[tuple[str, ...], Any] = {
+            ("target", "model"): self.model,
+            ("trials",): self.trials,
+            ("dataset", "ids"): list(self.ids) or None,
+            ("dataset", "tags"): list(self.tags) or None,
+            ("dataset", "limit"): self.limit,
+            ("limits", "concurrency"): self.concurrency,
+            ("limits", "max_cost"): self.max_cost,
+            ("limits", "token_budget"): self.token_budget,
+            ("limits", "max_time"): self.max_time,
+            ("baseline", "model"): self.baseline_model,
+        }
+        return [(path, value) for path, value in keys.items() if value is not None]
+
+    def options(self) -> Options:
+        """Return the flags that say how to run, which are in no key."""
+        from holdfast.engine.options import Options
+
+        return Options(
+            runs_dir=runs_directory(self.runs_dir),
+            fresh=self.fresh,
+            retry_failed=self.retry_failed,
+            accept_errors=self.accept_errors,
+            skip_graders=self.skip_graders,
+            accept_drift=self.accept_drift,
+            wait=lock_timeout(wait=self.wait),
+            log_samples=self.log_samples,
+            output_path=self.output_path,
+            command=command_line(),
+        )
+
+
+def lock_timeout(*, wait: bool) -> float:
+    """Return the seconds to wait for a run that another process holds; -1 for as long as it takes."""
+    text = os.environ.get("HOLDFAST_LOCK_TIMEOUT")
+    if not text:
+        return -1 if wait else 0
+    try:
+        return max(0.0, float(parse_duration(text)))
+    except ValueError:
+        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
