@@ -24,7 +24,7 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
     from holdfast.cluster.config.compile import compile_launch
 
     if flags.run and flags.batch:
-        raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
+        raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
     _refuse(flags)
     detached = flags.batch is not None
     launch = compile_launch(
@@ -54,11 +54,11 @@ def _refuse(flags: EvalFlags) -> None:
         )
     if flags.display not in (None, "plain"):
         raise UsageError(
-            f"--display {flags.display}: what is shown of jobs are their logs, which are plain",
+            f"--display {flags.display}: jobs show plain logs",
             remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
         )
     if flags.json and not flags.dry_run:
-        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+        raise UsageError("--json needs --dry-run", remedy="`holdfast status ID --json` shows what the jobs are doing.")
 
 
 def _refuse_without_place(launch: Launch) -> None:

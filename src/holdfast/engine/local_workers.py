@@ -205,7 +205,7 @@ class _LocalWorkers:
                 return self._with_totals(finished)
             reason = Fault(
                 "rejected",
-                f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
+                f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
                 remedy="Their finished trials are saved.",
             )
         index = rundir.load(mend=False)
