@@ -6,6 +6,7 @@ The package has one kind for each extension point, under `[project.entry-points]
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -128,6 +129,52 @@ class TestTargets:
     def test_a_type_and_a_built_in_kind_exclude_each_other(self, installed: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="has model and type; a target is exactly one of model, python"):
             load(tmp_path, target={"type": "echo", "model": "m"})
+
+
+class TestExporters:
+    def test_one_writes_a_run_with_its_own_options(
+        self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = {"export": [{"to": "menu", "dir": str(tmp_path / "menus"), "title": "Today"}]}
+        run = evaluate(graders=POLITENESS, output=output)
+        assert (tmp_path / "menus" / "menu.md").read_text() == "# Today\n- A cup, please\n- Thank you, and please go\n"
+        ended = command(monkeypatch, capsys, tmp_path, "export", str(run.path), "--to", "menu", "title=Tonight")
+        assert ended.code == 0 and f"wrote {tmp_path}/menus/menu.md" in ended.out
+        assert (tmp_path / "menus" / "menu.md").read_text().startswith("# Tonight\n")
+
+    def test_an_option_that_it_does_not_take_fails_the_export_alone(self, evaluate: Any) -> None:
+        with pytest.warns(RuntimeWarning, match="cannot export to menu: .*keyword argument 'titel'"):
+            run = evaluate(graders=POLITENESS, output={"export": [{"to": "menu", "titel": "Today"}]})
+        assert run.finished and run.exit_code == 0
+
+    def test_an_unknown_name_lists_the_closest_and_the_plugins(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"unknown exporter 'menue' \(did you mean 'menu'\?\); one of csv"):
+            load(tmp_path, output={"export": ["menue"]})
+        ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml", "--export", "menue")
+        assert ended.code == 2 and "from plug-ins: menu (holdfast-kitchen 1.2.0)" in " ".join(ended.err.split())
+
+
+class TestFormats:
+    def test_an_eval_file_of_the_format_runs_as_it_is(self, installed: Path, tmp_path: Path) -> None:
+        path = tmp_path / "book.yaml"
+        path.write_text("book: soups\nrecipes: [minestrone, goulash]\n")
+        run = holdfast.evaluate(path, runs_dir=tmp_path / "runs", trials=2)
+        assert (run.metrics.eval, run.metrics.total, run.score) == ("soups", 4, 1.0) if run.metrics else False
+
+    def test_its_package_is_not_imported_for_files_of_ours(self, installed: Path, tmp_path: Path) -> None:
+        script = "import holdfast as h, sys; h.evaluate('eval.yaml'); print('holdfast_kitchen.formats' in sys.modules)"
+        write_spec(tmp_path, **HI, graders=[])
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == "False"
 
 
 class TestFunctions:

@@ -3,7 +3,7 @@
 The public names, imported on first use so that `holdfast --version` stays fast:
 
 `evaluate`       run an eval from Python and get its `Run`
-`Run`            the finished run: its numbers, results and outputs
+`Run`            a run: its `Metrics`, results and outputs
 `Reply`          what a Python target may return instead of plain text, with its `Usage`
 `Verdict`        what a Python grader may return instead of a bool or a number
 `Context`        what a Python target may ask for: the trial, recorded calls of models and tools
@@ -15,6 +15,8 @@ For plug-ins (docs/extending.md):
 
 `InstantGrader`, `WaitingGrader`, `GraderBlock`, `Case`  a grader, its keys in the eval file, and what it judges
 `Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
+`RunView`        a run as an exporter reads it
+`Format`, `Document`, `Override`                         a format of eval files, and what it translates
 `Origin`         the eval file that a grader or target is part of
 `AttemptError`   raised where a target cannot answer or a grader cannot judge
 """
@@ -30,13 +32,18 @@ if TYPE_CHECKING:
     from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.export.result import Run as Run
+    from holdfast.formats import Format as Format
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
     from holdfast.graders.types import Verdict as Verdict
     from holdfast.graders.types import WaitingGrader as WaitingGrader
+    from holdfast.report.run_view import RunView as RunView
+    from holdfast.spec.document import Document as Document
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
     from holdfast.spec.origin import Origin as Origin
+    from holdfast.spec.overrides import Override as Override
     from holdfast.spec.schema import TargetBlock as TargetBlock
+    from holdfast.store.metrics import Metrics as Metrics
     from holdfast.store.records import Usage as Usage
     from holdfast.targets.python import Context as Context
     from holdfast.targets.types import Reply as Reply
@@ -50,12 +57,17 @@ _HOMES = {
     "Case": "holdfast.graders.types",
     "Context": "holdfast.targets.python",
     "Display": "holdfast.display.types",
+    "Document": "holdfast.spec.document",
+    "Format": "holdfast.formats",
     "GraderBlock": "holdfast.spec.grader_schema",
     "HoldfastError": "holdfast.errors",
     "InstantGrader": "holdfast.graders.types",
+    "Metrics": "holdfast.store.metrics",
     "Origin": "holdfast.spec.origin",
+    "Override": "holdfast.spec.overrides",
     "Reply": "holdfast.targets.types",
     "Run": "holdfast.export.result",
+    "RunView": "holdfast.report.run_view",
     "Sample": "holdfast.data.dataset",
     "Target": "holdfast.targets.types",
     "TargetBlock": "holdfast.spec.schema",
@@ -71,12 +83,17 @@ __all__ = [
     "Case",
     "Context",
     "Display",
+    "Document",
+    "Format",
     "GraderBlock",
     "HoldfastError",
     "InstantGrader",
+    "Metrics",
     "Origin",
+    "Override",
     "Reply",
     "Run",
+    "RunView",
     "Sample",
     "Target",
     "TargetBlock",

@@ -18,7 +18,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
-from holdfast.formats import in_our_words
+from holdfast.formats import to_native
 from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.grader_schema import TAKEN_NAMES
@@ -93,13 +93,12 @@ def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> R
         outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown), options)
     if isinstance(outcome.reason, Interrupted):
         raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
-    if outcome.metrics is not None and spec.exports:
-        from holdfast.export.registry import export_finished
+    from holdfast.export.after_run import export_after_run
 
-        def failed(message: str) -> None:
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+    def warn(message: str) -> None:
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
-        export_finished(outcome.rundir, spec, lambda _name, _done: None, failed)
+    export_after_run(outcome.rundir, spec, lambda _: None, warn)
     reason = None if outcome.reason is None else str(outcome.reason)
     if outcome.metrics is None and reason is None and not options.skip_graders:
         left = outcome.plan.to_run + outcome.plan.to_grade
@@ -138,7 +137,7 @@ def _spec(
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _kind(target))]
         path = Path(eval_file)
-        document, left = in_our_words(read_document(path), overrides)
+        document, left = to_native(read_document(path), overrides)
         asked = {key[1]: value for key, value in left if key[0] == "target" and len(key) == 2}
         folder = path.resolve().parent
     data = {**document.data, **fields}

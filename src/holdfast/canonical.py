@@ -27,6 +27,10 @@ def _settled(value: Any) -> Any:
     return value
 
 
+encode_sorted = _encoder.encode
+"""JSON with sorted keys and numbers as they are written, which rows and messages are digested by"""
+
+
 def canonical(value: Any) -> bytes:
     """The canonical JSON of a JSON-like value."""
     return _encoder.encode(_settled(value))
@@ -38,5 +42,10 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest(value: Any) -> str:
-    """The tagged digest of a JSON-like value."""
+    """Return the tagged digest of a JSON-like value."""
     return digest_bytes(canonical(value))
+
+
+def digest_as_written(value: Any) -> str:
+    """Return the tagged digest of a JSON-like value in which `1` and `1.0` differ."""
+    return digest_bytes(encode_sorted(value))

@@ -193,7 +193,7 @@ class TestEval:
         for _ in range(2):
             ended = type_in("eval", path)
             assert ended.code == 1
-            assert "gate not met: exact is 0.5, below 0.8" in ended.out and "gate not met: score" not in ended.out
+            assert "gate not met: exact is 0.5 (minimum 0.8)" in ended.out and "gate not met: score" not in ended.out
 
     def test_fresh_keeps_the_old_run_aside(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)

@@ -98,7 +98,7 @@ def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> Non
     with server() as model:
         site.write(model.base_url, gate={"score": 0.9})
         said = command(site, "--run", "lab", check=1)
-        assert "done: gate not met: score is 0.5, below 0.9" in said
+        assert "done: gate not met: score is 0.5 (minimum 0.9)" in said
 
 
 def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(site: Site) -> None:

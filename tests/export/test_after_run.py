@@ -97,12 +97,12 @@ def test_a_baseline_has_its_own_files(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("export", "told"),
     [
-        (["juint"], "no export to 'juint' (did you mean 'junit'?)"),
+        (["juint"], "unknown exporter 'juint' (did you mean 'junit'?)"),
         ([{"dir": "x"}], "needs `to`"),
         ([{"to": "wandb", "projct": "x"}], "unknown key (did you mean 'project'?)"),
         ([{"to": "mlflow", "tracking_uri": "http://u:p@h"}], "MLFLOW_TRACKING_PASSWORD"),
         (["junit", {"to": "junit"}], "a second export to junit"),
-        ([{"to": ["junit"]}], "no export to ['junit']"),
+        ([{"to": ["junit"]}], "unknown exporter \"['junit']\""),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_before_anything_runs(lab: Lab, export: list[Any], told: str) -> None:
@@ -136,3 +136,18 @@ def test_a_folder_given_once_is_not_remembered(lab: Lab) -> None:
 def test_a_command_that_cannot_be_meant_is_refused(lab: Lab, arguments: list[str]) -> None:
     run = lab.eval().run
     assert holdfast("export", run, *arguments, cwd=lab.folder, check=2).stderr
+
+
+def test_nat_files_are_written_after_a_call_from_python_and_after_grading(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lab.folder)
+    lab.spec["output"] = {"nat": {"dir": "nat"}}
+    written = {"workflow_output.json", "workflow_output.jsonl", "correct_output.json"}
+    lab.write()
+    run = library.evaluate("e.yaml", display="none")
+    assert run.finished and written <= {path.name for path in (lab.folder / "nat").iterdir()}
+    for path in (lab.folder / "nat").iterdir():
+        path.unlink()
+    holdfast("grade", run.path, "graders.0.weight=2", cwd=lab.folder)
+    assert written <= {path.name for path in (lab.folder / "nat").iterdir()}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as parquet
 import pytest
 
-from holdfast.export.mirror import NatMirror
 from holdfast.export.tables import rows as rows_of
+from holdfast.formats.nat.mirror import NatMirror
 from holdfast.plan.identity import identify
 from holdfast.report.run_view import RunView
 from holdfast.spec.load import load_eval
@@ -473,7 +473,7 @@ class TestNatMirror:
         journal.write_bytes(b"".join(all_lines[:3]))
         write = os.write
         with monkeypatch.context() as full:
-            full.setattr("holdfast.export.mirror.os.write", lambda fd, data: write(fd, data[:20]))
+            full.setattr("holdfast.formats.nat.mirror.os.write", lambda fd, data: write(fd, data[:20]))
             mirror._look()
             mirror._look()
         assert len(lines(path)) == 1, "no half of a line"

@@ -471,7 +471,7 @@ def test_triggers_are_measured_of_an_agent_that_says_which_skills_it_uses(tmp_pa
     (tmp_path / "kitchen" / "agent.py").write_text(TRIGGERED)
     agent = "target.python=agent.py:reply"
     done = run_command("eval", "kitchen/eval.yaml", agent, "--trials", "1", "--export", "waza", cwd=tmp_path, check=1)
-    assert "trigger_accuracy/should_trigger is 0.5, below 0.9" in done.stdout + done.stderr
+    assert "trigger_accuracy/should_trigger is 0.5 (minimum 0.9)" in done.stdout + done.stderr
     run = run_dir(tmp_path, "kitchen")
     found = graded(run)
     assert {name: found[f"trigger/{name}#1"]["grades"].keys() for name in (1, 3)} == {

@@ -220,7 +220,7 @@ class TestProgram:
 
         async def run_program() -> Any:
             (tmp_path / "workspace").mkdir()
-            return await sandbox.run_in(sandbox.Room(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
+            return await sandbox.run_in(sandbox.Sandbox(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
 
         assert uvloop.run(run_program()).code == 0 and doubtful == []
 
@@ -463,7 +463,7 @@ class TestNamespaces:
         async def end_from_outside() -> None:
             block = daemon(name, "open('up', 'w').close()", "signal.pause()")
             program = asyncio.create_task(
-                sandbox.run_in(sandbox.Room(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
+                sandbox.run_in(sandbox.Sandbox(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
             )
             await asyncio.to_thread(wait_for, (workspace / "up").exists, "the daemon")
             (outside,) = (child for child in psutil.Process().children() if child in _processes(name))

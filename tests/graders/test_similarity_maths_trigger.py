@@ -13,11 +13,11 @@ import pytest
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders import pool
-from holdfast.graders.answering import OUTSIDE
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.pool import Pool
 from holdfast.graders.similarity import Comparison
+from holdfast.graders.worker_loop import OUTSIDE
 from holdfast.spec.load_graders import GRADERS, grader_schema
 from tests.support.lazy import LazyModule
 from tests.support.running import ROOT, lines, server
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-worker = LazyModule("holdfast.graders.mathematics_worker")
+worker = LazyModule("holdfast.graders.maths_worker")
 
 
 def score(folder: Path, block: Any, answer: Any, /, said: Any = None, **row: Any) -> Any:
@@ -105,14 +105,14 @@ class TestMath:
         ],
     )
     def test_equal_as_mathematics(self, expected: str, answer: str, equal: bool) -> None:
-        assert worker.compared(expected, answer)["equal"] is equal
+        assert worker.compare(expected, answer)["equal"] is equal
 
     @pytest.mark.parametrize("expected", ["Paris", "", "pairs of shoes"])
     def test_words_are_no_mathematics_and_so_an_error(self, expected: str) -> None:
-        assert "is not mathematics" in worker.compared(expected, "$1$")["error"]
+        assert "is not mathematics" in worker.compare(expected, "$1$")["error"]
 
     def test_an_answer_without_any_is_wrong(self) -> None:
-        found = worker.compared("5", "I do not know")
+        found = worker.compare("5", "I do not know")
         assert (found["equal"], found["found"], found["reason"]) == (False, None, "no mathematics found in the answer")
 
     def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path: Path) -> None:

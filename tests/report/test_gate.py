@@ -174,8 +174,8 @@ def test_a_metric_must_reach_its_least_value(gate: Any, base: Path, least: str, 
 def test_all_least_values_must_be_reached(gate: Any, base: Path) -> None:
     found = checks(gate, base, "--min", "correct=0.5", "--min", "passed=0.9")
     assert found == {
-        "min correct": (True, "correct is 0.8, wanted 0.5"),
-        "min passed": (False, "passed is 0.8, wanted 0.9"),
+        "min correct": (True, "correct is 0.8 (minimum 0.5)"),
+        "min passed": (False, "passed is 0.8 (minimum 0.9)"),
     }
 
 

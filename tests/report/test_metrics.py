@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.errors import ConfigError
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, metrics, run_dir, server, write_eval
 
@@ -278,12 +279,24 @@ class TestAfterTheFact:
             assert "already finished" not in done.stdout
             assert "already finished" in run_command("eval", path, cwd=tmp_path).stdout
 
+    def test_a_gate_in_the_eval_file_takes_the_names_that_the_gate_command_takes(self, evaluate: Any) -> None:
+        keys: dict[str, Any] = {"trials": 3, "graders": [text("last", "3")]}
+        assert evaluate("a", "b", gate={"last/pass@3": 1.0, "last/pass@1": 0.3, "coverage": 1}, **keys).exit_code == 0
+        missed = evaluate("a", "b", gate={"last/pass@2": 0.7, "last/low": 0.9}, **keys)
+        assert missed.exit_code == 1
+        for name, problem in (
+            ("last/pass@4", "it has .* pass@1 to pass@3"),
+            ("least/pass@1", "no grader of this name"),
+        ):
+            with pytest.raises(ConfigError, match=problem):
+                evaluate("a", gate={name: 0.5}, **keys)
+
     def test_a_gate_is_looked_at_anew_each_time(self, tmp_path: Path) -> None:
         with server() as mock:
             path = write_eval(tmp_path, mock.base_url, rows=4)
             run_command("eval", path, cwd=tmp_path, check=0)
             missed = run_command("eval", path, "gate.exact=0.75", cwd=tmp_path, check=1)
-            assert "gate not met: exact is 0.5, below 0.75" in missed.stdout
+            assert "gate not met: exact is 0.5 (minimum 0.75)" in missed.stdout
             run_command("eval", path, "gate.score=0.5", cwd=tmp_path, check=0)
             run_command("eval", path, "gate.passed=0.51", cwd=tmp_path, check=1)
             assert mock.requests == 4

@@ -214,7 +214,7 @@ def test_a_list_in_a_dataset_file_is_graded_by_the_command(
 
 
 def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path: Path) -> None:
-    from holdfast.export.flexeval import write_flexeval
+    from holdfast.formats.flexeval import write_flexeval
 
     rows = [
         {"id": "1", "references": ["a", "b"], "expected": "x"},

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.export import export_after, export_also
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,21 +48,14 @@ def run_shown(
 
 def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tuple[str, ...] = ()) -> None:
     """Export a run as its eval file, the options and `exports`, names of formats, ask for."""
-    if spec.output.nat and outcome.metrics is not None:
-        from holdfast.export.after_run import write_nat_copy
+    from holdfast.export.after_run import export_after_run
 
-        for path in write_nat_copy(outcome.rundir, spec, lambda text: click.echo(f"warning: {text}", err=True)):
-            click.echo(f"wrote {path}")
-    if options.log_samples or options.output_path:
-        from holdfast.export.after_run import write_copies
-
-        try:
-            for path in write_copies(outcome.rundir, log_samples=options.log_samples, output_path=options.output_path):
-                click.echo(f"wrote {path}")
-        except OSError as error:
-            remedy = f"The run in {outcome.rundir.path} is complete: choose another folder and run the same command."
-            raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
-    if outcome.metrics is not None:
-        export_after(outcome.rundir, spec)
-    if exports and outcome.exit_code <= 4:
-        export_also(outcome.rundir, exports)
+    export_after_run(
+        outcome.rundir,
+        spec,
+        click.echo,
+        lambda message: click.echo(f"warning: {message}", err=True),
+        log_samples=options.log_samples,
+        output_path=options.output_path,
+        exports=exports if outcome.exit_code <= 4 else (),
+    )

@@ -10,11 +10,11 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.export import ExporterName
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags
 from holdfast.cli.runs import runs_dir_option
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
-from holdfast.spec.schema import EXPORTS
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
@@ -116,7 +116,7 @@ class _Grouped(click.Command):
     "--export",
     "export",
     multiple=True,
-    type=click.Choice(list(EXPORTS)),
+    type=ExporterName(),
     metavar="FORMAT",
     help="Also export the run, as with holdfast export --to. Repeatable.",
 )
@@ -183,7 +183,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
 
         config = str(find_config(config, Path(), os.environ))
     document = read_document(Path(config))
-    if is_configuration(document) or (flags.named is not None and not is_eval(document)):
+    if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)
     if flags.force_squash:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")

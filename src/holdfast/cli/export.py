@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
-from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
-from holdfast.spec.overrides import apply_override, parse_override
-from holdfast.spec.schema import EXPORTS, FileExport
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.spec.load_exports import EXPORTERS
 
-if TYPE_CHECKING:
-    from holdfast.export.registry import Exported
-    from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
-    from holdfast.spec.schema import ExportBlock
-    from holdfast.store.rundir import RunDir
+
+class ExporterName(click.ParamType[str]):
+    """The name of an exporter, built in or of an installed package."""
+
+    name = "exporter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the name."""
+        if value not in EXPORTERS:
+            self.fail(EXPORTERS.unknown(str(value)), param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer all exporters."""
+        names = (*EXPORTERS, *EXPORTERS.plugins)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 @click.command("export")
@@ -28,9 +38,9 @@ if TYPE_CHECKING:
 @click.option(
     "--to",
     "wanted",
-    type=click.Choice(list(EXPORTS)),
+    type=ExporterName(),
     metavar="FORMAT",
-    help=f"Format or service: {', '.join(EXPORTS)}.",
+    help=f"Format or service: {', '.join(EXPORTERS)}.",
 )
 @click.option("--failed", is_flag=True, help="Repeat all exports of the run that failed.")
 @click.option("--if-changed", is_flag=True, help="Skip an export that is up to date with the run and the options.")
@@ -57,26 +67,26 @@ def command(
     Options that are not given are those of the last export there, else those of the eval file. Exporting again
     updates the export.
     """
-    from holdfast.export.registry import export, is_done, read_entries
+    from holdfast.export.registry import describe, export, export_block, is_done, read_entries
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     if (wanted is None) == (not failed):
-        raise UsageError(f"give --to {'|'.join(EXPORTS)}, or --failed")
+        raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
         raise UsageError("--failed repeats exports with their original options; use --to to change them")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
     names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
-    blocks = [_block(view, name, options, output) for name in names if name in EXPORTS]
+    blocks = [export_block(view, name, options, output) for name in names if name in EXPORTERS]
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
             click.echo(f"{block.to}: already up to date")
             continue
         try:
-            say(block.to, export(view, block))
+            describe(block.to, export(view, block), click.echo)
         except HoldfastError as error:
             if not failed:
                 raise
@@ -95,60 +105,3 @@ def command(
     if blocks and not rundir.finished:
         click.echo("the run is not finished: this is what there is so far", err=True)
     return code
-
-
-def export_after(rundir: RunDir, spec: Eval) -> None:
-    """What the eval file asks for once a run has finished; a failure is a warning."""
-    if spec.exports:
-        from holdfast.export.registry import export_finished
-
-        export_finished(rundir, spec, say, lambda message: click.echo(f"warning: {message}", err=True))
-
-
-def export_also(rundir: RunDir, names: tuple[str, ...]) -> None:
-    """What the command line asks for after a run, finished or not."""
-    from holdfast.export.registry import export
-    from holdfast.report.run_view import RunView
-
-    view = RunView(rundir)
-    for name in names:
-        say(name, export(view, _block(view, name, (), None)))
-
-
-def say(name: str, done: Exported) -> None:
-    """What was written, or where it went."""
-    for place in done.where:
-        click.echo(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
-    for note in done.notes:
-        click.echo(note)
-
-
-def _block(view: RunView, name: str, options: tuple[str, ...], output: Path | None) -> ExportBlock:
-    """The destination with its options: the eval file's, over them the last export's, over them what is given.
-
-    A folder is remembered only until the export has worked: without -o the next one goes where it says that it goes.
-    """
-    from holdfast.export.registry import in_folder, read_entries
-    from holdfast.spec.document import Document
-    from holdfast.spec.load import read_export
-
-    spec = view.spec
-    data: dict[str, Any] = {}
-    for block in spec.exports:
-        if block.to == name:
-            data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
-    entry = read_entries(view.rundir).get(name)
-    if entry is not None and (entry.state == "failed" or not issubclass(EXPORTS[name], FileExport)):
-        data |= entry.options
-    for text in options:
-        apply_override(data, *parse_override(text))
-    if output is not None:
-        if not issubclass(EXPORTS[name], FileExport):
-            raise UsageError(f"{name} writes no files, so -o does not apply")
-        data["dir"] = str(output)
-    data["to"] = name
-    problems: list[Problem] = []
-    found = read_export(data, (), Document(data), problems)
-    if found is None:
-        raise ConfigError(problems)
-    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.errors import show_error
-from holdfast.errors import ConfigError, Fault, HoldfastError, Problem, UsageError
+from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
     if not path.is_dir() or is_run(path):
         yield path
         return
+    from holdfast.formats import find_format
     from holdfast.spec.document import read_document
-    from holdfast.spec.legacy import is_waza
     from holdfast.spec.migrate import is_eval
 
     found = 0
@@ -65,7 +65,7 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         except ConfigError as error:
             click.echo(f"skipped: {error.message}", err=True)
             continue
-        if is_eval(data) or is_waza(data):
+        if is_eval(data) or find_format(data) is not None:
             found += 1
             yield file
     if not found:
@@ -87,18 +87,17 @@ def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
 
 
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
+    from holdfast.formats import find_format
+    from holdfast.spec.document import read_document
     from holdfast.spec.migrate import migrated
 
+    document = read_document(path)
+    if (foreign := find_format(document.data)) is not None:
+        name, tool = foreign
+        tool.check(document)
+        return {"path": str(path), "kind": name, "from": document.data.get("schemaVersion"), "status": name}
     found = migrated(path)
-    entry: dict[str, Any] = {"path": str(path), "kind": found.kind, "from": found.version}
-    if found.kind == "waza":
-        from holdfast.formats.waza.config import version_problem
-        from holdfast.spec.document import parse_document
-
-        document = parse_document(found.before, path)
-        if (problem := version_problem(document.data)) is not None:
-            raise ConfigError([Problem(document.where(("schemaVersion",)), problem)])
-        return {**entry, "status": "waza"}
+    entry: dict[str, Any] = {"path": str(path), "kind": "eval", "from": found.version}
     if found.after == found.before:
         return {**entry, "status": "current"}
     entry |= {"to": SCHEMA_VERSION, "changes": found.changes}
@@ -141,12 +140,12 @@ def _print(entry: dict[str, Any]) -> None:
     match entry["status"]:
         case "current":
             click.echo(f"{entry['path']}: already version {entry['from']}: nothing to do")
-        case "waza":
-            click.echo(f"{entry['path']}: an eval of waza's, which runs unchanged: nothing to do")
         case "would migrate" if "diff" in entry:
             click.echo(entry["diff"], nl=False)
         case "would migrate" | "migrated":
             for change in entry["changes"]:
                 click.echo(change)
             if "backup" in entry:
-                click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
+                click.echo(f"{entry['path']}: version {entry['to']}; as it was: {entry['backup']}")
+        case name:
+            click.echo(f"{entry['path']}: an eval file of {name}, which runs unchanged: nothing to do")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from xxhash import xxh3_64_intdigest
 
-from holdfast.canonical import digest_bytes
+from holdfast.canonical import digest_as_written
 from holdfast.store.records import NO_USAGE, Mark, ToolCall
 from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Turn
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.store.records import TraceStep
     from holdfast.targets.types import Message, Reply
-
-_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def messages_digest(
@@ -35,10 +32,10 @@ def messages_digest(
     """Return the digest that ties grades to what graders may look at: messages, workspace, listed calls, trace."""
     listed = None if isinstance(calls, UnsetType) else calls
     if trace:
-        return digest_bytes(_encode([messages, files, trace] if listed is None else [messages, files, listed, trace]))
+        return digest_as_written([messages, files, trace] if listed is None else [messages, files, listed, trace])
     if listed is not None:
-        return digest_bytes(_encode([messages, files, listed]))
-    return digest_bytes(_encode(messages if files is None else [messages, files]))
+        return digest_as_written([messages, files, listed])
+    return digest_as_written(messages if files is None else [messages, files])
 
 
 class Conversation:

@@ -13,10 +13,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
-from holdfast.canonical import digest, digest_bytes
+from holdfast.canonical import digest, digest_bytes, encode_sorted
 from holdfast.data.panels import Conditions, Panels
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
 from holdfast.errors import ConfigError, DataError, Fault, Problem
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
 
-_encode = msgspec.json.Encoder(order="sorted").encode
 _SENT = ("system", "prompt", "follow_ups")
 """templates whose text is sent to the target as it comes out"""
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
@@ -90,7 +88,7 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
-        # Text formats hold no NaN. Elsewhere it would be written as null, which canonical JSON, though slower, is not.
+        # Text formats hold no NaN. SlowChecks it would be written as null, which canonical JSON, though slower, is not.
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
@@ -232,7 +230,7 @@ class Dataset:
         """By a digest of seed and row: adding a row never reorders the others. Holds what is kept in memory."""
         assert self._block is not None
         salt = b"%d:" % seed
-        keyed = ((sha256(salt + _encode(found[1])).digest(), place, found) for place, found in enumerate(rows))
+        keyed = ((sha256(salt + encode_sorted(found[1])).digest(), place, found) for place, found in enumerate(rows))
         if self._block.limit is None:
             ordered = sorted(keyed, key=lambda item: item[:2])
         else:
@@ -243,7 +241,7 @@ class Dataset:
     def _sample(self, found: tuple[str, Row]) -> Sample:
         where, row = found
         try:
-            encoded = _encode(row)
+            encoded = encode_sorted(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
         except (TypeError, ValueError) as error:  # from Python anything may come
             raise DataError(where, f"cannot be serialized as JSON: {error}") from error

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
-from holdfast.graders.elsewhere import Elsewhere
+from holdfast.graders.slow_checks import SlowChecks
 from holdfast.plan.plan import find_verdict
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.slow import Slow
@@ -68,7 +68,7 @@ class Grading:
             if isinstance(grader.block, PromptGrader)  # the others cost nothing, and fail for one row at a time
         }
         self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * width)
-        self._elsewhere = Elsewhere()
+        self._elsewhere = SlowChecks()
         self._width = width
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)

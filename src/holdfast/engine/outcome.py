@@ -8,7 +8,7 @@ from holdfast.errors import Interrupted, ResultsError, VersionError
 from holdfast.plan.identity import new_manifest
 from holdfast.plan.plan import Plan
 from holdfast.report.failures import read_failures
-from holdfast.report.gate import metric_value
+from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import report_so_far
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
-    from holdfast.spec.load import Eval
     from holdfast.store.index import Index
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
@@ -42,7 +41,7 @@ def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) ->
         metrics,
         None,
         already=True,
-        missed_gates=missed_gates(identity.spec, metrics),
+        missed_gates=missed_minima(metrics, identity.spec.gate),
         failures=gather_failures(rundir, identity, rundir.load(mend=False), None) if incomplete else None,
     )
 
@@ -58,16 +57,6 @@ def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -
     if (options.retry_failed and metrics.coverage < 1) or (options.grade_only and ungraded):
         return None
     return metrics
-
-
-def missed_gates(spec: Eval, metrics: Metrics) -> tuple[str, ...]:
-    """Describe each gate of the eval file that is not met."""
-    missed = []
-    for name, minimum in spec.gate.items():
-        value = metric_value(metrics, name)
-        if value is None or value < minimum:
-            missed.append(f"{name} is {'unknown' if value is None else format(value, '.4g')}, below {minimum:g}")
-    return tuple(missed)
 
 
 def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from holdfast.engine.session import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.graders.asking import JudgeModel, Session
+from holdfast.graders.judge_model import JudgeModel, Session
 from holdfast.graders.replies import Unreadable, boundary, read_choice
 from holdfast.graders.text import rendered
 from holdfast.graders.types import message_text

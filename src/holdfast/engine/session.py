@@ -24,7 +24,7 @@ from holdfast.conversation.simulated_user import build_player
 from holdfast.engine.budget import check_prices
 from holdfast.engine.log import RunLog
 from holdfast.engine.loop import run_loop
-from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures, missed_gates
+from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
@@ -33,6 +33,7 @@ from holdfast.graders.build import build_graders, grader_places
 from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
+from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import write_report
 from holdfast.report.notices import without_rows
 from holdfast.report.outcome import Outcome
@@ -199,7 +200,7 @@ class Session:
             left,
             metrics,
             self.index.spent,
-            missed_gates=missed_gates(self.spec, metrics),
+            missed_gates=missed_minima(metrics, self.spec.gate),
             failures=failures,
             wall=time.monotonic() - started,
         )

@@ -5,13 +5,8 @@
 `tables`    CSV and Parquet
 `junit`     a test report for CI
 `html`      a page to read and to send
-`nat`       NeMo Agent Toolkit: workflow_output.json, <evaluator>_output.json
-`calls`     the model and tool calls of a trial, as NAT's steps
 `live`      exporters that follow a run while it is going on
-`mirror`    workflow_output.jsonl while a run is going on
 `names`     names of graders as other tools can have them
-`flexeval`  outputs.jsonl, metrics.json
-`waza`      waza's results.json, and `waza_stats`, its numbers
 `after_run` what an eval file and a command ask for when a run has ended, and results and transcripts in a folder
 `wandb`     Weights & Biases, also offline
 `mlflow`    an MLflow tracking server

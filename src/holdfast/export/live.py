@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.rundir import RunDir
+
+
+_NAT: Final = "holdfast.formats.nat.mirror:NatMirror"
+"""writes `output.nat`"""
 
 
 class LiveExporter(Protocol):
@@ -27,6 +32,6 @@ def live_exporters(identity: RunIdentity, rundir: RunDir, notice: Callable[[str]
     """Return the exporters that an eval asks for."""
     if identity.spec.output.nat is None:
         return []
-    from holdfast.export.mirror import NatMirror
-
-    return [NatMirror(rundir, identity.id, identity.spec, identity.dataset, identity.work, notice)]
+    module, _, name = _NAT.partition(":")
+    mirror = getattr(import_module(module), name)
+    return [mirror(rundir, identity.id, identity.spec, identity.dataset, identity.work, notice)]

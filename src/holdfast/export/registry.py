@@ -1,49 +1,36 @@
-"""One way to every destination, which notes in the run's `exports.json` how each export went.
+"""Exports of a run, recorded in its `exports.json`.
 
-So those that failed can be done again by name, and those that are up to date are not done twice.
+The record lets an export that failed be repeated by name, and one that is up to date be skipped.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ExportFailed, HoldfastError
+from holdfast.canonical import digest_bytes
+from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
+from holdfast.spec.document import Document
+from holdfast.spec.load_exports import EXPORTERS, export_schema, read_export
+from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.spec.schema import FileExport
+from holdfast.spec.schema import FileExport, PluginExport
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
-    from holdfast.spec.load import Eval
     from holdfast.spec.schema import ExportBlock
     from holdfast.store.rundir import RunDir
-
-_EXPORTERS: Final = {
-    "csv": "tables:write_csv",
-    "parquet": "tables:write_parquet",
-    "samples": "samples:write_transcripts",
-    "junit": "junit:write_junit",
-    "html": "html:write_html",
-    "nat": "nat:write_nat",
-    "flexeval": "flexeval:write_flexeval",
-    "waza": "waza:write_waza",
-    "wandb": "wandb:export_wandb",
-    "mlflow": "mlflow:export_mlflow",
-}
-"""Imported when used: W&B and MLflow are heavy."""
 
 
 class Exported(NamedTuple):
@@ -103,26 +90,6 @@ def export(view: RunView, block: ExportBlock) -> Exported:
     return done
 
 
-def export_finished(
-    rundir: RunDir, spec: Eval, done: Callable[[str, Exported], None], failed: Callable[[str], None]
-) -> None:
-    """What the eval file asks for after a run. A failure is told and noted, and never more than that."""
-    from holdfast.report.run_view import RunView
-
-    try:
-        entries = read_entries(rundir)
-    except HoldfastError as error:
-        failed(str(error))
-        return
-    for block in (in_folder(block, spec.folder) for block in spec.exports):
-        if is_done(rundir, block, entries):
-            continue
-        try:
-            done(block.to, export(RunView(rundir), block))
-        except (HoldfastError, OSError) as error:
-            failed(f"{error}\n  The run itself is complete. Repeat the export with: {again(rundir, block.to)}")
-
-
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:
     """Whether that export of a finished run was done, of these numbers and with these options, and is still there."""
     known = entries.get(block.to)
@@ -139,21 +106,60 @@ def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
     return block
 
 
-def again(rundir: RunDir, name: str) -> str:
-    """The command that does an export again."""
+def export_command(rundir: RunDir, name: str) -> str:
+    """Return the command that exports a run again."""
     return shlex.join(["holdfast", "export", str(rundir.path), "--to", name])
 
 
+def describe(name: str, exported: Exported, report: Callable[[str], None]) -> None:
+    """Report where a run was exported to."""
+    for place in exported.where:
+        report(f"wrote {place}" if "://" not in place else f"exported to {name}: {place}")
+    for note in exported.notes:
+        report(note)
+
+
+def export_block(view: RunView, name: str, options: Sequence[str] = (), output: Path | None = None) -> ExportBlock:
+    """Return a destination with its options: the eval file's, overridden by the last export's, then by `options`.
+
+    A folder is remembered only until the export has worked: without `output` the next one goes to the default folder.
+    """
+    spec = view.spec
+    data: dict[str, Any] = {}
+    for block in spec.exports:
+        if block.to == name:
+            data |= in_folder(block, spec.folder).model_dump(exclude_unset=True)
+    writes_files = issubclass(export_schema(name), FileExport)
+    entry = read_entries(view.rundir).get(name)
+    if entry is not None and (entry.state == "failed" or not writes_files):
+        data |= entry.options
+    for text in options:
+        apply_override(data, *parse_override(text))
+    if output is not None:
+        if not writes_files:
+            raise UsageError(f"{name} writes no files: -o is for formats that do")
+        data["dir"] = str(output)
+    data["to"] = name
+    problems: list[Problem] = []
+    chosen = read_export(data, (), Document(data), problems)
+    if chosen is None:
+        raise ConfigError(problems)
+    return chosen
+
+
 def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
-    module, _, name = _EXPORTERS[block.to].partition(":")
-    function = getattr(import_module(f"holdfast.export.{module}"), name)
+    try:
+        function = EXPORTERS.load(block.to)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not isinstance(block, FileExport):
         return lambda view: function(view, block)
+    options = (block.model_extra or {}) if isinstance(block, PluginExport) else {}
 
     def write(view: RunView) -> Exported:
         folder = Path(block.dir) if block.dir else view.rundir.path / "export" / block.to
         make_directory(folder)
-        return Exported([str(path) for path in function(view, folder)], [])
+        return Exported([str(place) for place in function(view, folder, **options)], [])
 
     return write
 
@@ -194,7 +200,7 @@ def _file(rundir: RunDir) -> Path:
 
 def _digest(rundir: RunDir) -> str:
     try:
-        return hashlib.sha256(rundir.metrics.read_bytes()).hexdigest()[:32]
+        return digest_bytes(rundir.metrics.read_bytes()).removeprefix("sha256:")
     except FileNotFoundError:
         return ""
 

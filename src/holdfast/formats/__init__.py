@@ -1,55 +1,99 @@
-"""Eval files of every format that `holdfast eval` reads.
+"""Formats of other tools: eval files that are read as they are, and files that runs are exported to.
 
-`waza`  waza's eval and task files
-`nat`   configurations of NeMo Agent Toolkit
+`waza`      waza's eval and task files, and its results.json
+`nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
+`flexeval`  flexeval's outputs.jsonl and metrics.json
+
+An installed package adds a format of eval files with an entry point of the group `holdfast.formats` that names a
+subclass of `Format`. Such packages are imported only for files that are neither ours nor of a built-in format.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.spec.legacy import OURS, WAZA, is_nat, is_waza
+from holdfast.errors import UsageError
 from holdfast.spec.load import checked, laid_over
+from holdfast.spec.plugins import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.document import Document
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
 
-CONFIGURATION = ("defaults", "execution", "deployment", "evaluation")
-"""keys that only configurations have"""
-EVAL = OURS | WAZA | {"graders", "responder", "checkpoints"}
+FORMATS: Final = Registry(
+    "holdfast.formats",
+    "format",
+    {"waza": "holdfast.formats.waza.format:Waza", "nat": "holdfast.formats.nat.format:Nat"},
+)
+"""Eval files of other tools."""
+
+_CONFIGURATION: Final = ("defaults", "execution", "deployment", "evaluation")
+"""keys that only configurations for clusters have"""
+_OURS: Final = ("dataset", "samples", "prompt")
+"""keys that eval files of other formats never have"""
+_EVAL: Final = (*_OURS, "graders", "responder", "checkpoints")
 """keys that only eval files have"""
 
 
-def is_configuration(document: Document) -> bool:
-    """Whether a file is a configuration for a cluster."""
-    return not document.data.keys().isdisjoint(CONFIGURATION)
+class Format:
+    """Eval files of another tool."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        """Tell whether the content of a file is of this format. It has none of our keys for data and prompt."""
+        raise NotImplementedError
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        """Return the eval as a document of ours, and the overrides that are still to be applied to it."""
+        raise NotImplementedError
+
+    def check(self, document: Document) -> None:
+        """Raise ConfigError for a file of a version that cannot be read."""
 
 
-def is_eval(document: Document) -> bool:
-    """Whether a file is an eval file, of any kind that `holdfast eval` reads."""
-    data = document.data
-    return not is_configuration(document) and (is_waza(data) or is_nat(data) or not data.keys().isdisjoint(EVAL))
+def find_format(data: Mapping[str, Any]) -> tuple[str, Format] | None:
+    """Return the name and format of another tool's eval file; None for one of ours, and for other files."""
+    if not data.keys().isdisjoint(_OURS) or is_configuration(data):
+        return None
+    for name in FORMATS:  # before plug-ins, whose packages need not be looked at then
+        if (known := _load(name)).recognizes(data):
+            return name, known
+    return next(((name, plugin) for name in FORMATS.plugins if (plugin := _load(name)).recognizes(data)), None)
+
+
+@cache
+def _load(name: str) -> Format:
+    try:
+        chosen = FORMATS.load(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not (isinstance(chosen, type) and issubclass(chosen, Format)):
+        raise UsageError(f"the format {name!r} is not a subclass of holdfast.formats.Format")
+    return chosen()
+
+
+def is_configuration(data: Mapping[str, Any]) -> bool:
+    """Tell whether a file is a configuration for a cluster."""
+    return not data.keys().isdisjoint(_CONFIGURATION)
+
+
+def is_eval(data: Mapping[str, Any]) -> bool:
+    """Tell whether a file is an eval file, of any format that `holdfast eval` reads."""
+    return not is_configuration(data) and (not data.keys().isdisjoint(_EVAL) or find_format(data) is not None)
 
 
 def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
-    """Check an eval file of any kind as it was read, with values from the command line laid over it."""
+    """Load an eval file of any format, with overrides from the command line."""
     assert document.path is not None
-    ours, left = in_our_words(document, overrides)
-    return laid_over(ours, left, document.path.resolve().parent)
+    ours, remaining = to_native(document, overrides)
+    return laid_over(ours, remaining, document.path.resolve().parent)
 
 
-def in_our_words(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
-    """An eval file of any kind as one of ours, and the overrides that are still to be laid over it."""
-    if is_waza(document.data):
-        from holdfast.formats.waza.read import translate  # evals of ours need nothing of it
-
-        return translate(document, overrides)
-    if is_nat(document.data):
-        from holdfast.formats.nat.read import translate as translate_nat
-
-        return translate_nat(document, overrides)
+def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
+    """Return an eval file of any format as a document of ours, and the overrides that are still to be applied."""
+    if (found := find_format(document.data)) is not None:
+        return found[1].translate(document, overrides)
     return checked(document), list(overrides)

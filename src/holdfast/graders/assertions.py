@@ -1,4 +1,4 @@
-"""Run as a script, shut in: assertions as JSON on standard input, what each came to as JSON on standard output."""
+"""Run as a script, in the sandbox: read assertions as JSON, and write their results as JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Evaluate each in names of its own; one that raises has failed, and says why."""
-    asked = json.load(sys.stdin)
+    """Evaluate each assertion with fresh names; one that raises has failed, with the error as its reason."""
+    question = json.load(sys.stdin)
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what assertions print is not the answer
+    os.dup2(2, 1)  # assertions may print
     answer.write("ready\n")
-    answer.flush()  # whatever happens from here on is the assertions' doing
+    answer.flush()  # every failure from here on is caused by the assertions
     results = []
-    for assertion in asked["assertions"]:
-        names = {**json.loads(json.dumps(asked["names"])), "re": re, "json": json, "math": math}
+    for assertion in question["assertions"]:
+        names = {**json.loads(json.dumps(question["names"])), "re": re, "json": json, "math": math}
         names["workspace"] = Path.cwd()
         try:
-            # As globals, and not as locals, they are also known inside generator expressions and lambdas.
+            # As globals, not as locals: generator expressions and lambdas see only those.
             results.append([bool(eval(assertion.strip(), names)), ""])  # noqa: S307
         except Exception as error:
             results.append([False, f"{type(error).__name__}: {error}"])

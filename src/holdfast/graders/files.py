@@ -1,4 +1,4 @@
-"""Graders that look at the files a trial left in its workspace. They read what was kept and restore nothing."""
+"""Graders of the files in a trial's workspace. They read stored contents, and restore no files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.store.blobs import Blobs
 
 
-class _Files:
+class _Workspace:
     """The files of one trial."""
 
     def __init__(self, case: Case) -> None:
@@ -36,49 +36,49 @@ class _Files:
         self._blobs: Blobs = blobs
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file or link, or a folder with files in it."""
-        return self._lists(path) or ((found := follow(self._files, path)) is not None and self._lists(found))
+        """Return True for a file, a link, or a folder with files in it."""
+        return self._lists(path) or ((end := follow(self._files, path)) is not None and self._lists(end))
 
     def _lists(self, path: str) -> bool:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None where there is none. Links are followed inside the workspace alone."""
-        found = follow(self._files, path)
-        if found is None or found not in self._files:
+        """Return the content of a file; None where there is none. Links are followed inside the workspace only."""
+        end = follow(self._files, path)
+        if end is None or end not in self._files:
             return None
         try:
-            return self._blobs.read(self._files[found])
+            return self._blobs.read(self._files[end])
         except (OSError, ValueError) as error:
             raise AttemptError("grader", f"{path} of the workspace cannot be read: {error}", retry=False) from error
 
 
 class File(WaitingGrader):
-    """Which files are there, and what is in them."""
+    """Checks which files exist, and their contents."""
 
     schema = FileGrader
     block: FileGrader
 
     async def judge(self, case: Case) -> Verdict:
-        """One check per file and per pattern."""
-        return await asyncio.to_thread(self._judge, _Files(case))
+        """Make one check per file and per pattern."""
+        return await asyncio.to_thread(self._judge, _Workspace(case))
 
-    def _judge(self, files: _Files) -> Verdict:
+    def _judge(self, files: _Workspace) -> Verdict:
         block = self.block
         failures = [f"{path} is missing" for path in block.must_exist if not files.has(path)]
         failures += [f"{path} is there" for path in block.must_not_exist if files.has(path)]
         count = len(block.must_exist) + len(block.must_not_exist)
         for expected in block.content_patterns:
-            path, wanted, unwanted = expected.path, expected.must_match, expected.must_not_match
-            count += 1 + len(wanted) + len(unwanted)
+            path, required, forbidden = expected.path, expected.must_match, expected.must_not_match
+            count += 1 + len(required) + len(forbidden)
             data = files.read(path)
             if data is None:
                 failures.append(f"{path} is missing")
-                failures += [f"{path} has no {pattern!r}: it is missing" for pattern in (*wanted, *unwanted)]
+                failures += [f"{path} has no {pattern!r}: it is missing" for pattern in (*required, *forbidden)]
                 continue
             text = data.decode("utf-8", "replace")
-            failures += [f"{path} has no {p!r}" for p in wanted if not self._regex(p).search(text)]
-            failures += [f"{path} has {p!r}" for p in unwanted if self._regex(p).search(text)]
+            failures += [f"{path} has no {p!r}" for p in required if not self._regex(p).search(text)]
+            failures += [f"{path} has {p!r}" for p in forbidden if self._regex(p).search(text)]
         return share(count, failures)
 
     def _regex(self, pattern: str) -> Regex:
@@ -86,7 +86,7 @@ class File(WaitingGrader):
 
 
 class Diff(WaitingGrader):
-    """Files compared with what they should be."""
+    """Compares files with the expected ones."""
 
     schema = DiffGrader
     block: DiffGrader
@@ -102,10 +102,10 @@ class Diff(WaitingGrader):
         return {**block.identity(), "snapshots": snapshots}
 
     async def judge(self, case: Case) -> Verdict:
-        """One check per file, per snapshot and per text."""
-        return await asyncio.to_thread(self._judge, _Files(case))
+        """Make one check per file, per snapshot and per text."""
+        return await asyncio.to_thread(self._judge, _Workspace(case))
 
-    def _judge(self, files: _Files) -> Verdict:
+    def _judge(self, files: _Workspace) -> Verdict:
         count, failures = 0, []
         for expected in self.block.expected_files:
             path, snapshot, fragments = expected.path, expected.snapshot, expected.fragments()
@@ -119,9 +119,9 @@ class Diff(WaitingGrader):
                 failures.append(f"{path} is not as {snapshot}")
             text = data.decode("utf-8", "replace")
             failures += [
-                f"{path} {'lacks' if wanted else 'has'} {fragment!r}"
-                for wanted, fragment in fragments
-                if (fragment in text) != wanted
+                f"{path} {'lacks' if required else 'has'} {fragment!r}"
+                for required, fragment in fragments
+                if (fragment in text) != required
             ]
         verdict = share(count, failures)
         return type(verdict)(verdict.score, "; ".join(dict.fromkeys(failures)))

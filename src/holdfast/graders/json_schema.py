@@ -1,4 +1,4 @@
-"""The answer is JSON that fits a schema."""
+"""Grades answers by a JSON Schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
-"""with one way to match each line end: with two, many empty lines and no closing fence would take for ever"""
+"""with one way to match each line end: with two, many empty lines and no closing fence would take forever"""
 
 
 class JsonSchema(InstantGrader):
@@ -34,10 +34,10 @@ class JsonSchema(InstantGrader):
         return {**block.identity(), "schema_file": None, "json_schema": _read_schema(block, origin)}
 
     def check(self, case: Case) -> Verdict:
-        """Parse and validate."""
+        """Parse the answer and validate it."""
         text = case.output.output
         try:
-            value = msgspec.json.decode(_extracted(text) if self.block.extract else text)
+            value = msgspec.json.decode(_extract(text) if self.block.extract else text)
         except msgspec.ValidationError as error:
             return Verdict(0.0, f"a number is too large to be checked: {error}")
         except (msgspec.DecodeError, RecursionError) as error:
@@ -73,7 +73,7 @@ def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:
     raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
 
 
-def _extracted(text: str) -> str:
+def _extract(text: str) -> str:
     if fenced := _FENCE.search(text):
         return fenced[1]
     starts = [place for place in (text.find("{"), text.find("[")) if place >= 0]

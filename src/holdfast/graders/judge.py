@@ -1,14 +1,14 @@
-"""A judge model. Its calls are retried like the target's, and durable as the grade it gives.
+"""A judge model. Its calls are retried like the target's; its grade is recorded like any other.
 
-With a rubric it is asked for a score. With a prompt of the user's it says of each thing it checks whether that passed,
-by calling one of two tools, and the score is the share that did. A judge that does neither is shown its mistake once.
+With a rubric, the judge is asked for a score. With a prompt of the user's, it calls one of two tools for each thing it
+checks, and the score is the share that passed. A judge that does neither is shown its mistake once.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.graders.asking import JudgeModel, Session
+from holdfast.graders.judge_model import JudgeModel, Session
 from holdfast.graders.replies import Unreadable, boundary, read_score
 from holdfast.graders.text import rendered
 from holdfast.graders.tool_calls import calls_in_messages
@@ -62,7 +62,7 @@ _TOOLS: Final = [
     for name, word in ((PASS, "passed"), (FAIL, "failed"))
 ]
 _MOST_ROUNDS: Final = 25
-"""a judge that still calls tools after so many replies is going round in circles"""
+"""replies after which a judge that still calls tools is given up on"""
 
 
 class Judge(WaitingGrader):
@@ -131,7 +131,7 @@ class Judge(WaitingGrader):
         return Verdict(len(passes) / (len(passes) + len(fails)), "; ".join(fails), details, session.usage)
 
     async def _round(self, session: Session) -> tuple[list[str], list[str], Reply]:
-        """Let the judge call tools until it calls no more; return what passed, what failed, and its last reply."""
+        """Let the judge call tools until it stops; return the passed and failed checks, and its last reply."""
         verdicts: dict[str, list[str]] = {PASS: [], FAIL: []}
         for _ in range(_MOST_ROUNDS):
             reply = await session.ask()
@@ -149,12 +149,12 @@ class Judge(WaitingGrader):
     def _marked(self, case: Case, *, rubric: str | None, task: str = "") -> str:
         """Return rubric and answer, each between marks that neither of them can contain."""
         texts = [(str(m.get("role")), message_text(m)) for m in case.output.messages]
-        said = case.output.output
-        code = boundary(task, rubric or "", said, *(text for _, text in texts))
+        answer = case.output.output
+        code = boundary(task, rubric or "", answer, *(text for _, text in texts))
         if self.block.transcript == "all":
-            said = "\n\n".join(f"[{role} {code}]\n{text}" for role, text in texts)
-        shown = "" if rubric is None else f"<rubric-{code}>\n{rubric}\n</rubric-{code}>\n\n"
-        return f"{shown}<answer-{code}>\n{said}\n</answer-{code}>"
+            answer = "\n\n".join(f"[{role} {code}]\n{text}" for role, text in texts)
+        marked = "" if rubric is None else f"<rubric-{code}>\n{rubric}\n</rubric-{code}>\n\n"
+        return f"{marked}<answer-{code}>\n{answer}\n</answer-{code}>"
 
 
 def _messages(system: str, question: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The answer equals the expected one as mathematics. Needs the package math-verify."""
+"""Compares an answer with the expected one as mathematics. Needs the package math-verify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Mathematics(WaitingGrader):
-    """Asks a few processes at once, so that an answer which takes long does not hold up the others."""
+    """Asks several processes, so that an answer which takes long does not delay the others."""
 
     schema = MathGrader
     revision = 1
@@ -25,37 +25,37 @@ class Mathematics(WaitingGrader):
 
     def __init__(self, block: MathGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._pool = Pool("mathematics_worker.py")
+        self._pool = Pool("maths_worker.py")
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """1 when equal to any expected text, else 0; also 0 where the answer is such that it cannot be compared."""
+        """Score 1 for an answer equal to any expected text, else 0, also where the answer cannot be compared."""
         expected = expected_texts(self.block.expected, case.sample.fields)
-        found = problem = failure = None
+        formula = problem = failure = None
         reason = "no mathematics found in the answer"
         for text in expected:
             try:
-                answer = await self._pool.ask({"expected": text, "answer": case.said(self.block)}, self.block.timeout)
+                answer = await self._pool.ask({"expected": text, "answer": case.text(self.block)}, self.block.timeout)
             except NoAnswer as error:
                 failure = failure or error  # another expected text may be equal all the same
                 continue
             if answer.get("equal"):
                 return Verdict(1.0, "", {"found": answer["found"]})
             problem = problem or answer.get("error")
-            found, reason = found or answer.get("found"), answer.get("reason") or reason
+            formula, reason = formula or answer.get("found"), answer.get("reason") or reason
         if problem is not None:
             raise AttemptError("grader", problem, retry=False)
         if failure is not None:
             return self._failed(failure)
-        if found is None:
+        if formula is None:
             return Verdict(0.0, reason, {"found": None})
-        wanted = " or ".join(text.strip()[:200] for text in expected[:5])
-        return Verdict(0.0, f"found {found}, expected {wanted}", {"found": found})
+        choices = " or ".join(text.strip()[:200] for text in expected[:5])
+        return Verdict(0.0, f"found {formula}, expected {choices}", {"found": formula})
 
     def _failed(self, error: NoAnswer) -> Verdict:
-        """Return the verdict on an answer that costs too much to compare; it is not that of the expected one."""
+        """Return the verdict on an answer that takes too long; raise where the expected text is the cause."""
         limit = f"{self.block.timeout:g} s"
         if error.stage != "answer":
             if error.late:

@@ -1,6 +1,6 @@
-"""A few processes that answer questions which could take for ever. One that takes too long is killed.
+"""A few processes that answer questions which could take forever. A process that takes too long is killed.
 
-`answering` is the other end. A question and an answer are one line of JSON each; before the answer the process may
+`worker_loop` is the other end. A question and an answer are one line of JSON each; before the answer the process may
 name the stage that it has reached.
 """
 
@@ -31,13 +31,13 @@ class NoAnswer(Exception):
     def __init__(self, cause: str, stage: str | None, *, late: bool) -> None:
         super().__init__(cause)
         self.stage = stage
-        """the last that the process named"""
+        """the last stage that the process named"""
         self.late = late
-        """it was killed after the time limit"""
+        """the process was killed after the time limit"""
 
 
 class Pool:
-    """Processes that run a script of this package, started when first needed, and one question at a time each."""
+    """Processes that run a script of this package. They start when first needed, and answer one question at a time."""
 
     def __init__(self, script: str, size: int = 0) -> None:
         self._command = [sys.executable, "-P", str(Path(__file__).with_name(script))]
@@ -66,7 +66,7 @@ class Pool:
             return answer
 
     async def close(self) -> None:
-        """End all processes; those that have a question are ended by whoever cancels it."""
+        """Stop all idle processes; one that has a question is stopped by whoever cancels the question."""
         while self._idle:
             await _kill(self._idle.pop())
 

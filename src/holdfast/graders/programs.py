@@ -1,4 +1,4 @@
-"""Graders that run something, shut in: a program of the user's, or assertions."""
+"""Graders that run code in the sandbox: a program of the user's, or assertions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.graders.sandbox import Confined, room, run_in
+from holdfast.graders.sandbox import Confined, restored_workspace, run_in
 from holdfast.graders.text import rendered, share
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
@@ -19,7 +19,7 @@ from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
 from holdfast.spec.fingerprint import check_program, command_files, named_file
 
 if TYPE_CHECKING:
-    from holdfast.graders.sandbox import Ran
+    from holdfast.graders.sandbox import ProgramResult
     from holdfast.graders.types import Case
     from holdfast.spec.origin import Origin
 
@@ -43,7 +43,7 @@ write(JSON.stringify(results));
 
 
 class Program(Confined):
-    """1 when the program ends with 0, else 0."""
+    """Scores 1 when the program exits with code 0, else 0."""
 
     schema = ProgramGrader
     block: ProgramGrader
@@ -60,32 +60,32 @@ class Program(Confined):
         return {**block.identity(), "files": command_files(origin.folder, (block.command, *block.args))}
 
     async def judge(self, case: Case) -> Verdict:
-        """Run it with the output to read; what it prints is the feedback."""
+        """Run the program with the output on standard input; its standard output is the feedback."""
         block = self.block
-        arguments = [self._found(block.command), *(self._argument(written, case) for written in block.args)]
+        arguments = [self._resolve(block.command), *(self._argument(written, case) for written in block.args)]
         if any("\0" in argument for argument in arguments):
             raise AttemptError("grader", "an argument holds a NUL character", retry=False)
-        async with room(case) as place:
-            ran = await run_in(place, arguments, case.said(block), block.timeout, network=block.network)
+        async with restored_workspace(case) as sandbox:
+            ran = await run_in(sandbox, arguments, case.text(block), block.timeout, network=block.network)
         if ran.killed is not None:
             return _killed(ran, block.on_timeout)
         feedback = ran.out.strip() or ("" if ran.code == 0 else ran.err.strip()[-1000:])
         details = {"exit_code": ran.code, "stderr": ran.err.strip()[-1000:], "isolation": ran.isolation}
         return Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details)
 
-    def _found(self, argument: str) -> str:
-        """A file of the eval's folder is named in full: it is in the key, and no trial can put another in its place."""
+    def _resolve(self, argument: str) -> str:
+        """Name a file of the eval's folder in full, so that no trial can put another in its place."""
         path = named_file(self._folder, argument)
         return argument if path is None else str(path.resolve())
 
     def _argument(self, written: str, case: Case) -> str:
-        """What depends on the row is never a file of the eval's folder, since that would be in no key."""
+        """Render an argument. One that depends on the row is not resolved: its file would be in no key."""
         argument = rendered(written, case.sample.fields)
-        return self._found(argument) if argument == written else argument
+        return self._resolve(argument) if argument == written else argument
 
 
 class Code(Confined):
-    """The share of assertions that are true."""
+    """Scores the share of assertions that are true."""
 
     schema = CodeGrader
     block: CodeGrader
@@ -100,13 +100,13 @@ class Code(Confined):
             raise origin.error(f"needs {self._command[0]}, which is not on the PATH")
 
     async def judge(self, case: Case) -> Verdict:
-        """Evaluate each of them."""
+        """Evaluate the assertions in a child process."""
         if calls_of(case.output) is None and any(_TOOL_CALLS.search(text) for text in self.block.assertions):
             return NOT_SEEN
-        names = _names(case, case.said(self.block), timed="seconds" in self.block.measures)
-        asked = {"assertions": self.block.assertions, "names": names}
-        async with room(case) as place:
-            ran = await run_in(place, self._command, msgspec.json.encode(asked).decode(), self.block.timeout)
+        names = _names(case, case.text(self.block), timed="seconds" in self.block.measures)
+        question = {"assertions": self.block.assertions, "names": names}
+        async with restored_workspace(case) as sandbox:
+            ran = await run_in(sandbox, self._command, msgspec.json.encode(question).decode(), self.block.timeout)
         ready, _, answer = ran.out.partition("\n")
         if ready != "ready":
             how = ran.killed or f"exit code {ran.code}"
@@ -116,19 +116,19 @@ class Code(Confined):
             return _killed(ran, self.block.on_timeout)
         try:
             results = msgspec.json.decode(answer, type=list[tuple[bool, str]])
-        except msgspec.MsgspecError:  # an assertion, or what it called, has left the process
+        except msgspec.MsgspecError:  # an assertion ended the process
             reason = f"exit code {ran.code} before all assertions were evaluated"
             return Verdict(0.0, reason, {"exit_code": ran.code, "isolation": ran.isolation})
         failures = [
-            f"{assertion.strip()} ({said})" if said else f"not true: {assertion.strip()}"
-            for assertion, (holds, said) in zip(self.block.assertions, results, strict=True)
+            f"{assertion.strip()} ({error})" if error else f"not true: {assertion.strip()}"
+            for assertion, (holds, error) in zip(self.block.assertions, results, strict=True)
             if not holds
         ]
         return share(len(results), failures, {"isolation": ran.isolation})
 
 
-def _killed(ran: Ran, on_timeout: str) -> Verdict:
-    """Return the verdict on a program that began and was killed: what it was given made it loop or crash."""
+def _killed(ran: ProgramResult, on_timeout: str) -> Verdict:
+    """Return the verdict on a program that was killed: the output made it loop or crash."""
     assert ran.killed is not None
     if ran.timed_out and on_timeout == "error":
         raise AttemptError("timeout", ran.killed, retry=False)
@@ -136,12 +136,12 @@ def _killed(ran: Ran, on_timeout: str) -> Verdict:
     return Verdict(0.0, ran.killed, ended)
 
 
-def _names(case: Case, said: str, *, timed: bool) -> dict[str, Any]:
-    """What assertions can speak of; how long it took only where that is in the key."""
+def _names(case: Case, text: str, *, timed: bool) -> dict[str, Any]:
+    """Return the names that assertions can use; the duration only where it is in the key."""
     output = case.output
     calls = calls_of(output)
     return {
-        "output": said,
+        "output": text,
         "sample": dict(case.sample.fields),
         "messages": output.messages,
         "transcript": output.messages,

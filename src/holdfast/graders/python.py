@@ -1,4 +1,4 @@
-"""A user's function as a grader."""
+"""Grades with a user's function."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
-"""What every function may ask for; `expected` and `ground_truth` only where the row has such a value."""
+"""parameters that every function may have; `expected` and `ground_truth` only where the row has such a value"""
 
 EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
-"""Fields of a row that may hold the expected value, in the order in which they are looked for. A parameter that has one
-of these names gets the field of its own name first."""
+"""fields of a row that may hold the expected value, in the order of search; a parameter with one of these names gets
+the field of its own name first"""
 
 
 class PythonCheck(WaitingGrader):
@@ -63,11 +63,12 @@ class PythonCheck(WaitingGrader):
         names = _parameters(block.function, origin.spec)
         if "metadata" in names:
             return lambda _: True
-        asked = (names & {"expected", "ground_truth"}) - block.params.keys()
-        if not asked or block.expected is not None:
+        parameters = (names & {"expected", "ground_truth"}) - block.params.keys()
+        if not parameters or block.expected is not None:
             return None
         return lambda fields: (
-            ("ground_truth" in asked and "ground_truth" in fields) or not ("expected" in fields or "answer" in fields)
+            ("ground_truth" in parameters and "ground_truth" in fields)
+            or not ("expected" in fields or "answer" in fields)
         )
 
     def lacking(self, fields: Collection[str]) -> list[str]:
@@ -87,11 +88,11 @@ class PythonCheck(WaitingGrader):
         return list(dict.fromkeys([name, *EXPECTED])) if name in EXPECTED else [name]
 
     async def judge(self, case: Case) -> Verdict:
-        """What the function returns, as a verdict."""
+        """Call the function and return its result as a verdict."""
         fields = dict(case.sample.fields)
         if lacking := self.lacking(fields):
-            said = f"{self.function} asks for {', '.join(lacking)}, which this row does not have"
-            raise AttemptError("grader", said, retry=False)
+            message = f"{self.function} asks for {', '.join(lacking)}, which this row does not have"
+            raise AttemptError("grader", message, retry=False)
         try:
             returned = await self.function(self._offered(case, fields))
         except AttemptError:
@@ -106,21 +107,21 @@ class PythonCheck(WaitingGrader):
         return verdict
 
     def _offered(self, case: Case, fields: dict[str, Any]) -> dict[str, Any]:
-        said = case.said(self.block)
+        text = case.text(self.block)
         offered = {
-            "output": said,
+            "output": text,
             "sample": fields,
             "messages": [dict(message) for message in case.output.messages],
-            "solution_str": said,
+            "solution_str": text,
             "extra_info": fields,
         }
-        if "metadata" in self.function.names:  # functions that take everything have never got it under this name too
+        if "metadata" in self.function.names:  # functions with **kwargs do not get it, as in earlier versions
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
                 offered[name] = rendered(self.block.expected, fields)
-            elif found := [field for field in self.sought(name) if field in fields]:
-                offered[name] = fields[found[0]]
+            elif holders := [field for field in self.sought(name) if field in fields]:
+                offered[name] = fields[holders[0]]
         return {**offered, **self.block.params}
 
 
@@ -131,14 +132,14 @@ def _parameters(reference: str, spec: Eval) -> frozenset[str]:
     """The names of a function's parameters, from its `def` where the file has one, else from the function itself."""
     if reference not in spec.functions:
         with suppress(HoldfastError, OSError, SyntaxError, ValueError):
-            found = find_function(reference, spec.folder, "")
-            if found.path is not None and (names := _defined(found.path.read_text("utf-8"), found.name)) is not None:
+            path, _, name = find_function(reference, spec.folder, "")
+            if path is not None and (names := _defined(path.read_text("utf-8"), name)) is not None:
                 return names
     try:
         function = load_function(reference, spec.folder, "", spec.functions)
         parameters = inspect.signature(function).parameters.values()
     except (HoldfastError, TypeError, ValueError):
-        return _ASKS_ALL  # it cannot be called either, which is reported when it is to be
+        return _ASKS_ALL  # the call fails as well, and reports the reason
     every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return frozenset(parameter.name for parameter in parameters) | (_ASKS_ALL if every else frozenset())
 
@@ -147,14 +148,14 @@ def _parameters(reference: str, spec: Eval) -> frozenset[str]:
 def _defined(text: str, name: str) -> frozenset[str] | None:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            spelled = node.args
-            named = [*spelled.posonlyargs, *spelled.args, *spelled.kwonlyargs]
-            return frozenset(each.arg for each in named) | (_ASKS_ALL if spelled.kwarg else frozenset())
+            signature = node.args
+            parameters = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+            return frozenset(each.arg for each in parameters) | (_ASKS_ALL if signature.kwarg else frozenset())
     return None
 
 
 def as_verdict(returned: Any, threshold: float) -> Verdict:
-    """A bool, a number, a dict or a Verdict, as a Verdict."""
+    """Return a bool, a number, a dict or a Verdict as a Verdict."""
     if returned is None:
         raise _wrong("the function returned None; it returns a bool, a number or a Verdict")
     if isinstance(returned, Verdict):
@@ -162,8 +163,8 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
         _agree(score, returned.passed, threshold)
         return Verdict(score, str(returned.feedback), returned.details, returned.usage)
     if isinstance(returned, dict):
-        known = {"score", "passed", "feedback", "reason", "details"}
-        rest = {key: value for key, value in returned.items() if key not in known}
+        keys = {"score", "passed", "feedback", "reason", "details"}
+        rest = {key: value for key, value in returned.items() if key not in keys}
         score = check_score(returned.get("score", returned.get("passed")))
         if "score" in returned:
             _agree(score, returned.get("passed"), threshold)

@@ -89,14 +89,14 @@ def _score(value: Any) -> float | None:
     return score if 0 <= score <= 1 else None
 
 
-def _valid(score: float | None, shown: str) -> float:
+def _valid(score: float | None, text: str) -> float:
     if score is None or not 0 <= score <= 1:
-        raise Unreadable(f"gave no score from 0 to 1: {shown[:200]!r}")
+        raise Unreadable(f"gave no score from 0 to 1: {text[:200]!r}")
     return score
 
 
 def without_thoughts(reply: str) -> str:
-    """Return what a reply says after its thoughts; nothing, where it never stopped thinking."""
+    """Return the part of a reply after its thoughts; an empty text where the thoughts never end."""
     inside = [(start, end) for start, end, _ in json_objects(reply)]
     closings = [
         match.end()
@@ -109,7 +109,7 @@ def without_thoughts(reply: str) -> str:
 
 
 def json_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield the outermost JSON objects of a text with their places; what only looks like one is skipped whole."""
+    """Yield the outermost JSON objects of a text with their places; text that only looks like an object is skipped."""
     place = 0
     while (start := text.find("{", place)) >= 0:
         try:
@@ -139,14 +139,14 @@ def boundary(*texts: str) -> str:
 
 
 def read_choice(reply: str, key: str, choices: tuple[str, ...]) -> tuple[str, str]:
-    """Return what the judge chose under a key of its JSON object, and its reason; raises Unreadable."""
+    """Return the judge's choice under a key of its JSON object, and its reason; raises Unreadable."""
     text = without_thoughts(reply)
-    found = [(start, end, value) for start, end, value in json_objects(text) if key in value]
-    if not found:
+    verdicts = [(start, end, value) for start, end, value in json_objects(text) if key in value]
+    if not verdicts:
         raise Unreadable(f"gave no JSON object with {key!r}: {reply[:200]!r}")
-    start, end, verdict = found[-1]
-    agreed = len({str(value[key]) for _, _, value in found}) == 1
-    leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, found[0][0]) is not None
+    start, end, verdict = verdicts[-1]
+    agreed = len({str(value[key]) for _, _, value in verdicts}) == 1
+    leads = agreed and _NOTHING_BEFORE.fullmatch(text, 0, verdicts[0][0]) is not None
     if not leads and _NOTHING_AFTER.fullmatch(text, end) is None:
         raise Unreadable(f"did not end its reply with a verdict of its own: {text.strip()[-200:]!r}")
     if verdict[key] not in choices:

@@ -1,11 +1,11 @@
-"""Programs of graders, shut in as far as this machine allows.
+"""Sandbox for programs of graders, as strict as this machine allows.
 
-Each runs in a session of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a time
+A program runs in a session of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a time
 limit, limits on processor time, memory and file size, and an environment with nothing of ours but PATH and LANG. On
 Linux, namespaces make all but that copy read-only, cut the network off, hide other processes, and end whatever it
-started. Landlock (5.13 and later) refuses writes and TCP connections also where namespaces are forbidden. It can read
-what the user can read. It is no virtual machine: it protects from accidents and from careless code, not from an attack
-on the kernel.
+started. Landlock (5.13 and later) refuses writes and TCP connections also where namespaces are forbidden. Programs can
+read every file that the user can read. The sandbox protects from accidents and careless code, not from an attack on the
+kernel.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from msgspec import UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError
-from holdfast.graders.answering import OUTSIDE
 from holdfast.graders.types import WaitingGrader
+from holdfast.graders.worker_loop import OUTSIDE
 from holdfast.store.blobs import MOST_BYTES, restore
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ CONFINE: Final = Path(__file__).with_name("confine.py")
 _COMMAND: Final = [sys.executable, "-I", "-S", str(CONFINE)]
 _MEMORY: Final = 4 << 30
 _SHOWN: Final = 64 * 1024
-"""so much of what a program says is read"""
+"""bytes of a program's output that are read"""
 _PATIENCE: Final = 5.0
 """seconds that `confine` has to end a namespace in order"""
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """What programs are kept from on this machine."""
+    """The restrictions on programs that work on this machine."""
 
     writes: bool = False
     """they cannot write, create, move or remove files outside their workspace"""
@@ -59,7 +59,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @property
     def caveat(self) -> str | None:
-        """What people have to know where it is not whole."""
+        """A warning where files outside the workspace are not protected; else None."""
         if self.writes:
             return None
         return (
@@ -69,7 +69,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """What programs can and cannot do here, in one line."""
+        """One line for people about what programs can do on this machine."""
         if not self.writes:
             files = "files outside their workspace can be changed"
         elif not self.read_only:
@@ -85,7 +85,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def isolation() -> Isolation:
-    """What works here, tried once."""
+    """Find out by trying, once per process, which restrictions work on this machine."""
     try:
         tried = subprocess.run([*_COMMAND, "probe", tempfile.gettempdir()], capture_output=True, timeout=30, check=True)
         return msgspec.json.decode(tried.stdout, type=Isolation)
@@ -93,32 +93,32 @@ def isolation() -> Isolation:
         return Isolation()
 
 
-class Room(NamedTuple):
-    """A folder for one grading."""
+class Sandbox(NamedTuple):
+    """A temporary folder for one grading."""
 
     folder: Path
     workspace: Path
-    """in it: the trial's files"""
+    """inside the folder: a copy of the trial's files"""
 
 
 @asynccontextmanager
-async def room(case: Case) -> AsyncIterator[Room]:
-    """The trial's workspace, restored into a new folder; without one, an empty folder."""
+async def restored_workspace(case: Case) -> AsyncIterator[Sandbox]:
+    """Restore the trial's workspace into a new folder; without a workspace, the folder is empty."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-grade-")).resolve()
     try:
-        await _in_thread(lambda: _furnish(case, folder / "workspace"))
-        yield Room(folder, folder / "workspace")
+        await _in_thread(lambda: _restore(case, folder / "workspace"))
+        yield Sandbox(folder, folder / "workspace")
     finally:
         await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _furnish(case: Case, workspace: Path) -> None:
+def _restore(case: Case, workspace: Path) -> None:
     files = case.output.files
     if isinstance(files, UnsetType):
         workspace.mkdir()
         return
     if case.blobs is None:
-        raise AttemptError("grader", "the files of this trial are not at hand", retry=False)
+        raise AttemptError("grader", "the files of this trial are not available", retry=False)
     try:
         restore(files, case.blobs, workspace)
     except (OSError, ValueError) as error:
@@ -126,7 +126,7 @@ def _furnish(case: Case, workspace: Path) -> None:
 
 
 async def _in_thread(call: Callable[[], None]) -> None:
-    """Off the event loop; what has begun is waited for even when we are told to stop, so that nothing is left over."""
+    """Run a call in a thread, and wait for its end even when cancelled, so that no files are left behind."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         await asyncio.shield(task)
@@ -135,34 +135,36 @@ async def _in_thread(call: Callable[[], None]) -> None:
         raise
 
 
-class Ran(NamedTuple):
-    """How a program ended."""
+class ProgramResult(NamedTuple):
+    """The end of a program, and its output."""
 
     code: int
     out: str
     err: str
     isolation: Isolation
-    """what it was kept from"""
+    """the restrictions that were in force"""
     killed: str | None = None
     """why it did not end by itself: `timed out after 10 s`, `killed by SIGSEGV`"""
     timed_out: bool = False
 
 
-async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: float, *, network: bool = False) -> Ran:
-    """Run a program to its end, with `given` to read. AttemptError where it could not be started.
+async def run_in(
+    sandbox: Sandbox, arguments: Sequence[str], text: str, seconds: float, *, network: bool = False
+) -> ProgramResult:
+    """Run a program to its end, with a text on standard input; raise AttemptError where it cannot be started.
 
     The time limit begins when the program does: `confine` then writes to a pipe, which the program does not inherit.
     """
-    able = isolation()
+    limits = isolation()
     if network:
-        able = replace(able, network="open")
-    paths = [place.folder / name for name in ("in", "out", "err")]
-    paths[0].write_text(given, encoding="utf-8", errors="surrogatepass")
+        limits = replace(limits, network="open")
+    paths = [sandbox.folder / name for name in ("in", "out", "err")]
+    paths[0].write_text(text, encoding="utf-8", errors="surrogatepass")
     started, starting = os.pipe()
     spec = {
         "starting": starting,
-        "workspace": str(place.workspace),
-        **msgspec.to_builtins(able),
+        "workspace": str(sandbox.workspace),
+        **msgspec.to_builtins(limits),
         "seconds": seconds,
         "file_bytes": MOST_BYTES,
         "memory_bytes": _MEMORY,
@@ -178,11 +180,11 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
                 *_COMMAND,
                 msgspec.json.encode(spec).decode(),
                 *arguments,
-                cwd=place.workspace,
+                cwd=sandbox.workspace,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=_environment(place.workspace),
+                env=_environment(sandbox.workspace),
                 pass_fds=[starting],
                 start_new_session=True,
             )
@@ -195,10 +197,10 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
         except TimeoutError:
             timed_out = True
         finally:
-            await _end(process, namespace=able.processes)
+            await _end(process, namespace=limits.processes)
     out, err = (_beginning(path) for path in paths[1:])
     if timed_out:
-        return Ran(-signal.SIGKILL, out, err, able, f"timed out after {seconds:g} s", timed_out=True)
+        return ProgramResult(-signal.SIGKILL, out, err, limits, f"timed out after {seconds:g} s", timed_out=True)
     if reason := report.removeprefix(b"begins").decode("utf-8", "replace"):
         raise AttemptError("grader", f"{arguments[0]} cannot be run: {reason}", retry=False)
     if not report:
@@ -207,12 +209,12 @@ async def run_in(place: Room, arguments: Sequence[str], given: str, seconds: flo
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         if -code in OUTSIDE:
             raise AttemptError("grader", f"{arguments[0]} was ended from outside by {name}", retry=False)
-        return Ran(code, out, err, able, f"killed by {name}")
-    return Ran(code, out, err, able)
+        return ProgramResult(code, out, err, limits, f"killed by {name}")
+    return ProgramResult(code, out, err, limits)
 
 
 async def _end(process: asyncio.subprocess.Process, *, namespace: bool) -> None:
-    """End a program and what it started, and wait for that."""
+    """Stop a program and the processes that it started, and wait for their end."""
     if namespace and process.returncode is None:
         with suppress(ProcessLookupError, TimeoutError):
             process.terminate()  # `confine` kills all processes of the namespace, and ends after them
@@ -244,8 +246,8 @@ async def _read_all(pipe: int) -> bytes:
 
 
 def _environment(workspace: Path) -> dict[str, str]:
-    kept = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
-    return kept | dict.fromkeys(("HOME", "TMPDIR", "HOLDFAST_WORKSPACE", "WAZA_WORKSPACE_DIR"), str(workspace))
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
+    return environment | dict.fromkeys(("HOME", "TMPDIR", "HOLDFAST_WORKSPACE", "WAZA_WORKSPACE_DIR"), str(workspace))
 
 
 def _beginning(path: Path) -> str:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
 
 _STEPS: Final = 20_000_000
-"""how much is compared here: the product of the lengths; for `partial`, which tries every place, times the shorter"""
+"""work that is done in this process: the product of the lengths; `partial` tries every place, so times the shorter"""
 
 
 class Comparison(NamedTuple):
-    """Two texts to be compared."""
+    """Two texts to compare."""
 
     method: str
     expected: str
@@ -30,18 +30,18 @@ class Comparison(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it may take in another process."""
+        """Time limit in another process."""
         return 10.0
 
     @property
     def too_slow(self) -> str:
-        """What to say when it takes longer."""
+        """Error message for a comparison that takes longer."""
         lengths = f"{len(self.expected):,} with {len(self.answer):,} characters"
         return f"comparing {lengths} by `{self.method}` took longer than {self.seconds:g} s"
 
     @property
     def steps(self) -> int:
-        """How much work it is, at most."""
+        """Upper bound of the work."""
         short, long = sorted((len(self.expected), len(self.answer)))
         return short * long * (short if self.method == "partial" else 1)
 
@@ -83,7 +83,7 @@ class Similarity(InstantGrader):
     def check(self, case: Case) -> Verdict:
         """Compare the answer with the expected texts; the most similar one counts."""
         texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
-        answer = normalize("NFC", case.said(self.block).strip())
+        answer = normalize("NFC", case.text(self.block).strip())
         if "" in texts:
             raise AttemptError("grader", "the expected text is empty for this row", retry=False)
         if self.block.ignore_case:

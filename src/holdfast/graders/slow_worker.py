@@ -1,10 +1,10 @@
-"""Run as a script: match patterns and compare texts that could take for ever."""
+"""Run as a script: match patterns and compare texts that could take forever."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.graders.answering import answer_questions
+from holdfast.graders.worker_loop import answer_questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

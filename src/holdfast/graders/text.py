@@ -1,4 +1,4 @@
-"""Graders that look at the text and answer at once: exact, text, choice, number."""
+"""Graders of the text that answer at once: exact, text, choice, number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def rendered(value: Any, fields: dict[str, Any]) -> str:
-    """A template over the row, or a plain value as text."""
+    """Render a template over the row, or return a plain value as text."""
     if not isinstance(value, str):
         return str(value)
     try:
@@ -31,7 +31,7 @@ def rendered(value: Any, fields: dict[str, Any]) -> str:
 
 
 def expected_texts(written: Any, fields: dict[str, Any]) -> list[str]:
-    """Return the texts of which the answer should be one; never a list's or an object's Python repr."""
+    """Return the expected texts, of which the answer should be one; never the repr of a list or an object."""
     try:
         return alternatives(written, fields)
     except NotComparable as error:
@@ -41,36 +41,36 @@ def expected_texts(written: Any, fields: dict[str, Any]) -> list[str]:
 
 
 def one_of(texts: list[str]) -> str:
-    """Show what was looked for in a feedback: a single text, or a few of several."""
-    shown = [repr(text[:200]) for text in texts[:5]]
+    """Format expected texts for a feedback: the only one, or the first few."""
+    quoted = [repr(text[:200]) for text in texts[:5]]
     more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
-    return shown[0] if len(texts) == 1 else f"one of {', '.join(shown)}{more}"
+    return quoted[0] if len(texts) == 1 else f"one of {', '.join(quoted)}{more}"
 
 
 def share(count: int, failures: list[str], details: Any = None) -> Verdict:
-    """The share of checks that hold, with those that do not in words."""
+    """Return the share of checks that hold as the score, and the failures as the feedback."""
     return Verdict((count - len(failures)) / count, "; ".join(failures), details)
 
 
 class Exact(InstantGrader):
-    """The whole answer equals the expected one."""
+    """Scores 1 when the whole answer equals an expected text."""
 
     schema = ExactGrader
     block: ExactGrader
 
     def check(self, case: Case) -> Verdict:
-        """1 when equal, else 0."""
+        """Compare the texts, normalized as the block says."""
         texts = expected_texts(self.block.expected, case.sample.fields)
-        got = normalize("NFC", case.said(self.block))
+        answer = normalize("NFC", case.text(self.block))
         if self.block.strip:
-            texts, got = [text.strip() for text in texts], got.strip()
+            texts, answer = [text.strip() for text in texts], answer.strip()
         if self.block.ignore_case:
-            texts, got = [text.casefold() for text in texts], got.casefold()
-        return Verdict(1.0) if got in texts else Verdict(0.0, f"expected {one_of(texts)}")
+            texts, answer = [text.casefold() for text in texts], answer.casefold()
+        return Verdict(1.0) if answer in texts else Verdict(0.0, f"expected {one_of(texts)}")
 
 
 class Text(InstantGrader):
-    """What the answer contains or matches; the score is the share of checks that hold."""
+    """Scores the share of texts and patterns that the answer contains, or lacks, as it should."""
 
     schema = TextGrader
     block: TextGrader
@@ -81,41 +81,43 @@ class Text(InstantGrader):
         self._not_match = [compile_regex(pattern, dialect=block.dialect) for pattern in block.regex_not_match]
 
     def check(self, case: Case) -> Verdict:
-        """All its checks on what was said."""
-        block, fields, said = self.block, case.sample.fields, case.said(self.block)
-        exact = normalize("NFC", said)
+        """Check each text and each pattern."""
+        block, fields, answer = self.block, case.sample.fields, case.text(self.block)
+        exact = normalize("NFC", answer)
         folded = exact.casefold()
         failures: list[str] = []
         count = 0
-        for wanted, unwanted, any_of, text, fold in (
+        for contains, not_contains, contains_any, text, fold in (
             (block.contains, block.not_contains, block.contains_any, folded, str.casefold),
             (block.contains_cs, block.not_contains_cs, block.contains_any_cs, exact, str),
         ):
-            required, forbidden, alternative = (_sought(parts, fields) for parts in (wanted, unwanted, any_of))
+            required, forbidden, alternative = (
+                _expand(parts, fields) for parts in (contains, not_contains, contains_any)
+            )
             count += len(required) + len(forbidden) + bool(alternative)
             failures += [f"lacks {part!r}" for part in required if fold(part) not in text]
             failures += [f"contains {part!r}" for part in forbidden if fold(part) in text]
             if alternative and not any(fold(part) in text for part in alternative):
                 failures.append(f"has none of {', '.join(map(repr, alternative))}")
         count += len(self._match) + len(self._not_match)
-        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(said)]
-        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(said)]
+        failures += [f"does not match {p.pattern!r}" for p in self._match if not p.search(answer)]
+        failures += [f"matches {p.pattern!r}" for p in self._not_match if p.search(answer)]
         return share(count, failures)
 
 
-def _sought(parts: list[str], fields: dict[str, Any]) -> list[str]:
-    """Return the texts to look for; a template that stands for a list stands for each of its elements."""
-    sought: list[str] = []
+def _expand(parts: list[str], fields: dict[str, Any]) -> list[str]:
+    """Return the texts to look for; a template that gives a list stands for each of its elements."""
+    expanded: list[str] = []
     for part in parts:
         texts = expected_texts(part, fields)
         if "" in texts:
             raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
-        sought += texts
-    return sought
+        expanded += texts
+    return expanded
 
 
 class Choice(InstantGrader):
-    """The letter of a multiple-choice answer."""
+    """Scores 1 when the answer names the expected choice."""
 
     schema = ChoiceGrader
     revision = 1
@@ -125,7 +127,7 @@ class Choice(InstantGrader):
         super().__init__(block, origin)
         letter = f"([{re.escape(block.choices)}])"
         named = rf"(?i:answer|choice|option)\W*(?:(?i:is|would be)\W+)?{letter}(?![\w'])"
-        # From the plainest to the vaguest. An A or I before a small word is an article or a pronoun as a rule.
+        # From the plainest to the vaguest. Before a small word, A is usually an article and I a pronoun.
         self._patterns = [
             re.compile(rf"\\boxed\{{\W*(?:text\W*)?{letter}(?!\w)"),
             re.compile(rf"{named}(?!(?<=I)\s+[a-z])"),
@@ -139,13 +141,13 @@ class Choice(InstantGrader):
         self._loose = re.compile(rf"\A\W*{letter}\W*\Z", re.IGNORECASE)
 
     def check(self, case: Case) -> Verdict:
-        """Compare the letter found with the expected one."""
+        """Compare the letter in the answer with the expected one."""
         letters = [self._letter(text) for text in expected_texts(self.block.expected, case.sample.fields)]
-        found = self._find(case.said(self.block))
-        if found is None:
+        letter = self._find(case.text(self.block))
+        if letter is None:
             return Verdict(0.0, "no choice found in the answer", {"found": None})
-        right = found in letters
-        return Verdict(float(right), "" if right else f"chose {found}, not {' or '.join(letters)}", {"found": found})
+        right = letter in letters
+        return Verdict(float(right), "" if right else f"chose {letter}, not {' or '.join(letters)}", {"found": letter})
 
     def _find(self, text: str) -> str | None:
         if match := self._loose.search(text):
@@ -170,7 +172,7 @@ class Choice(InstantGrader):
 
 
 class Number(InstantGrader):
-    """A number in the answer."""
+    """Scores 1 when a number in the answer equals the expected one."""
 
     schema = NumberGrader
     revision = 1
@@ -181,20 +183,20 @@ class Number(InstantGrader):
         self._after = None if block.after is None else compile_regex(block.after, dialect=block.dialect)
 
     def check(self, case: Case) -> Verdict:
-        """Compare the number found with the expected one."""
+        """Compare the number in the answer with the expected one."""
         expected = [_single(text) for text in expected_texts(self.block.expected, case.sample.fields)]
-        found = self._find(case.said(self.block))
-        if found is None:
+        number = self._find(case.text(self.block))
+        if number is None:
             return Verdict(0.0, "no number found in the answer", {"found": None})
-        right = any(self._is_close(found, number) for number in expected)
-        wanted = " or ".join(map(str, expected))
-        return Verdict(float(right), "" if right else f"found {found}, expected {wanted}", {"found": str(found)})
+        right = any(self._is_close(number, each) for each in expected)
+        feedback = "" if right else f"found {number}, expected {' or '.join(map(str, expected))}"
+        return Verdict(float(right), feedback, {"found": str(number)})
 
-    def _is_close(self, found: Decimal, expected: Decimal) -> bool:
+    def _is_close(self, number: Decimal, expected: Decimal) -> bool:
         allowed = Decimal(repr(self.block.tolerance))
         if self.block.relative:
             allowed *= abs(expected)
-        return abs(found - expected) <= allowed
+        return abs(number - expected) <= allowed
 
     def _find(self, text: str) -> Decimal | None:
         if self._after is None:

@@ -37,7 +37,7 @@ class Overlap(InstantGrader):
     def check(self, case: Case) -> Verdict:
         """Compare the answer with its references."""
         texts = [text.strip() for text in expected_texts(self.block.expected, case.sample.fields)]
-        answer = normalize("NFC", case.said(self.block)).strip()
+        answer = normalize("NFC", case.text(self.block)).strip()
         if "" in texts:
             raise AttemptError("grader", "a reference is empty for this row", retry=False)
         if self.block.ignore_case:
@@ -48,10 +48,10 @@ class Overlap(InstantGrader):
         return self.compare(answer, texts)
 
     most_steps: ClassVar[int] = 20_000_000_000
-    """more would hold up the run for seconds"""
+    """above this a comparison would block the run for seconds"""
 
     def steps(self, answer: str, reference: str) -> int:
-        """How much work a comparison is, at most: most metrics look at each pair of characters."""
+        """Return an upper bound of the work: most metrics look at each pair of characters."""
         return len(answer) * len(reference)
 
     def compare(self, answer: str, references: list[str]) -> Verdict:

@@ -26,7 +26,7 @@ _SKILL: Final = ("skill", "name", "command")
 
 
 class Call(NamedTuple):
-    """A tool call and what came of it."""
+    """A tool call and its result."""
 
     name: str
     arguments: dict[str, Any]
@@ -34,10 +34,10 @@ class Call(NamedTuple):
     raw: str | None
     """the arguments as they were written, where they are not a JSON object"""
     result: Any = None
-    """what the tool said, where it is in the conversation"""
+    """the tool's result, where the conversation has it"""
 
     def text(self, *names: str) -> str:
-        """The first of these arguments that is there, as a text; of arguments that are not JSON, all of them."""
+        """Return the first of the named arguments as a text; where the arguments are not JSON, all of them."""
         if self.raw is not None:
             return self.raw
         return next((as_text(self.arguments[name]) for name in names if name in self.arguments), "")
@@ -49,11 +49,11 @@ class Call(NamedTuple):
 
 
 NOT_SEEN: Final = Verdict(None, "nothing was checked: the target does not report its tool calls")
-"""What a grader says of an output whose tool calls nobody knows."""
+"""the verdict on an output whose tool calls are not known"""
 
 
 def calls_of(output: Output) -> list[Call] | None:
-    """All tool calls of an output in their order; None where it is not known what was called."""
+    """Return the tool calls of an output in order; None where they are not known."""
     if isinstance(output.calls, UnsetType):
         return calls_in_messages(output.messages)
     if any(call.name is None for call in output.calls):
@@ -62,17 +62,17 @@ def calls_of(output: Output) -> list[Call] | None:
 
 
 def calls_in_messages(messages: Iterable[Mapping[str, Any]]) -> list[Call]:
-    """The tool calls of messages in their order."""
+    """Return the tool calls of messages in order."""
     return [_call(call.name or "", call.arguments, call.result) for call in as_listed(read_calls(messages), 1)]
 
 
 def skills_of(calls: Iterable[Call]) -> list[str]:
-    """The skills used, in their order."""
+    """Return the names of the skills that calls use, in order."""
     return [call.skill for call in calls if call.skill]
 
 
 def as_text(value: Any) -> str:
-    """A value as patterns see it: a text as it is, null as nothing, anything else as JSON."""
+    """Return a value as patterns see it: a text as it is, null as an empty text, all else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Graders that look at the tool calls of the conversation so far."""
+"""Graders of the tool calls in a conversation."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _PATH = ("path", "file_path", "filePath")
 
 
 class Behavior(InstantGrader):
-    """How much was done, and with which tools."""
+    """Checks the number of calls, tokens and milliseconds, and the tools that were called."""
 
     schema = BehaviorGrader
     block: BehaviorGrader
 
     def check(self, case: Case) -> Verdict:
-        """One check per limit and per tool."""
+        """Make one check per limit and per tool."""
         block = self.block
         calls = calls_of(case.output)
         if calls is None:
             if block.max_tool_calls is not None or block.required_tools or block.forbidden_tools:
                 return NOT_SEEN
             calls = []
-        spent: dict[str, float] = {"tool_calls": len(calls)}  # and what has a limit: the rest is not in the key
+        spent: dict[str, float] = {"tool_calls": len(calls)}  # others only with a limit: else not in the key
         if block.max_duration_ms is not None:
             spent["duration_ms"] = case.output.timing.seconds * 1000
         if block.max_tokens is not None:
@@ -71,7 +71,7 @@ class Behavior(InstantGrader):
 def _tokens(case: Case) -> int:
     tokens = case.output.usage.tokens
     if tokens is None:
-        raise AttemptError("grader", "max_tokens cannot be checked: the target does not say what it used", retry=False)
+        raise AttemptError("grader", "max_tokens cannot be checked: the target does not report its tokens", retry=False)
     return tokens
 
 
@@ -83,7 +83,7 @@ def _names(calls: Sequence[Call], required: Sequence[str], forbidden: Sequence[s
 
 
 class ActionSequence(InstantGrader):
-    """Which tools were called, in which order. The score is F1, whether it passes the mode's to say."""
+    """Compares the order of tool calls. The score is F1; the matching mode decides whether the output passes."""
 
     schema = ActionSequenceGrader
     default_threshold = None
@@ -91,73 +91,73 @@ class ActionSequence(InstantGrader):
 
     def check(self, case: Case) -> Verdict:
         """Compare the calls' names."""
-        wanted = self.block.expected_actions
+        expected = self.block.expected_actions
         calls = calls_of(case.output)
         if calls is None:
             return NOT_SEEN
-        got = [call.name for call in calls]
-        fits = matches(wanted, got, self.block.matching_mode.removesuffix("_match"))
-        said = "" if fits else f"called {', '.join(got) or 'nothing'}, not {', '.join(wanted)}"
-        return Verdict(f1(wanted, got), said, {"called": got}, passed=fits)
+        called = [call.name for call in calls]
+        fits = matches(expected, called, self.block.matching_mode.removesuffix("_match"))
+        feedback = "" if fits else f"called {', '.join(called) or 'nothing'}, not {', '.join(expected)}"
+        return Verdict(f1(expected, called), feedback, {"called": called}, passed=fits)
 
 
 class SkillInvocation(InstantGrader):
-    """Which skills were used, in which order."""
+    """Checks which skills were used, and in which order."""
 
     schema = SkillInvocationGrader
     default_threshold = None
     block: SkillInvocationGrader
 
     def check(self, case: Case) -> Verdict:
-        """F1 of the required ones, less where more was used than allowed; 0 with a forbidden one."""
-        block, wanted = self.block, self.block.required_skills
+        """Score F1 of the required skills, reduced by extra ones that are not allowed; 0 with a forbidden one."""
+        block, required = self.block, self.block.required_skills
         calls = calls_of(case.output)
         if calls is None:
             return NOT_SEEN
-        got = skills_of(calls)
+        used = skills_of(calls)
         failures, score = [], 1.0
-        if wanted:
-            score = f1(wanted, got)
-            if not matches(wanted, got, (block.mode or "any_order").removesuffix("_match")):
-                failures.append(f"used {', '.join(got) or 'none'}, not {', '.join(wanted)}")
-            extra = len(got) - len(wanted)
+        if required:
+            score = f1(required, used)
+            if not matches(required, used, (block.mode or "any_order").removesuffix("_match")):
+                failures.append(f"used {', '.join(used) or 'none'}, not {', '.join(required)}")
+            extra = len(used) - len(required)
             if extra > 0 and not block.allow_extra:
-                score *= 1 - 0.6 * extra / len(got)
-                failures.append(f"used {len(got)} skills, {extra} more than allowed")
-        if used := [name for name in dict.fromkeys(block.forbidden_skills) if name in got]:
+                score *= 1 - 0.6 * extra / len(used)
+                failures.append(f"used {len(used)} skills, {extra} more than allowed")
+        if forbidden := [name for name in dict.fromkeys(block.forbidden_skills) if name in used]:
             score = 0.0
-            failures.append(f"used {', '.join(used)}")
-        return Verdict(score, "; ".join(failures), {"used": got}, passed=not failures)
+            failures.append(f"used {', '.join(forbidden)}")
+        return Verdict(score, "; ".join(failures), {"used": used}, passed=not failures)
 
 
-def matches(wanted: Sequence[str], got: Sequence[str], mode: str) -> bool:
-    """Whether what was called is what was wanted: `exact`, `in_order` (others may come between) or `any_order`."""
+def matches(expected: Sequence[str], called: Sequence[str], mode: str) -> bool:
+    """Compare names: `exact`, `in_order` (others may come between) or `any_order`."""
     if mode == "exact":
-        return list(got) == list(wanted)
+        return list(called) == list(expected)
     if mode == "in_order":
-        rest = iter(got)
-        return all(name in rest for name in wanted)
-    return Counter(wanted) <= Counter(got)
+        rest = iter(called)
+        return all(name in rest for name in expected)
+    return Counter(expected) <= Counter(called)
 
 
-def f1(wanted: Sequence[str], got: Sequence[str]) -> float:
-    """Of precision and recall over names, each as often as it comes; 1 where both are the same, in whatever order."""
-    common = (Counter(wanted) & Counter(got)).total()
-    return 2 * common / (len(wanted) + len(got)) if common else 0.0
+def f1(expected: Sequence[str], called: Sequence[str]) -> float:
+    """Return F1 of precision and recall over names, counted as often as they occur; the order does not matter."""
+    common = (Counter(expected) & Counter(called)).total()
+    return 2 * common / (len(expected) + len(called)) if common else 0.0
 
 
 class ToolCalls(InstantGrader):
-    """Which tools were called, how often, and with what."""
+    """Checks which tools were called, how often, and with which arguments."""
 
     schema = ToolCallsGrader
     block: ToolCallsGrader
 
     def __init__(self, block: ToolCallsGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._expected = [_Looked(spec, block.dialect, origin) for spec in block.expect]
+        self._expected = [_CallPattern(spec, block.dialect, origin) for spec in block.expect]
 
     def check(self, case: Case) -> Verdict:
-        """One check per tool, per bound and per expected call."""
+        """Make one check per tool, per bound and per expected call."""
         block = self.block
         calls = calls_of(case.output)
         if calls is None:
@@ -167,65 +167,68 @@ class ToolCalls(InstantGrader):
             failures.append(f"{len(calls)} calls, fewer than {block.min_calls}")
         if block.max_calls is not None and len(calls) > block.max_calls:
             failures.append(f"{len(calls)} calls, more than {block.max_calls}")
-        failures += [f"no call of {found.shown}" for found in self._expected if not any(map(found, calls))]
+        failures += [f"no call of {pattern}" for pattern in self._expected if not any(map(pattern.fits, calls))]
         bounds = ("min_calls" in block.model_fields_set) + (block.max_calls is not None)
         count = len(block.required_tools) + len(block.forbidden_tools) + bounds + len(block.expect)
         return share(count, failures, {"called": [call.name for call in calls]})
 
 
 class ToolConstraint(InstantGrader):
-    """Calls that have to be there, calls that must not, and the only tools that may be called."""
+    """Checks required calls, forbidden calls, and the only tools that are allowed."""
 
     schema = ToolConstraintGrader
     block: ToolConstraintGrader
 
     def __init__(self, block: ToolConstraintGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._expected = [_Looked(spec, block.dialect, origin) for spec in block.expect_tools]
-        self._rejected = [_Looked(spec, block.dialect, origin) for spec in block.reject_tools]
+        self._expected = [_CallPattern(spec, block.dialect, origin) for spec in block.expect_tools]
+        self._rejected = [_CallPattern(spec, block.dialect, origin) for spec in block.reject_tools]
         self._allowed = [
             compile_regex(pattern, ignore_case=True, dialect=block.dialect) for pattern in block.allow_only
         ]
 
     def check(self, case: Case) -> Verdict:
-        """One check per entry; what alone is allowed is one."""
+        """Make one check per entry, and one for `allow_only`."""
         calls = calls_of(case.output)
         if calls is None:
             return NOT_SEEN
-        failures = [f"no call of {found.shown}" for found in self._expected if not any(map(found, calls))]
-        failures += [f"a call of {found.shown}" for found in self._rejected if any(map(found, calls))]
+        failures = [f"no call of {pattern}" for pattern in self._expected if not any(map(pattern.fits, calls))]
+        failures += [f"a call of {pattern}" for pattern in self._rejected if any(map(pattern.fits, calls))]
         names = dict.fromkeys(call.name for call in calls)
-        others = [name for name in names if not any(pattern.search(name) for pattern in self._allowed)]
-        if self.block.restricts and others:
-            failures.append(f"{', '.join(others)} may not be called")
+        rejected = [name for name in names if not any(pattern.search(name) for pattern in self._allowed)]
+        if self.block.restricts and rejected:
+            failures.append(f"{', '.join(rejected)} may not be called")
         count = len(self._expected) + len(self._rejected) + self.block.restricts
         return share(count, failures, {"called": [call.name for call in calls]})
 
 
-class _Looked:
-    """A call that is looked for."""
+class _CallPattern:
+    """A pattern for tool calls."""
 
     def __init__(self, spec: CallSpec, dialect: Dialect, origin: Origin) -> None:
         self._dialect = dialect
         self._tool = compile_regex(spec.tool, ignore_case=True, dialect=dialect)
         self._args = {name: _matching(matcher, dialect, origin) for name, matcher in spec.args.items()}
         self._texts: list[tuple[Regex, Callable[[Call], str]]] = []
-        self.shown = spec.tool
-        """in words"""
+        self._description = spec.tool
         if isinstance(spec, ConstraintSpec):
             self._look(spec.command_pattern, lambda call: call.text(*_COMMAND))
             self._look(spec.path_pattern, lambda call: call.text(*_PATH))
             self._look(spec.skill_pattern, lambda call: call.skill or call.text("skill"))
         if self._args:
-            self.shown += f" with fitting {', '.join(self._args)}"
+            self._description += f" with fitting {', '.join(self._args)}"
 
     def _look(self, pattern: str | None, text: Callable[[Call], str]) -> None:
         if pattern is not None:
             self._texts.append((compile_regex(pattern, ignore_case=True, dialect=self._dialect), text))
-            self.shown += f" with {pattern}"
+            self._description += f" with {pattern}"
 
-    def __call__(self, call: Call) -> bool:
-        """Whether it is this one."""
+    def __str__(self) -> str:
+        """Describe the calls for messages."""
+        return self._description
+
+    def fits(self, call: Call) -> bool:
+        """Return True for a call whose name and arguments match."""
         return (
             self._tool.search(call.name)
             and all(pattern.search(text(call)) for pattern, text in self._texts)
@@ -234,7 +237,7 @@ class _Looked:
 
 
 def _matching(matcher: Matcher, dialect: Dialect, origin: Origin) -> Callable[[Any], bool]:
-    """What an argument has to be, as a function."""
+    """Return a test for an argument."""
     if matcher.regex is not None:
         pattern = compile_regex(matcher.regex, dialect=dialect)
         return lambda value: pattern.search(as_text(value))
@@ -258,7 +261,7 @@ def _matching(matcher: Matcher, dialect: Dialect, origin: Origin) -> Callable[[A
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, but true is not 1."""
+    """Compare as JSON: 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

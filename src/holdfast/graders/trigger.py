@@ -1,4 +1,4 @@
-"""Whether a prompt is one that a skill is meant for, by the words of its SKILL.md. Asks nobody."""
+"""Compares a prompt with the words of a SKILL.md, to tell whether the skill is meant for it. Asks no model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FOR: Final = re.compile(r"(?<!not )use for:", re.IGNORECASE)
 
 
 class Trigger(InstantGrader):
-    """The score is the overlap of the first prompt with the skill's words; by `negative`, what is left to 1."""
+    """Scores the overlap of the first prompt with the skill's words; with `mode: negative`, 1 less the overlap."""
 
     schema = TriggerGrader
     block: TriggerGrader
@@ -58,10 +58,10 @@ class Trigger(InstantGrader):
         prompt = next(prompts, None)
         if not isinstance(prompt, str):
             raise AttemptError("grader", "the conversation has no user message that is a text", retry=False)
-        found = overlap(prompt, self._keywords, self._phrases)
-        score = found if self.block.mode == "positive" else 1 - found
+        share = overlap(prompt, self._keywords, self._phrases)
+        score = share if self.block.mode == "positive" else 1 - share
         matched = sorted(set(_words(prompt)) & self._keywords)
-        return Verdict(score, f"overlap {found:.2f}", {"overlap": found, "matched": matched})
+        return Verdict(score, f"overlap {share:.2f}", {"overlap": share, "matched": matched})
 
 
 def _read_skill(block: TriggerGrader, origin: Origin) -> str:
@@ -74,7 +74,7 @@ def _read_skill(block: TriggerGrader, origin: Origin) -> str:
 
 
 def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
-    """The words of a SKILL.md, and the phrases after `USE FOR:` in its description; ValueError where it has none."""
+    """Return the words of a SKILL.md, and the phrases after `USE FOR:` in its description; raises ValueError."""
     from holdfast.spec.document import read_value
 
     heading, body = {}, text
@@ -82,22 +82,22 @@ def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
         body = text[match.end() :]
         try:
             heading = read_value(match[1])
-        except Exception as error:  # whatever YAML has to say
+        except Exception as error:  # of any kind, from the YAML parser
             raise ValueError(f"its heading is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(heading, dict):
             heading = {}
-    said = str(heading.get("description") or "")
-    wanted = _NOT_FOR.split(said)[0]
-    keywords = frozenset(_words(f"{heading.get('name') or ''} {wanted} {body}"))
+    description = str(heading.get("description") or "")
+    purpose = _NOT_FOR.split(description)[0]
+    keywords = frozenset(_words(f"{heading.get('name') or ''} {purpose} {body}"))
     if not keywords:
         raise ValueError("it has no words to compare a prompt with")
-    listed = _FOR.split(wanted)[1:]
+    listed = _FOR.split(purpose)[1:]
     phrases = [phrase.strip(" \t\"'.") for part in listed for phrase in re.split(r"[,;\n]", part)]
     return keywords, [phrase.casefold() for phrase in phrases if phrase]
 
 
 def overlap(prompt: str, keywords: frozenset[str], phrases: list[str]) -> float:
-    """The share of the prompt's words that are the skill's, or of a phrase's words that are in the prompt."""
+    """Return the share of the prompt's words that are the skill's, or of a phrase's words that are in the prompt."""
     words = set(_words(prompt))
     if not words:
         return 0.0

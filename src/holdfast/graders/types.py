@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a grader says of an output.
+    """A grader's judgment of an output.
 
-    `score` is between 0 and 1 (a bool counts as 0 or 1), or None to skip this output. Whether it passes is decided
-    by the grader's `threshold`.
+    `score` is between 0 and 1 (a bool counts as 0 or 1), or None to skip this output. The grader's `threshold` decides
+    whether the output passes.
     """
 
     score: float | None
     feedback: str = ""
-    """why, in words"""
+    """the reason, for people"""
     details: Any = None
-    """anything else worth keeping; JSON"""
+    """further data for the record; JSON"""
     usage: Usage | None = None
-    """what a judge used"""
+    """tokens and cost of a judge"""
     passed: bool | None = None
-    """for kinds that pass by something else than their score, such as an order of calls; None for all others"""
+    """set by kinds that pass by something else than their score, such as an order of calls; None for all others"""
     counts: tuple[int, ...] | None = None
-    """what is summed over a run where a metric of the whole is not the mean of its parts"""
+    """numbers that are summed over a run, for metrics that are not the mean of their parts"""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -43,24 +43,24 @@ class Case(msgspec.Struct, frozen=True):
     sample: Sample
     output: Output
     blobs: Blobs | None = None
-    """where the contents of `output.files` are"""
+    """the contents of `output.files`"""
 
-    def said(self, block: TextBlock) -> str:
-        """The text a grader looks at: the last reply, or by `transcript: all` everything said so far."""
+    def text(self, block: TextBlock) -> str:
+        """Return the text to grade: the last reply, or with `transcript: all` all replies so far."""
         if block.transcript == "last":
             return self.output.output
         texts = [message_text(message) for message in self.output.messages if message.get("role") == "assistant"]
         if not texts or texts[-1] != self.output.output:
-            texts.append(self.output.output)  # an answer that is in no message, as HTTP workflows may give it
+            texts.append(self.output.output)  # HTTP workflows may give an answer that is in no message
         return "\n\n".join(filter(None, texts))
 
     def fields(self) -> dict[str, Any]:
-        """The variables of a grader's templates: the row's fields, `output` and `messages`."""
+        """Return the variables of a grader's templates: the row's fields, `output` and `messages`."""
         return {**self.sample.fields, "output": self.output.output, "messages": self.output.messages}
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """Return what a message says, in one text or in parts of which some are texts."""
+    """Return the text of a message, also of one whose content is a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest, digest_bytes
+from holdfast.canonical import digest, digest_as_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,20 +36,12 @@ def work_digests(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> 
 
 def generation_key(sample: str, trial: int, work: str) -> str:
     """The key of one trial, from the sample's digest and the run's work digest."""
-    return digest_bytes(b'{"sample":"%b","trial":%d,"work":"%b"}' % (sample.encode(), trial, work.encode()))
+    return digest_as_written({"sample": sample, "trial": trial, "work": work})
 
 
 def grade_key(generation: str, output: str, grader: str, turn: int | None = None) -> str:
     """The key of one grade, from the output's digest and the grader's fingerprint."""
-    return digest_bytes(
-        b'{"generation":"%b","grader":"%b","output":"%b","turn":%b}'
-        % (
-            generation.encode(),
-            grader.encode(),
-            output.encode(),
-            b"null" if turn is None else b"%d" % turn,
-        )
-    )
+    return digest_as_written({"generation": generation, "grader": grader, "output": output, "turn": turn})
 
 
 def run_id(name: str, parts: Mapping[str, Any]) -> str:

@@ -41,15 +41,26 @@ class Rules:
 def check_gate(current: ScoredRun, baseline: ScoredRun | None, rules: Rules) -> list[Check]:
     """All checks, golden samples first."""
     checks = [_golden(current, sample) for sample in sorted(rules.golden)]
-    for name, least in (rules.minima or {}).items():
-        value = metric_value(current.metrics, name)
-        checks.append(
-            Check(f"min {name}", value is not None and value >= least, f"{name} is {_shown(value)}, wanted {least:g}")
-        )
+    checks += check_minima(current.metrics, rules.minima or {})
     if baseline is not None:
         checks += _regressions(current, baseline, rules.max_regression_pct)
         checks += _samples(current, baseline, rules)
     return checks
+
+
+def check_minima(metrics: Metrics, minima: Mapping[str, float]) -> list[Check]:
+    """Check that metrics reach their minima, as `gate:` of an eval file and `holdfast gate --min` ask."""
+    checks = []
+    for name, minimum in minima.items():
+        value = metric_value(metrics, name)
+        passed = value is not None and value >= minimum
+        checks.append(Check(f"min {name}", passed, f"{name} is {_shown(value)} (minimum {minimum:g})"))
+    return checks
+
+
+def missed_minima(metrics: Metrics, minima: Mapping[str, float]) -> tuple[str, ...]:
+    """Describe the metrics that do not reach their minimum."""
+    return tuple(check.message for check in check_minima(metrics, minima) if not check.passed)
 
 
 def metric_value(metrics: Metrics, name: str) -> float | None:

@@ -13,6 +13,7 @@
 `re2_syntax`     Python's regular expressions in the syntax of RE2
 `vacuous`        checks that can hardly fail
 `load_targets`   the target
+`load_exports`   exporters, and the options of an export
 `load_graders`   graders, and the models that judge and play the user
 `validation`     checks blocks by their models, and words what is wrong
 `plugins`        extension points: built-in kinds, and entry points of installed packages

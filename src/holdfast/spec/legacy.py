@@ -34,25 +34,6 @@ GRADERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 """kinds of graders: what they are today, and their parameters"""
 
 
-WAZA: Final = frozenset({"skill", "tasks", "tasks_from"})
-"""keys that only waza's eval files have"""
-OURS: Final = frozenset({"dataset", "samples", "prompt"})
-"""keys that waza's never have"""
-
-
-def is_waza(data: dict[str, Any]) -> bool:
-    """Whether an eval file is one of waza's, which are read as they are and have versions of their own."""
-    config = data.get("config")
-    theirs = not WAZA.isdisjoint(data) or (isinstance(config, dict) and "executor" in config)
-    return theirs and OURS.isdisjoint(data)
-
-
-def is_nat(data: dict[str, Any]) -> bool:
-    """Tell whether a document is a configuration of NeMo Agent Toolkit, which has no versions of its own."""
-    theirs = any(isinstance(data.get(key), dict) for key in ("workflow", "eval")) or isinstance(data.get("base"), str)
-    return theirs and OURS.isdisjoint(data) and "graders" not in data and "schemaVersion" not in data
-
-
 def eval_version(document: Document) -> str | None:
     """What to say of a version newer than ours; ConfigError where it is refused. None given is today's."""
     written = document.data.get("schemaVersion", SCHEMA_VERSION)

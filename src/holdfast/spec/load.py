@@ -12,11 +12,11 @@ from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
 from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
+from holdfast.spec.load_exports import read_export
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
-    EXPORTS,
     CommandTarget,
     DatasetBlock,
     EvalFields,
@@ -36,7 +36,7 @@ from holdfast.spec.vacuous import vacuous_checks
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
 
 @dataclass(frozen=True)
@@ -262,12 +262,12 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         problems.append(Problem(where, "give either `dataset` or `samples`" + (", not both" if both else "")))
     if top is None:
         raise ConfigError(problems)
-    names = {grader.name for grader in graders} | {"score", "passed"}
+    names = {grader.name for grader in graders}
     names |= {f"checkpoint@{place.after_turn}/{grader.name}" for place in checkpoints for grader in place.graders}
     problems.extend(
-        Problem(document.where(("gate", name)), f"no grader of this name{suggest(name, names)}")
+        Problem(document.where(("gate", name)), problem)
         for name in top.gate
-        if name not in names
+        if (problem := _gate_problem(name, names, top.trials)) is not None
     )
     if problems:
         raise ConfigError(problems)
@@ -331,6 +331,24 @@ def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
             yield from _not_finite(value, (*location, key))
 
 
+_GATED: Final = ("score", "low", "high", "corpus")
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, beside `pass@k`"""
+
+
+def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
+    """Describe what is wrong with a metric's name under `gate`; `holdfast gate --min` takes the same names."""
+    whole = {"score", "passed", "coverage"}
+    if name in graders | whole:
+        return None
+    grader, _, number = name.rpartition("/")
+    if grader not in graders:
+        return f"no grader of this name{suggest(name, graders | whole)}"
+    if number in _GATED or number in {f"pass@{k}" for k in range(1, trials + 1)}:
+        return None
+    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}"
+    return f"{grader!r} has no number {number!r}; it has {', '.join(_GATED)} and {passes}"
+
+
 def _checkpoints(
     top: EvalFields | None, document: Document, folder: Path, problems: list[Problem]
 ) -> tuple[Checkpoint, ...]:
@@ -381,19 +399,6 @@ def _exports(top: EvalFields | None, document: Document, problems: list[Problem]
         elif block is not None:
             found[block.to] = block
     return tuple(found.values())
-
-
-def read_export(
-    data: dict[str, Any], location: Location, document: Document, problems: list[Problem]
-) -> ExportBlock | None:
-    """Where a run goes, read by the model of its kind."""
-    kind = data.get("to")
-    if isinstance(kind, str) and kind in EXPORTS:
-        return cast("ExportBlock | None", validate_block(EXPORTS[kind], data, location, document, problems))
-    known = f"one of {', '.join(EXPORTS)}"
-    said = f"no export to {kind!r}{suggest(str(kind), EXPORTS)}; {known}" if kind else f"needs `to`: {known}"
-    problems.append(Problem(document.where(location), said))
-    return None
 
 
 def _both(one: str, other: str | None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import parse_document, read_text
-from holdfast.spec.legacy import earlier_spellings, is_before_versions, is_waza
+from holdfast.spec.legacy import earlier_spellings, is_before_versions
 from holdfast.spec.rewrite import Add, Assign, Rename, rewrite
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.durable import keep_backup, overwrite
@@ -25,7 +25,6 @@ class Rewritten:
     """What a file is, and what it becomes."""
 
     path: Path
-    kind: Literal["eval", "waza"]
     version: str | None
     """that it had"""
     before: str
@@ -48,8 +47,6 @@ def migrated(path: Path) -> Rewritten:
     text = read_text(path)
     document = parse_document(text, path)
     version = document.data.get("schemaVersion")
-    if is_waza(document.data):
-        return Rewritten(path, "waza", version, text, text, ())
     if not is_eval(document.data):
         said = "not an eval file: it has no `prompt` with a `dataset` or `samples`"
         raise ConfigError([Problem(str(path), said)], remedy="`holdfast migrate` takes eval files and run directories.")
@@ -60,7 +57,7 @@ def migrated(path: Path) -> Rewritten:
         for change in changes
         if change.said
     )
-    return Rewritten(path, "eval", None if version is None else str(version), text, after, words)
+    return Rewritten(path, None if version is None else str(version), text, after, words)
 
 
 def is_eval(data: dict[str, Any]) -> bool:

@@ -60,7 +60,7 @@ class Registry:
             module, _, attribute = reference.partition(":")
             return getattr(import_module(module), attribute)
         if (entry := self.plugins.get(name)) is None:
-            raise ValueError(f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}")
+            raise ValueError(self.unknown(name))
         try:
             return entry.load()
         except Exception as error:  # the package is somebody else's
@@ -68,6 +68,10 @@ class Registry:
             raise ValueError(
                 f"the {self._noun} {name!r} of {_distribution(entry)} cannot be imported from {entry.value}: {reason}"
             ) from error
+
+    def unknown(self, name: str) -> str:
+        """Describe a name that is none of these kinds, with the nearest one and the list of all."""
+        return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 
     def describe(self) -> str:
         """List all names for a message: the built-in ones, and with their packages those of plug-ins."""

@@ -621,6 +621,12 @@ class FileExport(ExportBlock):
     """Folder for the files, relative to the eval file. Default: `export/FORMAT` in the run directory."""
 
 
+class PluginExport(FileExport):
+    """An exporter of an installed package, whose other options are passed to its function."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class TrackerExport(ExportBlock):
     """A destination that is a service."""
 
@@ -669,13 +675,6 @@ class MlflowExport(TrackerExport):
                 "passwords are not written into files: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         return self
-
-
-EXPORTS: dict[str, type[ExportBlock]] = {
-    **dict.fromkeys(("csv", "parquet", "samples", "junit", "html", "nat", "flexeval", "waza"), FileExport),
-    "wandb": WandbExport,
-    "mlflow": MlflowExport,
-}
 
 
 class EvalFields(Block):

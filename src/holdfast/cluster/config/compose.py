@@ -460,7 +460,7 @@ def read_lone(path: Path) -> Document | None:
     """An eval file that stands for a configuration; None where it is one, or cannot be read, which is said later."""
     with suppress(ConfigError):
         document = read_document(path)
-        return document if is_eval(document) else None
+        return document if is_eval(document.data) else None
     return None
 
 

@@ -13,7 +13,7 @@ from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT
 from holdfast.cluster.config.schema import DeploymentBlock, EvaluatorConfig, TaskConfig
 from holdfast.cluster.config.servers import api_root
 from holdfast.spec.document import dotted
-from holdfast.spec.schema import EXPORTS
+from holdfast.spec.load_exports import export_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,7 +213,7 @@ class _Looking:
                 if name not in going:
                     yield f"export.{name}", f"nothing goes there by itself: write execution.auto_export: [{name}]"
                     continue
-                known = EXPORTS[name].model_fields
+                known = export_schema(name).model_fields
                 why = f"`holdfast export --to {name}` has no such option"
                 yield from ((f"export.{name}.{key}", why) for key in block if key not in known)
             elif name == "local":

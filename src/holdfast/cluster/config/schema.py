@@ -12,9 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
-from holdfast.spec.schema import EXPORTS, Block, Seconds
+from holdfast.spec.load_exports import EXPORTERS
+from holdfast.spec.schema import Block, Seconds
 
-DESTINATIONS = (*EXPORTS, "local")
+DESTINATIONS = (*EXPORTERS, "local")
 ONE_LINE = r"^[^\n\r]*$"
 DEPLOYMENTS = ("none", "generic", "vllm", "sglang", "nim", "trtllm")
 

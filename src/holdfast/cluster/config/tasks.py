@@ -17,9 +17,8 @@ from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params,
 from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.variables import EnvVar, check_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
-from holdfast.formats import load_any
+from holdfast.formats import find_format, load_any
 from holdfast.spec.document import read_document
-from holdfast.spec.legacy import is_waza
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.validation import suggest, validate_block
 
@@ -154,7 +153,7 @@ class TaskReader:
         place: Location = ("evaluation", "tasks", at)
         path = self.eval_file(block, (*place, "eval" if block.eval else "name"))
         document = None if path is None else self.document(path)
-        translated = document is not None and is_waza(document.data)
+        translated = document is not None and find_format(document.data) is not None
         # Of the older dialect are keys that begin with `config.`, unless the eval file has such a block itself.
         older = OLDER[1:] if translated else OLDER
         config, values = self.config(place, block, older)
@@ -321,7 +320,7 @@ def _measures_model(document: Document, derived: Sequence[Override], own: Sequen
     data = document.data
     said = [data.get("target"), *({key[1]: value} if key[1:] else value for key, value in own if key[0] == "target")]
     kinds = {kind for block in said if isinstance(block, dict) for kind in TARGETS if kind in block}
-    if not kinds and (is_waza(data) or data.get("target") is None):
+    if not kinds and (find_format(data) is not None or data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
 

@@ -29,9 +29,9 @@ def hand_on(job: NodeJob, prepared: Prepared) -> None:
 
 def _words(destination: str, settings: dict[str, Any]) -> list[str]:
     """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
-    from holdfast.spec.schema import EXPORTS
+    from holdfast.spec.load_exports import EXPORTERS, export_schema
 
-    known = EXPORTS[destination].model_fields if destination in EXPORTS else {}
+    known = export_schema(destination).model_fields if destination in EXPORTERS else {}
     return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
 
 

@@ -110,22 +110,18 @@ def _report(outcome: Outcome) -> str:
 
 
 def copy_task(folder: Path, run_dir: Path) -> int:
-    """The copies that the eval file and the command ask for; 3 when one of them failed."""
-    from holdfast.export.after_run import write_copies, write_nat_copy
-    from holdfast.export.registry import export_finished
+    """Write what the eval file and the command ask for of a run; return 3 when some of it failed."""
+    from holdfast.export.after_run import export_after_run
 
     task = layout.read_task(Here(pauses=()), TaskPlace.of(folder))
-    rundir, failures = RunDir(run_dir), list[str]()
+    failures: list[str] = []
     spec = load_sent(Path(task.eval_file), task.overrides)
     place = Path(task.options.output_path) if task.options.output_path else None
+    samples = task.options.log_samples
     try:
-        written = write_nat_copy(rundir, spec, failures.append)
-        for path in written + write_copies(rundir, log_samples=task.options.log_samples, output_path=place):
-            say(f"wrote {path}")
-    except OSError as error:
-        failures.append(f"cannot write the copies for other tools: {error}")
-    if rundir.finished:
-        export_finished(rundir, spec, lambda name, done: say(f"{name}: {' '.join(done.where)}"), failures.append)
+        export_after_run(RunDir(run_dir), spec, say, failures.append, log_samples=samples, output_path=place)
+    except HoldfastError as error:
+        failures.append(str(error))
     for failure in failures:
         say(failure)
     return 3 if failures else 0

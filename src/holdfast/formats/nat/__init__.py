@@ -5,6 +5,10 @@
 `trace`     tool calls out of the steps that a workflow reports, and steps out of messages
 `library`   everything that imports NAT itself
 `target`    a workflow as the target, and `grader`, an evaluator as a grader
+`format`    recognizes configurations
 `read`      a configuration with an `eval` section, turned into an eval of ours
 `dataset`   the dataset of such a configuration
+`export`    workflow_output.json and the files of evaluators, of a run
+`steps`     the model and tool calls of a trial as NAT's steps
+`mirror`    workflow_output.jsonl while a run is going on
 """

@@ -1,5 +1,6 @@
-"""waza's eval files, read as they are and turned into documents of ours.
+"""waza's eval files, read as they are and turned into documents of ours, and its results.json.
 
+`format`     recognizes waza's eval files
 `read`       an eval.yaml as a whole
 `config`     its `config` block, and the defaults of `.waza.yaml`
 `tasks`      task files and CSV rows as samples
@@ -13,5 +14,7 @@
 `hooks`      programs around the run and its trials
 `triggers`   `trigger_tests.yaml`
 `gotext`     Go's templates, as far as evals use them
+`export`     a run as waza's results.json
+`statistics` the numbers in it
 `findings`   what is wrong, what is passed over, and where
 """

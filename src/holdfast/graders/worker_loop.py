@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 _MEMORY: Final = 4 << 30
 OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-"""signals by which somebody ends processes from outside; no answer makes a program send them to itself"""
+"""signals that come from outside: no answer makes a program send them to itself"""
 
 
 def answer_questions(answer: Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]) -> None:
     """Call `answer` with each question and with a function that names the stage it has reached."""
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel ends us when the run is killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel kills this process with the run
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = _MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    for number in OUTSIDE:  # signals to the process group reach us too, but the run decides when we end
+    for number in OUTSIDE:  # signals to the process group arrive here too, but the run decides when this process ends
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever is printed on the way is not an answer

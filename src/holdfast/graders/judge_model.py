@@ -1,4 +1,4 @@
-"""Requests to a judge model: in the form it is asked for, with a limit, and without what its server does not know."""
+"""Requests to a judge model: with structured output and a token limit, as far as its server supports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 
 class JudgeModel:
-    """A judge's model, asked by many gradings at once. Remembers what its server rejects."""
+    """A judge's model, used by many gradings at once. Remembers which request fields its server rejects."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         assert block.model is not None
@@ -80,7 +80,7 @@ def _names_limit(message: str) -> bool:
 
 
 class Session:
-    """One judging: what was said so far, and what it used."""
+    """A conversation with the judge about one output, and its usage."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Session:
         self.usage: Usage | None = None
 
     async def ask(self) -> Reply:
-        """Return the judge's next reply, and add it to what was said."""
+        """Return the judge's next reply, and add it to the conversation."""
         try:
             reply = await self._model.ask(self._messages, self._schema, self._tools)
         except AttemptError as error:
-            error.usage = error.usage or self.usage  # what was said so far was paid for
+            error.usage = error.usage or self.usage  # the replies so far were paid for
             raise
         self.usage = reply.usage if self.usage is None else self.usage + reply.usage
         message = (reply.messages or [{"role": "assistant", "content": reply.text}])[-1]
@@ -113,11 +113,11 @@ class Session:
         self._messages += messages
 
     def unreadable(self, reason: str) -> AttemptError:
-        """Return the error of a judge that did not judge, even when it was shown its mistake."""
+        """Return the error for a judge that gave no verdict, even after it was shown its mistake."""
         return AttemptError(
             "bad_reply",
             f"the judge {reason}",
             remedy="Use a judge that follows the form it is asked for, or raise its params.max_tokens.",
-            retry=False,  # it was asked twice; the same words again would be answered the same
+            retry=False,  # it was asked twice already
             usage=self.usage,
         )

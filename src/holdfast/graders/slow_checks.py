@@ -1,4 +1,4 @@
-"""Checks that meet work which could take for ever: it is done in other processes, with a time limit."""
+"""Checks whose work could take forever: it is done in other processes, with a time limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from holdfast.spec.slow import Request
 
 
-class Elsewhere:
-    """Processes that do the slow work of checks."""
+class SlowChecks:
+    """A pool of processes that do the slow work of checks."""
 
     def __init__(self) -> None:
         self._pool = Pool("slow_worker.py")
 
     async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """Call a check until nothing in it is slow any more: each time there is one more answer."""
+        """Call a check again and again, each time with one more answer from the pool, until it returns."""
         answers: dict[Request, Any] = {}
         before = ANSWERS.set(answers)
         try:
@@ -35,7 +35,7 @@ class Elsewhere:
             ANSWERS.reset(before)
 
     async def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         await self._pool.close()
 
     async def _ask(self, request: Request) -> Any:

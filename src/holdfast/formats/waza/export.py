@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.export.waza_stats import deviation, mean, suite_statistics, task_stats
+from holdfast.formats.waza.statistics import deviation, mean, suite_statistics, task_stats
 from holdfast.formats.waza.triggers import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import Trial

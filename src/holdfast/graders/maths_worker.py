@@ -1,6 +1,6 @@
 """Run as a script: compare answers as mathematics.
 
-A process of its own, because a comparison can take for ever, and nothing but a kill ends one that does.
+It runs in a process of its own, because a comparison can take forever and only a kill ends it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from math_verify import parse, verify  # type: ignore[import-untyped]  # the extra `math`
 
-from holdfast.graders.answering import answer_questions
+from holdfast.graders.worker_loop import answer_questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,28 +27,28 @@ _FUNCTIONS = frozenset(
 
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?[eE][-+]?\d{1,3})(?![\w.]*\w)")
-"""1.2e3; more digits than three in the exponent are no number that anybody means"""
+"""1.2e3, with at most three digits in the exponent"""
 
 
-def compared(expected: str, answer: str, reach: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Return `equal` and what was `found`, or an `error` where what is expected is not mathematics.
+def compare(expected: str, answer: str, reach: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Return `equal` and the formula that was `found`, or an `error` where the expected text is not mathematics.
 
-    `reach` is told when the expected answer is read: what goes wrong from there on is the answer's doing.
+    `reach` is called once the expected text is read: any failure after that is caused by the answer.
     """
-    wanted = parsed(expected)
-    if not wanted:
+    formulas = parse_text(expected)
+    if not formulas:
         return {"error": f"the expected answer {expected.strip()[:80]!r} is not mathematics"}
     reach("answer")
     try:
-        found = parsed(answer)
-        if not found:
+        answered = parse_text(answer)
+        if not answered:
             return {"equal": False, "found": None, "reason": "no mathematics found in the answer"}
-        return {"equal": bool(verify(wanted, found, timeout_seconds=None)), "found": str(found[-1])[:200]}
+        return {"equal": bool(verify(formulas, answered, timeout_seconds=None)), "found": str(answered[-1])[:200]}
     except Exception as error:  # of a library that meets everything models write
         return {"equal": False, "found": None, "reason": f"cannot be compared: {type(error).__name__}: {error}"[:300]}
 
 
-def parsed(text: str) -> Any:
+def parse_text(text: str) -> Any:
     """Read a formula that stands alone as a whole; in other text, look for the last one."""
     text = unicodedata.normalize("NFC", text).replace("\N{MINUS SIGN}", "-")
     text = _SCIENTIFIC.sub(lambda number: f"{Decimal(number[1]):f}", text)
@@ -60,12 +60,12 @@ def parsed(text: str) -> Any:
 def answer(question: dict[str, Any], reach: Callable[[str], None]) -> dict[str, Any]:
     """Compare the two answers of a question."""
     try:
-        return compared(question["expected"], question["answer"], reach)
+        return compare(question["expected"], question["answer"], reach)
     except Exception as error:
         return {"error": f"the expected answer cannot be read: {type(error).__name__}: {error}"[:300]}
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    compared("1", "$1$")  # what the library loads at its first use is not the first answer's doing
+    compare("1", "$1$")  # so that the first answer does not wait for what the library loads at its first use
     answer_questions(answer)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.export.calls import nat_steps
 from holdfast.export.names import unique_names
+from holdfast.formats.nat.steps import nat_steps
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.durable import keep_backup, make_directory, replacing, slug
 

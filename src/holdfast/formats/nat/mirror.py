@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.export.nat import NatFolder, workflow_line
+from holdfast.formats.nat.export import NatFolder, workflow_line
 from holdfast.graders.build import grader_places
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.durable import replacing
