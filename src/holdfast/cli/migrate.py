@@ -146,6 +146,6 @@ def _print(entry: dict[str, Any]) -> None:
             for change in entry["changes"]:
                 click.echo(change)
             if "backup" in entry:
-                click.echo(f"{entry['path']}: version {entry['to']}; as it was: {entry['backup']}")
+                click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
         case name:
             click.echo(f"{entry['path']}: an eval file of {name}, which runs unchanged: nothing to do")
