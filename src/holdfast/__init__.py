@@ -2,7 +2,7 @@
 
 The public names, imported on first use so that `holdfast --version` stays fast:
 
-`evaluate`       run an eval from Python and get its `Run`
+`evaluate`       run an eval from Python and get its `Run`; `evaluate_async` in an async program
 `Run`            a run: its `Metrics`, results and outputs
 `Reply`          what a Python target may return instead of plain text, with its `Usage`
 `Verdict`        what a Python grader may return instead of a bool or a number
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.api import evaluate as evaluate
+    from holdfast.api import evaluate_async as evaluate_async
     from holdfast.data.dataset import Sample as Sample
     from holdfast.display.types import Display as Display
     from holdfast.errors import AttemptError as AttemptError
@@ -76,6 +77,7 @@ _HOMES = {
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
     "evaluate": "holdfast.api",
+    "evaluate_async": "holdfast.api",
 }
 
 __all__ = [
@@ -103,6 +105,7 @@ __all__ = [
     "WaitingGrader",
     "__version__",
     "evaluate",
+    "evaluate_async",
 ]
 
 
