@@ -29,7 +29,7 @@ def parse_version(written: object) -> Version:
     """Parse a version from a file; raise ValueError if it is invalid. YAML reads a bare 1.0 as a number."""
     match = _WRITTEN.fullmatch(str(written)) if isinstance(written, str | float) else None
     if match is None:
-        raise ValueError(f'invalid version {written!r}: expected MAJOR.MINOR in quotes, for example "1.0"')
+        raise ValueError(f'{written!r} is not a version: write MAJOR.MINOR in quotes, for example "1.0"')
     return Version(int(match[1]), int(match[2]))
 
 
@@ -40,7 +40,7 @@ def check_version(where: object, written: object, ours: str, path: object = None
     """
     if written is None:
         raise VersionError(
-            f"{where}: has no schemaVersion; files of early versions had none", remedy=migrate_remedy(path)
+            f"{where}: has no schemaVersion: it was written before files had versions", remedy=migrate_remedy(path)
         )
     try:
         version = parse_version(written)
@@ -50,12 +50,12 @@ def check_version(where: object, written: object, ours: str, path: object = None
     if version.major != mine.major:
         remedy = migrate_remedy(path)
         if version > mine:
-            remedy = (
-                f"Upgrade Holdfast: a newer version wrote this file. ({migrate_command(path)} cannot downgrade files.)"
-            )
+            remedy = f"Upgrade Holdfast: the file is newer. ({migrate_command(path)} updates older files only.)"
         raise VersionError(f"{where}: this Holdfast reads version {ours}, not {version}", remedy=remedy)
     if version.minor > mine.minor:
-        return f"{where}: version {version} is newer than this Holdfast, which reads {ours}; consider an upgrade"
+        return (
+            f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade Holdfast to be safe"
+        )
     return None
 
 
@@ -66,4 +66,4 @@ def migrate_command(path: object) -> str:
 
 def migrate_remedy(path: object) -> str:
     """Return a hint with the command that brings a file up to date."""
-    return f"Bring it up to date with: {migrate_command(path)}"
+    return f"Update it with: {migrate_command(path)}"

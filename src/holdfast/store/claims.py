@@ -59,7 +59,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 def check_worker_id(worker: str) -> None:
     """Check a worker's id, which is part of file names."""
     if not _WORKER.fullmatch(worker):
-        raise UsageError(f"invalid worker id {worker!r}", remedy="Use letters, digits, `-`, `_` and `.`.")
+        raise UsageError(f"{worker!r} is not a worker id", remedy="Use letters, digits, `-`, `_` and `.`.")
 
 
 def cut(pending: Iterable[int], workers: int) -> list[tuple[int, int]]:
@@ -106,7 +106,7 @@ def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"{places[0] / 'plan.json'}: cannot be read ({error})",
-            remedy="Distribute the work again with: holdfast eval FILE --workers N",
+            remedy="Distribute the work again: holdfast eval FILE --workers N",
         ) from error
 
 
@@ -166,8 +166,8 @@ class Claims:
         if not self._move(chunk, f"by.{self._worker}", state):
             raise Fault(
                 "lease_lost",
-                f"another worker has taken over the chunk of {self._worker}",
-                remedy="Its heartbeat was missing for too long. Its finished trials are saved.",
+                f"another worker has taken over what {self._worker} was doing",
+                remedy="It had no heartbeat for too long. None of its work was touched.",
             )
 
     @property
@@ -182,9 +182,7 @@ class Claims:
             names = sorted(path.name for path in self._place.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost",
-                f"{self._place} is gone",
-                remedy="The run was finished, or its work was distributed again.",
+                "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
             ) from None
         parts = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in parts}

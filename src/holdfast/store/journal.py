@@ -41,7 +41,7 @@ JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grade
 
 _MAX_WRITE: Final = 64 << 20
 _TAKEN: Final = (
-    "It took over this run, because the heartbeat of this process was missing for too long. Finished trials are saved."
+    "It took over this run, because this process had no heartbeat for too long. None of its work was touched."
 )
 
 
@@ -199,7 +199,7 @@ class Journal:
         """Write, sync and settle one file after the other, so that waiters for an output do not wait for grades."""
         lost = None
         if not self._held():
-            lost = Fault("lease_lost", f"another process holds {self.directory}", remedy=_TAKEN)
+            lost = Fault("lease_lost", f"{self.directory} belongs to another process now", remedy=_TAKEN)
         for name in JOURNALS:
             part = [entry for entry in entries if entry.name == name]
             if not part:

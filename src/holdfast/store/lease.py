@@ -205,7 +205,10 @@ class RunLease:
             patience = 2 * _NAMELESS_SECONDS
         elif overdue:
             patience = LEASE_SECONDS + 2
-            notice(f"no heartbeat from {self.describe()}, which holds this run; taking over in {patience:.0f} s")
+            notice(
+                f"{self.describe()}, which holds this run, has no heartbeat; "
+                f"taking over unless it returns within {patience:.0f} s"
+            )
         else:
             return False
         return self._poll(patience, 0.5)

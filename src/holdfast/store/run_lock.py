@@ -90,10 +90,10 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
             if rundir.finished or not lease.inherited:  # it has exited since we looked
                 lease.release()
                 return None
-            notice(f"{holder} died before it wrote the report; writing it here")
+            notice(f"{holder} stopped without a report; writing it here")
             return lease
         if not notified and time.monotonic() > notice_time:
-            notice(f"all trials are finished; waiting for {holder}, which writes the report")
+            notice(f"all trials are done; waiting for {holder} to write the report")
             notified = True
         time.sleep(5 * _LOOK_SECONDS)
     return None
@@ -148,9 +148,7 @@ def join(
         try:
             lease.acquire(_INSTANT / 5)
         except RunHeld:
-            raise RunHeld(
-                f"worker {worker} is already running: {lease.describe()}", remedy="Choose another id."
-            ) from None
+            raise RunHeld(f"worker {worker} is already running: {lease.describe()}", remedy="Use another id.") from None
         try:
             run_lease.acquire(0, notice)
         except RunHeld as error:
