@@ -87,7 +87,10 @@ class TestPublicNames:
             "Verdict",
             "WaitingGrader",
             "__version__",
+            "compare",
             "evaluate",
+            "gate",
+            "load_run",
         ]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None
