@@ -29,7 +29,7 @@ def parse_version(written: object) -> Version:
     """A version as it stands in a file; a ValueError says what is wrong with it. YAML reads a bare 1.0 as a number."""
     match = _WRITTEN.fullmatch(str(written)) if isinstance(written, str | float) else None
     if match is None:
-        raise ValueError(f'{written!r} is no version: it is MAJOR.MINOR in quotes, for example "1.0"')
+        raise ValueError(f'{written!r} is not a version: write MAJOR.MINOR in quotes, for example "1.0"')
     return Version(int(match[1]), int(match[2]))
 
 
@@ -40,7 +40,7 @@ def check_version(where: object, written: object, ours: str, path: object = None
     """
     if written is None:
         raise VersionError(
-            f"{where}: there is no schemaVersion, as before files carried one", remedy=migrate_remedy(path)
+            f"{where}: has no schemaVersion: it was written before files had versions", remedy=migrate_remedy(path)
         )
     try:
         version = parse_version(written)
@@ -50,12 +50,12 @@ def check_version(where: object, written: object, ours: str, path: object = None
     if version.major != mine.major:
         remedy = migrate_remedy(path)
         if version > mine:
-            remedy = (
-                f"Upgrade Holdfast: it is of a newer one. ({migrate_command(path)} brings files forward, not back.)"
-            )
+            remedy = f"Upgrade Holdfast: the file is newer. ({migrate_command(path)} updates older files only.)"
         raise VersionError(f"{where}: this Holdfast reads version {ours}, not {version}", remedy=remedy)
     if version.minor > mine.minor:
-        return f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade it to be sure"
+        return (
+            f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade Holdfast to be safe"
+        )
     return None
 
 
@@ -66,4 +66,4 @@ def migrate_command(path: object) -> str:
 
 def migrate_remedy(path: object) -> str:
     """The same as an error's last line."""
-    return f"Bring it up to date with: {migrate_command(path)}"
+    return f"Update it with: {migrate_command(path)}"

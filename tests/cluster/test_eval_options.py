@@ -181,9 +181,9 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--baseline-model", "m"], "--baseline-model is for runs in this process"),
+        (["--baseline-model", "m"], "--baseline-model does not work on a cluster"),
         (["--display", "json"], "--display json: what is shown of jobs are their logs"),
-        (["--json"], "--json is for --dry-run"),
+        (["--json"], "--json needs --dry-run"),
         (["--batch", "here"], "not both"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> N
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
     said = run(folder, "e.yaml", "--run", "far", "-d")
     assert "4 samples × 1 trial" in said
-    assert "not looked at: nobody.invalid" in said
+    assert "not checked: nobody.invalid" in said
 
 
 def test_without_a_container_a_server_finds_its_checkpoint_where_it_lies() -> None:

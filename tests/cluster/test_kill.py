@@ -96,7 +96,7 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     assert (first.status, second.status) == ("starting", "stopped")
     assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
     assert "ended 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
-    assert "no job of it was left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+    assert "it had no jobs left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
 
 
 def test_of_what_is_done_it_is_not_said_how_to_go_on(slurm: Lab, made: Launched, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab,
     made = launched(own_slurm.here, tmp_path / "base")
     running(made, own_slurm)
     own_slurm.kill_controller()
-    with pytest.raises(Unreachable, match="no job that starts from now on continues it"):
+    with pytest.raises(Unreachable, match="jobs that start from now on will not continue it"):
         kill(Subject(own_slurm.impatient, str(made.directory)), "test")
     assert (made.directory / "stop").exists()
 

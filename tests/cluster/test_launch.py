@@ -106,7 +106,7 @@ def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(sit
     with server() as model:
         site.write(model.base_url)
         refused = holdfast("eval", "-c", "nano", cwd=site.folder, env=env, check=2)
-        assert "Name a profile with --run or --batch, or look at it with --dry-run." in refused.stderr
+        assert "Name a profile with --run or --batch, or preview it with --dry-run." in refused.stderr
         assert not (site.folder / ".holdfast").exists()
         assert model.requests == 0
         holdfast("eval", "-c", "nano", "--dry-run", cwd=site.folder, env=env)

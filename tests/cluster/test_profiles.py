@@ -148,7 +148,7 @@ def test_a_circle_of_profiles_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_reserved_table_is_no_profile(tmp_path: Path, name: str) -> None:
     said = refused(tmp_path, f'[{name}]\nproject = "x"\n[q]\nexecutor = "local"\n', name)
-    assert said == f"env.toml:1: [{name}] is no profile; profiles there: q"
+    assert said == f"env.toml:1: [{name}] is not a profile; profiles there: q"
 
 
 def test_another_profile_may_be_wrong(tmp_path: Path) -> None:

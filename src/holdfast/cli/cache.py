@@ -165,7 +165,7 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
             if wanted and (run.id.startswith(wanted) or Path(run.path).absolute() == Path(wanted).absolute())
         ]
         if len({run.path for run in matches}) != 1:
-            said = f"fits {len(matches)} runs" if matches else "is no run"
+            said = f"is ambiguous: it matches {len(matches)} runs" if matches else "is not a run"
             raise UsageError(f"{wanted!r} {said}", remedy="`holdfast cache ls` lists them with their ids.")
         chosen[matches[0].path] = matches[0]
     return list(chosen.values())

@@ -24,7 +24,7 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
     from holdfast.cluster.config.compile import compile_launch
 
     if flags.run and flags.batch:
-        raise UsageError("give --run PROFILE to stay with it, or --batch PROFILE to leave it alone; not both")
+        raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
     _refuse(flags)
     detached = flags.batch is not None
     launch = compile_launch(
@@ -49,24 +49,24 @@ def _refuse(flags: EvalFlags) -> None:
     """What cannot be done in a job is refused, never passed over."""
     if flags.baseline_model:
         raise UsageError(
-            "--baseline-model is for runs in this process",
+            "--baseline-model does not work on a cluster",
             remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
         )
     if flags.display not in (None, "plain"):
         raise UsageError(
-            f"--display {flags.display}: what is shown of jobs are their logs, which are plain",
+            f"--display {flags.display}: jobs show plain logs",
             remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
         )
     if flags.json and not flags.dry_run:
-        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` tells what jobs do.")
+        raise UsageError("--json needs --dry-run", remedy="`holdfast status ID --json` shows what the jobs are doing.")
 
 
 def _refuse_without_place(launch: Launch) -> None:
     """Jobs are sent nowhere that nobody named; a compiled configuration names it under `run.env`."""
     if launch.execution.executor == "slurm" and launch.profile is None and launch.env.executor is None:
         raise UsageError(
-            f"{launch.path}: execution.type is slurm, and nobody says where",
-            remedy="Name a profile with --run or --batch, or look at it with --dry-run.",
+            f"{launch.path}: execution.type is slurm, and no profile is given",
+            remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
         )
 
 

@@ -63,14 +63,14 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         try:
             data = read_document(file).data
         except ConfigError as error:
-            click.echo(f"passed over: {error.message}", err=True)
+            click.echo(f"skipped: {error.message}", err=True)
             continue
         if is_eval(data) or find_format(data) is not None:
             found += 1
             yield file
     if not found:
         remedy = "Give an eval file, a folder that has some, or the path that `holdfast eval` printed as run:"
-        yield UsageError(f"{path} is no run directory and has no eval files", remedy=remedy)
+        yield UsageError(f"{path} is neither a run directory nor a folder with eval files", remedy=remedy)
 
 
 def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
         raise Fault(
             "disk",
             f"{found}: cannot be written: {error.strerror or error}",
-            remedy="What was not written is as it was: fix that, and run the same command again.",
+            remedy="Files that were not written are unchanged. Fix the problem and run the same command again.",
         ) from error
 
 
@@ -146,6 +146,6 @@ def _print(entry: dict[str, Any]) -> None:
             for change in entry["changes"]:
                 click.echo(change)
             if "backup" in entry:
-                click.echo(f"{entry['path']}: version {entry['to']}; as it was: {entry['backup']}")
+                click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
         case name:
             click.echo(f"{entry['path']}: an eval file of {name}, which runs unchanged: nothing to do")

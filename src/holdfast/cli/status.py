@@ -93,7 +93,7 @@ def _list(as_json: bool) -> int:
     if as_json:
         click.echo(_json(pictures))
     elif not pictures:
-        click.echo("no invocations; a run is looked at by its path: holdfast status RUN")
+        click.echo("no invocations; for a run, give its path: holdfast status RUN")
     else:
         rows = [
             (
@@ -196,7 +196,7 @@ def look_at_run(path: Path) -> RunPicture:
     rundir.read_manifest()  # says what is wrong with it
     listed = look_at(rundir)
     if listed is None:
-        raise UsageError(f"{path} is no run directory")
+        raise UsageError(f"{path} is not a run directory")
     errors = 0
     if listed.status in ("running", "unfinished"):
         index = rundir.load(mend=False)

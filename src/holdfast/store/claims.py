@@ -59,7 +59,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 def check_worker_id(worker: str) -> None:
     """A worker's id is part of file names."""
     if not _WORKER.fullmatch(worker):
-        raise UsageError(f"{worker!r} is no worker's id", remedy="Use letters, digits, `-`, `_` and `.`.")
+        raise UsageError(f"{worker!r} is not a worker id", remedy="Use letters, digits, `-`, `_` and `.`.")
 
 
 def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
@@ -106,7 +106,7 @@ def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"{places[0] / 'plan.json'}: cannot be read ({error})",
-            remedy="Share the work out again: holdfast eval FILE --workers N",
+            remedy="Distribute the work again: holdfast eval FILE --workers N",
         ) from error
 
 
@@ -167,7 +167,7 @@ class Claims:
             raise Fault(
                 "lease_lost",
                 f"another worker has taken over what {self._worker} was doing",
-                remedy="It was silent for too long. Nothing of its work was touched.",
+                remedy="It had no heartbeat for too long. None of its work was touched.",
             )
 
     @property
@@ -182,7 +182,7 @@ class Claims:
             names = sorted(path.name for path in self._place.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost", f"{self._place} is gone", remedy="The run was finished or shared out again."
+                "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
             ) from None
         found = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in found}

@@ -40,7 +40,9 @@ JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grade
 """In the order they are written within a batch: a grade on disk means that its output is, too."""
 
 _MAX_WRITE: Final = 64 << 20
-_TAKEN: Final = "It has taken this run over, because this one was silent for too long. Nothing of its work was touched."
+_TAKEN: Final = (
+    "It took over this run, because this process had no heartbeat for too long. None of its work was touched."
+)
 
 
 class SecondWriter(OSError):
@@ -197,7 +199,7 @@ class Journal:
         """Write, sync and settle one file after the other: whoever waits for an output does not wait for grades."""
         lost = None
         if not self._held():
-            lost = Fault("lease_lost", f"{self.directory} is another process's now", remedy=_TAKEN)
+            lost = Fault("lease_lost", f"{self.directory} belongs to another process now", remedy=_TAKEN)
         for name in JOURNALS:
             part = [entry for entry in entries if entry.name == name]
             if not part:

@@ -206,7 +206,8 @@ class RunLease:
         elif overdue:
             patience = LEASE_SECONDS + 2
             notice(
-                f"{self.describe()}, which holds this run, is silent; taking over if it stays so for {patience:.0f} s"
+                f"{self.describe()}, which holds this run, has no heartbeat; "
+                f"taking over unless it returns within {patience:.0f} s"
             )
         else:
             return False

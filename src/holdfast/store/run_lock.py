@@ -90,10 +90,10 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
             if rundir.finished or not lease.inherited:  # it has left since we looked
                 lease.release()
                 return None
-            notice(f"{holder} is gone without a report, which is made here now")
+            notice(f"{holder} stopped without a report; writing it here")
             return lease
         if not said and time.monotonic() > patience:
-            notice(f"all is done; waiting for {holder}, which makes the report")
+            notice(f"all trials are done; waiting for {holder} to write the report")
             said = True
         time.sleep(5 * _LOOK_SECONDS)
     return None
@@ -148,7 +148,7 @@ def join(
         try:
             own.acquire(_INSTANT / 5)
         except RunHeld:
-            raise RunHeld(f"worker {worker} is at work already: {own.describe()}", remedy="Give another id.") from None
+            raise RunHeld(f"worker {worker} is already running: {own.describe()}", remedy="Use another id.") from None
         try:
             alone.acquire(0, notice)
         except RunHeld as held:

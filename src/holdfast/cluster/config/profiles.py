@@ -216,7 +216,7 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     tree = _read(path, file)
     known = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
     if name not in known:
-        what = f"[{name}] is no profile" if name in RESERVED else f"no profile {name!r}{suggest(name, known)}"
+        what = f"[{name}] is not a profile" if name in RESERVED else f"no profile {name!r}{suggest(name, known)}"
         listed = f"profiles there: {', '.join(known)}" if known else "it has no profiles"
         raise ConfigError([Problem(tree.origin((name,)) or file, f"{what}; {listed}")])
     values, places = _inherited(tree, name, (), known)

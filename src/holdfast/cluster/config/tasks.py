@@ -263,7 +263,7 @@ class TaskReader:
             return []
         for name in ("task", "extra"):
             if getattr(params, name):
-                said = "means nothing here: the eval file says what is asked and how it is graded"
+                said = "has no effect: the eval file defines what is asked and how it is graded"
                 self.notices.append(f"{values.where((*here, name))}: {said}")
         given = ((path, getattr(params, name)) for name, path in PARAMS.items())
         return [
@@ -292,7 +292,7 @@ class TaskReader:
                 left = [".".join(key) for key, _ in derived if key[0] == "target"]
                 derived = [(key, value) for key, value in derived if key[0] != "target"]
                 if left:
-                    said = f"its target is no model, so these mean nothing to it: {', '.join(left)}"
+                    said = f"its target is not a model, so these have no effect: {', '.join(left)}"
                     self.notices.append(f"{self.tree.where(place)}: {said}")
             overrides = [*derived, *own]
             spec = load_any(document, overrides)

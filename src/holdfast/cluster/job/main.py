@@ -310,7 +310,7 @@ class MainJob:
                     queued = now
                     self._jobs.ensure()
         except (_Told, ServerFailed):
-            self._set(phase="draining", reason="what is in hand is put away")
+            self._set(phase="draining", reason="finishing trials in flight")
             Path(self._place.endpoint).unlink(missing_ok=True)
             working.drain(20)
             raise

@@ -256,7 +256,7 @@ class TaskPlace:
         """The place whose folder this is."""
         path = Path(folder).absolute()
         if not path.name.isdigit():
-            raise UsageError(f"{folder} is no task's folder: those are called 0, 1, 2 …")
+            raise UsageError(f"{folder} is not the folder of a task: those are called 0, 1, 2 …")
         return cls(path.parent, int(path.name))
 
 

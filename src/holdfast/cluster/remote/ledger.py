@@ -331,7 +331,9 @@ class Registry:
         """The invocation, and the task if one is named, that `480d3c89bfe4a55c`, `480d`, `480d.0` mean."""
         found = re.fullmatch(r"([0-9a-f]{1,16})(?:\.(\d+))?", text)
         if found is None:
-            raise UsageError(f"{text!r} is no invocation's id", remedy="Ids are 16 hex digits, with `.0` for a task.")
+            raise UsageError(
+                f"{text!r} is not the id of an invocation", remedy="Ids are 16 hex digits, with `.0` for a task."
+            )
         prefix, task = found[1], None if found[2] is None else int(found[2])
         names = sorted(path.stem for path in self.folder.glob(f"{prefix}*.json"))
         if not names:

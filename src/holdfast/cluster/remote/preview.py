@@ -93,20 +93,20 @@ class Foresight:
         """Whether a run is on the cluster, and finished, and how many outputs it has; or why nobody looked."""
         where = self._launch.execution
         if not run_dir.startswith("/"):
-            return None, "not looked at: where it is, is known on the cluster only"
+            return None, "not checked: its path is known only on the cluster"
         if self._silent:
             return None, self._silent
         way = way_to(where.hostname if where.ssh else None, where.username, where.identity, pauses=())
         try:
             done = way.check(["sh", "-c", _COUNT, "sh", run_dir], timeout=_LOOK_SECONDS)
         except (Unreachable, ClusterError) as error:
-            self._silent = f"not looked at: {error.message}"
+            self._silent = f"not checked: {error.message}"
             return None, self._silent
         state, _, count = done.text.strip().rpartition("\n")[2].partition(" ")
         if state == "none":
             return (
                 False,
-                f"{way.place}: there is no such run yet; outputs of other runs there are reused where they fit",
+                f"{way.place}: there is no such run yet; outputs of other runs there are reused where their keys match",
             )
         said = f"{way.place}: {int(count):,} outputs are there"
         return state == "finished", said + (

@@ -95,7 +95,10 @@ _REASONS: Final = (
     ("ReqNodeNotAvail", "a node it needs is down, drained or reserved, perhaps for maintenance before its time limit"),
     ("Nodes required for job are DOWN", "nodes it needs are down, drained or reserved for others"),
     ("Reservation", "it waits for its reservation to begin"),
-    ("DependencyNeverSatisfied", "a job it depends on ended otherwise than it needs; it will never start, cancel it"),
+    (
+        "DependencyNeverSatisfied",
+        "a job it depends on ended in another way than required; it will never start, so cancel it",
+    ),
     ("Dependency", "it waits for another job to end"),
     ("JobHeldUser", "its owner holds it; `scontrol release` lets it go"),
     ("JobHeldAdmin", "an administrator holds it; ask them"),
@@ -230,7 +233,7 @@ class Slurm:
         self._check(done, "sbatch")
         found = re.search(r"^(\d+)(?:;\S+)?$", done.text.strip(), re.MULTILINE)
         if found is None:
-            raise Unreachable(f"{self.transport.place}: sbatch ended well, but named no job: {done.text.strip()!r}")
+            raise Unreachable(f"{self.transport.place}: sbatch succeeded, but named no job: {done.text.strip()!r}")
         return found[1]
 
     def jobs(

@@ -343,7 +343,7 @@ def _status(
             return ("starting" if state.phase == "waiting" else state.phase), state.reason
         return "unknown", f"jobs of {files.invocation.user} are not shown to you, and its files are silent"
     if files.stop is not None or number in files.stopped:
-        return "stopped", "it was told to stop by `holdfast kill`"
+        return "stopped", "stopped by `holdfast kill`"
     if not jobs:
         return "unsubmitted", _why_never(files, number)
     return "interrupted", _why_none(files, number, main)
