@@ -79,7 +79,7 @@ def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
     assert "execution.env_vars: is of the older dialect" in said
     assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in said
     assert "/cache/hf without a prefix is read as lit:/cache/hf" in said
-    assert "config.params.extra: means nothing here" in said
+    assert "config.params.extra: has no effect" in said
     assert "not needed, Holdfast keeps every reply and counts by itself: use_caching, caching_dir" in said
     assert launched(folder, "newer", "BIG").notices == (NEWER_NOTICE,)
 
@@ -260,7 +260,7 @@ def test_an_eval_whose_target_is_no_model_keeps_its_own(folder: Path) -> None:
     write(folder / "evals" / "agent.yaml", text)
     launch = launched(folder, "hosted", None, "evaluation.tasks=[agent]")
     assert launch.tasks[0].file.overrides == ()
-    assert "its target is no model, so these have no effect on it: target.model" in "\n".join(launch.notices)
+    assert "its target is not a model, so these have no effect: target.model" in "\n".join(launch.notices)
 
 
 def test_an_eval_without_a_target_measures_the_model_that_is_served_or_hosted(folder: Path) -> None:

@@ -180,10 +180,10 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--baseline-model", "m"], "--baseline-model is for runs in this process"),
-        (["--display", "json"], "--display json: jobs only show their logs"),
-        (["--json"], "--json is for --dry-run"),
-        (["--batch", "here"], "exclude each other"),
+        (["--baseline-model", "m"], "--baseline-model does not work on a cluster"),
+        (["--display", "json"], "--display json: jobs show plain logs"),
+        (["--json"], "--json needs --dry-run"),
+        (["--batch", "here"], "not both"),
     ],
 )
 def test_an_option_that_cannot_be_followed_is_refused(folder: Path, options: list[str], said: str) -> None:
@@ -231,7 +231,7 @@ def test_a_preview_reports_a_cluster_that_does_not_answer(folder: Path) -> None:
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
     said = run(folder, "e.yaml", "--run", "far", "-d")
     assert "4 samples × 1 trial" in said
-    assert "not looked at: nobody.invalid" in said
+    assert "not checked: nobody.invalid" in said
 
 
 def test_without_a_container_a_server_gets_the_real_path_of_its_checkpoint() -> None:

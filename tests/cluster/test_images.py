@@ -167,8 +167,8 @@ def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
         ('echo "[ERROR] URL returned error code: 401 Unauthorized" >&2; exit 1', "401", "enroot/.credentials"),
         ('echo "mksquashfs: No space left on device" >&2; exit 1', "No space left", "Make room"),
         ('echo "curl: (6) Could not resolve host: nvcr.io" >&2; exit 1', "Could not resolve", "build_partition"),
-        ('echo hello >"$3"; exit 0', "no squashfs image", "incomplete images are never used"),
-        ("exit 0", "cannot stat", "incomplete images are never used"),
+        ('echo hello >"$3"; exit 0', "no squashfs image", "incomplete files are never used"),
+        ("exit 0", "cannot stat", "incomplete files are never used"),
     ],
 )
 def test_a_failed_import_is_reported_with_a_remedy(place: Place, how: str, message: str, remedy: str) -> None:

@@ -97,7 +97,7 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     assert (first.status, second.status) == ("starting", "stopped")
     assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
     assert "ended 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
-    assert "it has no jobs" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+    assert "it had no jobs left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
 
 
 def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, made: Launched, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: 
     made = launched(own_slurm.here, tmp_path / "base")
     running(made, own_slurm)
     own_slurm.kill_controller()
-    with pytest.raises(Unreachable, match="no job that starts from now on continues it"):
+    with pytest.raises(Unreachable, match="jobs that start from now on will not continue it"):
         kill(Subject(own_slurm.impatient, str(made.directory)), "test")
     assert (made.directory / "stop").exists()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise UsageError(
-            "--max-tokens means two things",
+            "--max-tokens is ambiguous",
             remedy=f"For the length of a reply: target.params.max_tokens={value}. "
             f"For a budget of the whole run: --token-budget {value}.",
         )
@@ -169,7 +169,10 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
 
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:
-        raise UsageError("--fresh starts from scratch: there is nothing for --retry-failed", remedy="Give one of them.")
+        raise UsageError(
+            "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
+            remedy="Use one of them.",
+        )
     if flags.named is not None:
         config, overrides = flags.named, (*((config,) if config else ()), *overrides)
     else:

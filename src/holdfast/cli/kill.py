@@ -42,11 +42,11 @@ def _kill_jobs(subject: Subject) -> int:
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
     if remain:
         raise ClusterError(
-            f"cancelled, but still there: {', '.join(remain)}",
-            remedy=f"Slurm is ending them; check with: holdfast status {subject.name}",
+            f"still stopping: {', '.join(remain)}",
+            remedy=f"Slurm was asked to cancel them; check with: holdfast status {subject.name}",
         )
     jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
-    click.echo(f"ended {jobs}" if ended else "it has no jobs")
+    click.echo(f"ended {jobs}" if ended else "it had no jobs left")
     files = read_files(subject.transport, subject.directory)
     numbers = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
     if all(number in files.states and files.states[number].phase == "done" for number in numbers):
@@ -69,16 +69,17 @@ def _kill_process(path: Path) -> int:
         ended, remain = stop(held, _PATIENCE)
     except PermissionError:
         raise UsageError(
-            f"{path} is held by another user's process: {', '.join(map(str, held))}", remedy="Ask that user to stop it."
+            f"{path} is held by somebody else's process: {', '.join(map(str, held))}",
+            remedy="Ask the owner to stop it.",
         ) from None
     for holder in ended:
         click.echo(f"ended {holder}")
     if remain or elsewhere:
         raise ClusterError(
-            f"still there: {', '.join(map(str, [*remain, *elsewhere]))}",
-            remedy="Give the same command on the machine of the process."
+            f"still running: {', '.join(map(str, [*remain, *elsewhere]))}",
+            remedy="For a process on another machine, run the same command there."
             if elsewhere
-            else "It is finishing trials in flight; check with `holdfast status`.",
+            else "It is finishing its trials in flight; check with `holdfast status`.",
         )
     click.echo(f"Resume with: holdfast resume {path}")
     return 0

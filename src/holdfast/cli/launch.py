@@ -22,9 +22,7 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
     from holdfast.cluster.config.compile import compile_launch
 
     if flags.run and flags.batch:
-        raise UsageError(
-            "--run and --batch exclude each other", remedy="--run follows the jobs, --batch returns at once."
-        )
+        raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
     _refuse(flags)
     detached = flags.batch is not None
     launch = compile_launch(
@@ -49,16 +47,16 @@ def _refuse(flags: EvalFlags) -> None:
     """Refuse options that cannot be used in a job."""
     if flags.baseline_model:
         raise UsageError(
-            "--baseline-model is for runs in this process",
+            "--baseline-model does not work on a cluster",
             remedy="Add a task of the same eval with `overrides: {target.model: …}`, and use `holdfast compare`.",
         )
     if flags.display not in (None, "plain"):
         raise UsageError(
-            f"--display {flags.display}: jobs only show their logs",
+            f"--display {flags.display}: jobs show plain logs",
             remedy="`holdfast status ID --json` is for scripts; --batch follows no logs.",
         )
     if flags.json and not flags.dry_run:
-        raise UsageError("--json is for --dry-run", remedy="`holdfast status ID --json` shows the status of jobs.")
+        raise UsageError("--json needs --dry-run", remedy="`holdfast status ID --json` shows what the jobs are doing.")
 
 
 def _refuse_without_profile(launch: Launch) -> None:
@@ -68,7 +66,7 @@ def _refuse_without_profile(launch: Launch) -> None:
     is_local = executor_named(launch.execution.type).is_local
     if not is_local and launch.profile is None and launch.env.executor is None:
         raise UsageError(
-            f"{launch.path}: execution.type is {launch.execution.type}, and no profile says where",
+            f"{launch.path}: execution.type is {launch.execution.type}, and no profile is given",
             remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
         )
 

@@ -95,7 +95,7 @@ def _list(as_json: bool) -> int:
     if as_json:
         click.echo(_json(pictures))
     elif not pictures:
-        click.echo("no invocations; give the path of a run to see its status: holdfast status RUN")
+        click.echo("no invocations; for a run, give its path: holdfast status RUN")
     else:
         rows = [
             (
@@ -190,13 +190,13 @@ def _ago(moment: float | None) -> str:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. Nothing is written, so the permission to read is enough."""
-    from holdfast.store.catalog import look_at
+    from holdfast.store.catalog import summarize_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)
     rundir.read_manifest()  # raises what is wrong with it
-    listed = look_at(rundir)
+    listed = summarize_run(rundir)
     if listed is None:
         raise UsageError(f"{path} is not a run directory")
     errors = 0

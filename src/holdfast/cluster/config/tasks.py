@@ -265,7 +265,7 @@ class TaskReader:
             return []
         for name in ("task", "extra"):
             if getattr(params, name):
-                message = "means nothing here: the eval file says what is asked and how it is graded"
+                message = "has no effect: the eval file defines what is asked and how it is graded"
                 self.findings.notice(values, (*location, name), message)
         pairs = ((path, getattr(params, name)) for name, path in PARAMS.items())
         return [
@@ -293,7 +293,7 @@ class TaskReader:
                 unused = [".".join(key) for key, _ in derived if key[0] == "target"]
                 derived = [(key, value) for key, value in derived if key[0] != "target"]
                 if unused:
-                    message = f"its target is no model, so these have no effect on it: {', '.join(unused)}"
+                    message = f"its target is not a model, so these have no effect: {', '.join(unused)}"
                     self.findings.notice(self.tree, location, message)
             overrides = [*derived, *written]
             spec = load_any(document, overrides)

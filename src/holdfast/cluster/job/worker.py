@@ -102,7 +102,7 @@ def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
     state = layout.read_state(Here(pauses=()), job.place) if Path(job.place.state).exists() else layout.State()
     if state.phase in layout.OVER:
         return f"the run is {state.phase}"
-    return "there is no main job any more" if main_job.is_gone() else None
+    return "the main job is gone" if main_job.is_gone() else None
 
 
 class _MainJob:

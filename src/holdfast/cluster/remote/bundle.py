@@ -109,7 +109,7 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
     folder = eval_file.resolve().parent
     if folder == Path.home().resolve():
         raise UsageError(
-            f"{eval_file} lies in your home directory, all of which would be sent",
+            f"{eval_file} is in your home directory, all of which would be sent",
             remedy="Move the eval file and its data to a folder of their own.",
         )
     outside, moved = _outside(spec, folder)

@@ -322,7 +322,7 @@ def _failed(
     how = "has vanished" if state is None else damage or f"ended: {state.state}"
     return ClusterError(
         f"{shelf.reference.text}: the import, job {job.id}, {how}; its log is {log}{tail}",
-        remedy=remedy or "Fix this and run the same command again; incomplete images are never used.",
+        remedy=remedy or "Correct what it says and run the same command again; incomplete files are never used.",
     )
 
 

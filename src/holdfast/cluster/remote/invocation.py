@@ -180,7 +180,7 @@ class TaskPlace:
         """Return the place of a folder."""
         path = Path(folder).absolute()
         if not path.name.isdigit():
-            raise UsageError(f"{folder} is not the folder of a task: they are named 0, 1, 2 …")
+            raise UsageError(f"{folder} is not the folder of a task: those are called 0, 1, 2 …")
         return cls(path.parent, int(path.name))
 
 

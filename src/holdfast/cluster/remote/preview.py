@@ -119,18 +119,18 @@ class RunPreviews:
     def _look(self, run_dir: str) -> tuple[bool | None, str]:
         """Return whether a run on the cluster is finished, and a note about it; None if this is unknown."""
         if not run_dir.startswith("/"):
-            return None, "not looked at: its folder is known on the cluster only"
+            return None, "not checked: its path is known only on the cluster"
         if self._unreachable:
             return None, self._unreachable
         transport = connect_launch(self._launch, pauses=())
         try:
             answer = transport.check(["sh", "-c", _COUNT, "sh", run_dir], timeout=_LOOK_SECONDS)
         except (Unreachable, ClusterError) as error:
-            self._unreachable = f"not looked at: {error.message}"
+            self._unreachable = f"not checked: {error.message}"
             return None, self._unreachable
         state, _, count = answer.text.strip().rpartition("\n")[2].partition(" ")
         if state == "none":
-            note = "there is no such run yet; outputs of other runs there are reused where they fit"
+            note = "there is no such run yet; outputs of other runs there are reused where their keys match"
             return False, f"{transport.place}: {note}"
         note = f"{transport.place}: {int(count):,} outputs are there"
         return state == "finished", note if state == "finished" else f"{note}, and the run continues from there"

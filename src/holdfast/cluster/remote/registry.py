@@ -85,7 +85,9 @@ class Registry:
         """Return the invocation, and the task if one is named, of `480d3c89bfe4a55c`, `480d` or `480d.0`."""
         match = re.fullmatch(r"([0-9a-f]{1,16})(?:\.(\d+))?", text)
         if match is None:
-            raise UsageError(f"{text!r} is no invocation's id", remedy="Ids are 16 hex digits, with `.0` for a task.")
+            raise UsageError(
+                f"{text!r} is not the id of an invocation", remedy="Ids are 16 hex digits, with `.0` for a task."
+            )
         prefix, task = match[1], None if match[2] is None else int(match[2])
         names = sorted(path.stem for path in self.folder.glob(f"{prefix}*.json"))
         if not names:

@@ -95,7 +95,10 @@ _REASONS: Final = (
     ("ReqNodeNotAvail", "a node it needs is down, drained or reserved, perhaps for maintenance before its time limit"),
     ("Nodes required for job are DOWN", "nodes it needs are down, drained or reserved for others"),
     ("Reservation", "it waits for its reservation to begin"),
-    ("DependencyNeverSatisfied", "a job it depends on ended otherwise than it needs; it will never start, cancel it"),
+    (
+        "DependencyNeverSatisfied",
+        "a job it depends on ended in another way than required; it will never start, so cancel it",
+    ),
     ("Dependency", "it waits for another job to end"),
     ("JobHeldUser", "its owner holds it; `scontrol release` lets it go"),
     ("JobHeldAdmin", "an administrator holds it; ask them"),

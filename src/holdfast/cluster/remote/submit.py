@@ -147,7 +147,7 @@ def start_attempt(
         processes = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
         raise ClusterError(
             f"{invocation.id} may be being submitted just now, by {processes}",
-            remedy="Wait two minutes, then give the same command again.",
+            remedy="Wait two minutes, then run the same command again.",
         )
     started: list[Job] = []
     for number in range(len(invocation.tasks)) if tasks is None else tasks:
@@ -164,7 +164,7 @@ def _read_invocation(transport: Transport, directory: str) -> InvocationFile:
     try:
         return layout.read_invocation(transport, directory)
     except FileNotFoundError:
-        raise UsageError(f"{transport.place}: {directory} is no invocation: it has no invocation.json") from None
+        raise UsageError(f"{transport.place}: {directory} is not an invocation: it has no invocation.json") from None
 
 
 def _reset(transport: Transport, place: TaskPlace, state: State) -> None:

@@ -49,7 +49,7 @@ def kill(
     files = read_files(subject.transport, subject.directory)
     if not files.mine:
         raise UsageError(
-            f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only that user can cancel its jobs."
+            f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can cancel its jobs."
         )
     marked = subject.directory if subject.task is None else TaskPlace(subject.directory, subject.task).path
     write_stop(subject.transport, marked, why)
@@ -57,8 +57,9 @@ def kill(
         return _end_jobs(subject, patience, poll, say)
     except Unreachable as error:
         raise Unreachable(
-            f"{error.message}; no job that starts from now on continues it, but running jobs may not be cancelled",
-            remedy="Give the same command again when the cluster answers.",
+            f"{error.message}; jobs that start from now on will not continue it, "
+            "but running jobs may not have been cancelled",
+            remedy="Run the same command again when it answers.",
         ) from None
 
 
