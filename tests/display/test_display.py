@@ -311,7 +311,7 @@ class TestPlain:
         said = capsys.readouterr().err.splitlines()
         assert [line.split(":")[0] for line in said] == [
             *("s0 #2", "s1 #2", "s2 #2"),
-            "… and more like this, which are in errors.jsonl",
+            "… and more like this, in errors.jsonl",
             "s1 #2",
         ]
 

@@ -236,9 +236,9 @@ def test_the_recipe_for_a_half_finished_outputs_file_asks_only_for_the_rest(
     from tests.test_docs import MARKED
 
     page = (ROOT / "docs" / "flexeval.md").read_text()
-    for kind, name, body in MARKED.findall(page):
-        if kind == "file":
-            (tmp_path / name).write_text(body)
+    for block in MARKED.finditer(page):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["body"])
     counting = (tmp_path / "continued.py").read_text().replace('return "four"', 'print(prompt)\n    return "four"')
     (tmp_path / "continued.py").write_text(counting)
     ended = command(monkeypatch, capsys, tmp_path, "eval", "continued.yaml")

@@ -244,7 +244,7 @@ class Dataset:
             encoded = encode_sorted(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
         except (TypeError, ValueError) as error:  # from Python anything may come
-            raise DataError(where, f"cannot be kept as JSON: {error}") from error
+            raise DataError(where, f"cannot be serialized as JSON: {error}") from error
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
@@ -361,5 +361,5 @@ def changed_under_us(where: str) -> Fault:
     return Fault(
         "dataset_changed",
         f"the dataset changed while the eval was running ({where})",
-        remedy="What is done is kept. Run the same command again: it makes a new plan from the changed data.",
+        remedy="Finished work is kept. Run the same command again to make a new plan from the changed data.",
     )

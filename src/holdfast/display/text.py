@@ -39,7 +39,7 @@ class ErrorLines:
         self._seen[alike] += 1
         if self._seen[alike] <= _SHOWN_ALIKE:
             return f"{record.named_sample} #{record.trial}: {record.where}: {record.kind}: {message}"
-        return "… and more like this, which are in errors.jsonl" if self._seen[alike] == _SHOWN_ALIKE + 1 else None
+        return "… and more like this, in errors.jsonl" if self._seen[alike] == _SHOWN_ALIKE + 1 else None
 
 
 def say(line: str) -> None:

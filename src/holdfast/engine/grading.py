@@ -208,7 +208,7 @@ class Grading:
         except Fault as fault:
             if number not in self.down:
                 self.down[number] = fault
-                self._notice(f"grader {name!r} is unavailable; outputs are still saved: {fault}")
+                self._notice(f"grader {name!r} is disabled; outputs are still recorded: {fault}")
             return None
         except Exception as error:  # else the worker would die, and the queue would never become empty
             result = _raised(error)

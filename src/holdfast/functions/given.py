@@ -60,7 +60,7 @@ class Given:
         """Take a function: the reference that stands for it, and the version that marks what it carries along."""
         if isinstance(function, functools.partial):
             raise UsageError(
-                "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
+                "a functools.partial has no source of its own, so Holdfast cannot tell when its arguments change",
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -131,7 +131,7 @@ def _file(function: Callable[..., Any]) -> str | None:
     if code is None and not _typed_in(holder):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise UsageError(
-            f"{name} is not written in Python, so a change of it could not be noticed",
+            f"{name} is not written in Python, so Holdfast cannot tell when it changes",
             remedy="Write a function that calls it.",
         )
     return None
@@ -154,8 +154,8 @@ def _carried(function: Callable[..., Any]) -> dict[str, Any]:
         own = recall(owner, values)
         if not _is_json(own):
             raise UsageError(
-                f"{getattr(function, '__qualname__', function)} carries {', '.join(own)}, and a change of these could "
-                "not be noticed",
+                f"{getattr(function, '__qualname__', function)} carries {', '.join(own)}, and Holdfast cannot tell "
+                "when these change",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
         keep(owner, own)

@@ -196,5 +196,5 @@ def match_outputs(lender: OtherRun, identity: RunIdentity, *, grading: bool = Fa
     changes = "; ".join(identity_changes(manifest.identity, identity.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",
-        remedy="Grading never calls the target; `holdfast eval` runs what the change touches.",
+        remedy="Grading never calls the target; `holdfast eval` runs what depends on the change.",
     )

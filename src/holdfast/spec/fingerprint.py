@@ -249,13 +249,13 @@ def file_inside(folder: Path, name: str, where: str) -> bytes:
     """What is in a file of the eval's folder; `where` is the place in the eval file, for messages."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError([Problem(where, f"{name} leads out of the eval file's folder")])
+        raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
             [Problem(where, f"{path} cannot be read: {error.strerror or error}")],
-            remedy="Paths are seen from the eval file's folder.",
+            remedy="Paths are relative to the eval file's folder.",
         ) from error
 
 
@@ -273,8 +273,8 @@ def check_program(
         said = f"{word} is not on the PATH"
         remedy = f"Write it as ./{word}." if there else "Install it, or name a file of the eval's folder as ./FILE."
     else:
-        said = f"{path} {'is not executable' if there else 'is no file'}"
-        remedy = f"chmod +x {path}" if there else "Paths are seen from the eval file's folder."
+        said = f"{path} {'is not executable' if there else 'is not a file'}"
+        remedy = f"chmod +x {path}" if there else "Paths are relative to the eval file's folder."
         word = str(path)
     if shutil.which(word, path=path_variable) is None:
         raise ConfigError([Problem(where, said)], remedy=remedy)
