@@ -88,7 +88,7 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
-        # Text formats hold no NaN. In others NaN must not be encoded as null, so they need canonical JSON, though slower.
+        # Text formats hold no NaN. Others need canonical JSON, which is slower but does not encode NaN as null.
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
