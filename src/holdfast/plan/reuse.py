@@ -71,7 +71,7 @@ def borrow(
     twins: dict[str, str] = {}
     """by key: the other key of the same output or grade, where there are two"""
     for number, keys in enumerate(work.all_keys(survey)):
-        panel = survey.panels.of(number // work.trials)
+        panel = survey.panels.panel_at(number // work.trials)
         own_key = next((key for key in keys if key in index.outputs), None)
         if own_key is None:
             missing.update(dict.fromkeys(keys, panel))

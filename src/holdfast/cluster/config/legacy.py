@@ -1,6 +1,6 @@
 """Keys of earlier launchers, moved to where they are today, and `adapter_config`.
 
-SlowChecks an adapter is a proxy between harness and model; Holdfast has none. What Holdfast records anyway is accepted,
+There an adapter is a proxy between harness and model; Holdfast has none. What Holdfast records anyway is accepted,
 a system prompt and parameters go into the eval, and whatever would change answers is reported as a problem.
 """
 
