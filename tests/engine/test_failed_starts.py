@@ -112,7 +112,7 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
         (graded("  - {type: json_schema, schema_file: broken.json}\n"), r"8: graders\[1\]: broken.json is not a JSON"),
         (
             graded("  - {type: diff, expected_files: [{path: a, snapshot: gone.txt}]}\n") + "workspace: {}\n",
-            r"8: graders\[1\]: .*gone.txt cannot be read: No such file or directory\nhint: Paths are seen from",
+            r"8: graders\[1\]: .*gone.txt cannot be read: No such file or directory\nhint: Paths are relative to",
         ),
         (
             graded("  - {type: trigger, skill_path: gone, mode: positive}\n"),
@@ -120,7 +120,7 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
         ),
         (
             graded("  - {type: program, command: ./gone}\n"),
-            r"8: graders\[1\]: .*/gone is no file\nhint: Paths are seen",
+            r"8: graders\[1\]: .*/gone is no file\nhint: Paths are relative",
         ),
         (graded("  - {type: program, command: gone-away}\n"), r"8: graders\[1\]: gone-away is not on the PATH\n"),
         (

@@ -340,8 +340,8 @@ class TestJsonSchema:
             ({"schema_file": "s.json"}, None, "cannot be read: No such file"),
             ({"schema_file": "s.json"}, "{", "not a JSON Schema"),
             ({"schema_file": "s.json"}, "[]", "not an object"),
-            ({"schema_file": "../s.json"}, "{}", "leads out of the eval file's folder"),
-            ({"schema_file": "/etc/hostname"}, "{}", "leads out of the eval file's folder"),
+            ({"schema_file": "../s.json"}, "{}", "is outside the eval file's folder"),
+            ({"schema_file": "/etc/hostname"}, "{}", "is outside the eval file's folder"),
         ],
         ids=str,
     )

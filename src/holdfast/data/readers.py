@@ -40,7 +40,7 @@ csv.field_size_limit(1 << 30)
 def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
     """The files that the paths and globs of a dataset name, globs in sorted order; `where` is what names them."""
     files: list[Path] = []
-    remedy = f"Paths are seen from the eval file's folder, {folder}."
+    remedy = f"Paths are relative to the eval file's folder, {folder}."
     for pattern in patterns:
         path = folder / Path(pattern).expanduser()
         if any(mark in pattern for mark in "*?[") and not path.exists():

@@ -177,7 +177,7 @@ def common_files(spec: Eval) -> dict[str, Path | str]:
     if not folder.is_dir():
         where = spec.document.where(("workspace", "folder"))
         said = "not a folder" if folder.exists() else "no such folder"
-        raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are seen from the eval file's folder.")
+        raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are relative to the eval file's folder.")
     return {
         path.relative_to(folder).as_posix(): link_of(path, folder) if path.is_symlink() else path
         for path in sorted(folder.rglob("*"))

@@ -114,7 +114,7 @@ def _explain(kind: str, message: str, place: Location, model: type[Block]) -> st
             return f"unknown key; parameters of a request go under `params`: params: {{{key}: …}}"
         alias = next((name for name in _ALIASES.get(key, ()) if name in names), None)
         hint = f" (did you mean {alias!r}?)" if alias else suggest(key, names)
-        return f"unknown key{hint}" + (f"; keys here: {', '.join(names)}" if names and not hint else "")
+        return f"unknown key{hint}" + (f"; known here: {', '.join(names)}" if names and not hint else "")
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
