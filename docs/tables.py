@@ -20,8 +20,8 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from holdfast.spec.load_graders import grader_schema
-from holdfast.spec.schema import TARGETS
+from holdfast.spec.load_graders import GRADERS
+from holdfast.spec.load_targets import TARGETS
 
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -47,10 +47,8 @@ def table(kind: str, name: str) -> str:
 def find_block(name: str) -> type[BaseModel]:
     """Return the model of a block by its kind or by the path of its class."""
     kind, _, which = name.partition(" ")
-    if kind == "grader":
-        return grader_schema(which)
-    if kind == "target":
-        return TARGETS[which]
+    if kind in ("grader", "target"):
+        return (GRADERS if kind == "grader" else TARGETS).load(which).schema
     module, _, class_name = kind.rpartition(".")
     return getattr(import_module(f"holdfast.{module}"), class_name)
 

@@ -88,8 +88,11 @@ class TestPublicNames:
             "Verdict",
             "WaitingGrader",
             "__version__",
+            "compare",
             "evaluate",
             "evaluate_async",
+            "gate",
+            "load_run",
         ]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None
@@ -148,7 +151,7 @@ class TestFunctions:
 
     def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
-            with pytest.raises(UsageError, match="could not be noticed"):
+            with pytest.raises(UsageError, match="cannot tell when"):
                 evaluate(target=target)
         assert not (tmp_path / "runs").exists()
 

@@ -1,7 +1,7 @@
-"""Versions of our files, MAJOR.MINOR: one rule for all that are read.
+"""Versions of Holdfast's files, MAJOR.MINOR: one rule for all files that are read.
 
-The same major version is accepted, a newer minor one with a word about it. Another major version, or none that can be
-read, is refused with the command to type. What changed in which version: docs/versions.md.
+A file of the same major version is accepted, with a notice if its minor version is newer. Another major version, or an
+invalid one, is refused, and the error names the command to run. docs/versions.md lists the changes of each version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WRITTEN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
 class Version(NamedTuple):
-    """A version, in the order of versions: 1.9 comes before 1.10."""
+    """A version; 1.9 sorts before 1.10."""
 
     major: int
     minor: int
@@ -26,21 +26,21 @@ class Version(NamedTuple):
 
 
 def parse_version(written: object) -> Version:
-    """A version as it stands in a file; a ValueError says what is wrong with it. YAML reads a bare 1.0 as a number."""
+    """Parse a version from a file; raise ValueError if it is invalid. YAML reads a bare 1.0 as a number."""
     match = _WRITTEN.fullmatch(str(written)) if isinstance(written, str | float) else None
     if match is None:
-        raise ValueError(f'{written!r} is no version: it is MAJOR.MINOR in quotes, for example "1.0"')
+        raise ValueError(f'{written!r} is not a version: write MAJOR.MINOR in quotes, for example "1.0"')
     return Version(int(match[1]), int(match[2]))
 
 
 def check_version(where: object, written: object, ours: str, path: object = None) -> str | None:
-    """What to say of a file's version: nothing, or that it is newer than ours. Raises VersionError where it is refused.
+    """Check a file's version: return a notice if it is newer than ours, raise VersionError if it is not supported.
 
-    `where` names the version in messages, `path` is what `holdfast migrate` is given.
+    `where` names the version in messages; `path` is the argument of `holdfast migrate` in hints.
     """
     if written is None:
         raise VersionError(
-            f"{where}: there is no schemaVersion, as before files carried one", remedy=migrate_remedy(path)
+            f"{where}: has no schemaVersion: it was written before files had versions", remedy=migrate_remedy(path)
         )
     try:
         version = parse_version(written)
@@ -50,20 +50,20 @@ def check_version(where: object, written: object, ours: str, path: object = None
     if version.major != mine.major:
         remedy = migrate_remedy(path)
         if version > mine:
-            remedy = (
-                f"Upgrade Holdfast: it is of a newer one. ({migrate_command(path)} brings files forward, not back.)"
-            )
+            remedy = f"Upgrade Holdfast: the file is newer. ({migrate_command(path)} updates older files only.)"
         raise VersionError(f"{where}: this Holdfast reads version {ours}, not {version}", remedy=remedy)
     if version.minor > mine.minor:
-        return f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade it to be sure"
+        return (
+            f"{where}: version {version} is newer than this Holdfast, which knows {ours}; upgrade Holdfast to be safe"
+        )
     return None
 
 
 def migrate_command(path: object) -> str:
-    """What to type."""
+    """Return the command that brings a file up to date."""
     return f"holdfast migrate {'FILE' if path is None else shlex.quote(str(path))}"
 
 
 def migrate_remedy(path: object) -> str:
-    """The same as an error's last line."""
-    return f"Bring it up to date with: {migrate_command(path)}"
+    """Return a hint with the command that brings a file up to date."""
+    return f"Update it with: {migrate_command(path)}"

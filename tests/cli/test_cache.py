@@ -232,7 +232,7 @@ class TestRemoving:
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
-        [([], "name the runs to remove"), (["ffffffff"], "'ffffffff' is no run"), ([""], "is no run")],
+        [([], "name the runs to remove"), (["ffffffff"], "'ffffffff' is not a run"), ([""], "is not a run")],
     )
     def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], said: str) -> None:
         before = tree(copied)

@@ -203,7 +203,7 @@ class TestEval:
         before = mock.requests
         for option in ("--fresh", "--force"):
             ended = type_in("eval", path, option)
-            assert ended.code == 0 and "the earlier run is kept in" in ended.err
+            assert ended.code == 0 and "the earlier run was archived to" in ended.err
         assert mock.requests == before + 6
         archived = sorted((run.parent / "archived").glob("*/outputs.jsonl"))
         assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
@@ -399,7 +399,9 @@ class TestDisplays:
         first = [json.loads(line) for line in type_in("eval", path, "--display", "json").err.splitlines()]
         assert [event["status"] for event in first if event["event"] == "grade"] == ["error"]
         again = [json.loads(line) for line in type_in("eval", path, "--fresh", "--display", "json").err.splitlines()]
-        assert "the earlier run is kept in" in next(event["message"] for event in again if event["event"] == "notice")
+        assert "the earlier run was archived to" in next(
+            event["message"] for event in again if event["event"] == "notice"
+        )
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_beginning_that_fits_two_runs_is_refused_with_both(lab: Lab) -> None:
     twin = run.with_name(run.name + "0")
     shutil.copytree(run, twin)
     said = lab.do("grade", run.name.rpartition("-")[2], check=2).err
-    assert "fits 2 runs" in said and run.name in said and twin.name in said and "more digits" in said
+    assert "matches 2 runs" in said and run.name in said and twin.name in said and "more digits" in said
 
 
 def test_more_graders_go_with_copies_into_the_run_that_eval_would_use(lab: Lab) -> None:

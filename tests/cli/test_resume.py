@@ -123,7 +123,7 @@ def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -
             file.write(json.dumps({"id": "new", "question": "q", "expected": "q"}) + "\n")
         provider.reset()
         said = holdfast("resume", run, cwd=tmp_path, check=2).stderr
-        assert "another run than its eval would make now" in said and provider.requests == 0
+        assert "cannot be resumed: its data, code or graders have changed" in said and provider.requests == 0
     assert (run / "outputs.jsonl").read_bytes() == before
 
 
@@ -157,7 +157,7 @@ def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
         eval_file = write_eval(tmp_path, provider.base_url, target=target)
         holdfast("eval", eval_file, cwd=tmp_path, check=None)
         said = holdfast("resume", run_dir(tmp_path), cwd=tmp_path, check=2).stderr
-    assert "no secret is kept" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
+    assert "runs never store secrets" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
 
 
 def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, tmp_path: Path) -> None:

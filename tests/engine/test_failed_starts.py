@@ -120,7 +120,7 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
         ),
         (
             graded("  - {type: program, command: ./gone}\n"),
-            r"8: graders\[1\]: .*/gone is no file\nhint: Paths are relative",
+            r"8: graders\[1\]: .*/gone is not a file\nhint: Paths are relative",
         ),
         (graded("  - {type: program, command: gone-away}\n"), r"8: graders\[1\]: gone-away is not on the PATH\n"),
         (
@@ -133,7 +133,7 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
             SAMPLES + GRADERS + "target:\n  model: local/gone\n",
             r"7: target.model: no embedded model 'local/gone'\nhint: Th",
         ),
-        (SAMPLES + GRADERS + "target:\n  command: [./gone]\n", r"7: target.command: .*/gone is no file\n"),
+        (SAMPLES + GRADERS + "target:\n  command: [./gone]\n", r"7: target.command: .*/gone is not a file\n"),
         (
             SAMPLES + GRADERS + "target:\n  command: [agent.py]\n",
             r"agent.py is not on the PATH\nhint: Write it as ./agent",

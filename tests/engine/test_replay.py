@@ -243,7 +243,7 @@ def test_an_agent_that_asks_something_else_each_time_is_reported_and_goes_on_liv
     lab.eval(check=-9)
     done = lab.eval()
     assert provider.stats()["asked"] == {"the same": 1, "first life": 1, "second life": 1}
-    assert "a #1: the target is not deterministic" in done.err and "1 recorded call is of no use" in done.err
+    assert "a #1: the target is not deterministic" in done.err and "1 recorded call is dropped" in done.err
     (output,) = kept(done.run)
     assert output["output"] == "second life" and output["usage"]["requests"] == 2
 

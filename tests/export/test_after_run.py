@@ -76,7 +76,7 @@ def test_an_export_by_name_can_be_left_out_where_nothing_has_changed(lab: Lab) -
 
     assert "wrote " in export()
     before = (run / "exports.json").read_bytes()
-    assert "csv: done already" in export() and (run / "exports.json").read_bytes() == before
+    assert "csv: already up to date" in export() and (run / "exports.json").read_bytes() == before
     assert "wrote " in export("-o", "elsewhere"), "other options"
     (lab.folder / "elsewhere" / "trials.csv").unlink()
     assert "wrote " in export("-o", "elsewhere"), "what is gone is written again"

@@ -330,7 +330,7 @@ def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, 
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS, graders=[{"type": "exact"}, judged])
     stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "grader 'judged' is out of action; outputs are still kept" in stopped.stderr
+    assert "grader 'judged' is disabled; outputs are still recorded" in stopped.stderr
     assert "refuses connections" in stopped.stdout and "Start it" in stopped.stdout
     assert f"{ROWS} of {ROWS} trials have an output, {ROWS} of them without all their grades" in stopped.stdout
     assert len(kept(run)) == ROWS
@@ -425,7 +425,7 @@ def test_the_time_of_graders_counts_in_the_next_process_too(tmp_path: Path, prov
 
 def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Server) -> None:
     refused = holdfast("eval", write_eval(tmp_path, provider.base_url), "--max-cost", "1", cwd=tmp_path, check=2)
-    assert "the price of test-model is not known" in refused.stderr
+    assert "the price of test-model is unknown" in refused.stderr
     assert "prices:" in refused.stderr
     assert provider.requests == 0
 

@@ -162,7 +162,7 @@ def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Pat
     first.send_signal(signal.SIGCONT)
     said = leave(first, late)
     assert done_by(run, "b") > 0 and done_by(run, "a") + done_by(run, "b") == provider.requests == ROWS
-    assert sum("made the report" in out for out in said) <= 1, "one of them makes it"
+    assert sum("wrote the report" in out for out in said) <= 1, "one of them makes it"
     assert_same_numbers(run, calm)
 
 
@@ -209,7 +209,7 @@ def test_a_worker_that_is_killed_is_told_of(tmp_path: Path, provider: Server, ev
     wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
     psutil.Process(crew.pid).children()[0].kill()
     _, err = crew.communicate()
-    assert crew.returncode == 0 and "a worker was ended by SIGKILL" in err
+    assert crew.returncode == 0 and "a worker was killed (SIGKILL)" in err
     assert_same_numbers(run_dir(tmp_path), calm)
 
 
@@ -237,7 +237,7 @@ def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
         refused = holdfast(*command, cwd=tmp_path, check=4)
         assert f"a (process {first.pid} on" in refused.stderr and f"b (process {second.pid} on" in refused.stderr
     twice = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
-    assert f"worker a is at work already: process {first.pid}" in twice.stderr
+    assert f"worker a is already running: process {first.pid}" in twice.stderr
     (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
     assert listed["status"] == "running"
     holdfast("cache", "rm", "--all", "-y", cwd=tmp_path, check=4)
@@ -339,7 +339,7 @@ def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_di
     (last,) = workers.values()
     said = leave(last, late)
     assert "coverage 100.0%" in said[0]
-    assert "made the report" in said[1] or "already finished" in said[1]
+    assert "wrote the report" in said[1] or "already finished" in said[1]
     assert json.loads((run / "metrics.json").read_text())["score"] == 1
     assert provider.requests == 8
 
@@ -369,7 +369,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     (tmp_path / "hold").unlink()
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
-    assert err.count("a worker was ended by SIGKILL") == 2
+    assert err.count("a worker was killed (SIGKILL)") == 2
     assert provider.requests == 8
 
 
@@ -446,7 +446,7 @@ def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eva
     run = run_dir(tmp_path)
     assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
-    assert "'../a' is no worker's id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
+    assert "'../a' is not a worker id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
     assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 

@@ -218,7 +218,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../eval.yaml}]}\n",
-            "inputs.files[0].path: '../eval.yaml' leads out of the workspace",
+            "inputs.files[0].path: '../eval.yaml' is outside the workspace",
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: tool, name: t}\n",
@@ -300,8 +300,8 @@ def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: st
             'skill: s\nschemaVersion: "2.0"',
             "eval.yaml:3: schemaVersion: waza's evals are read in versions 1.x",
         ),
-        ("skill: s", "skill: s\nschemaVersion: 1.1.0", "eval.yaml:3: schemaVersion: '1.1.0' is no version"),
-        ("skill: s", "skill: s\nschemaVersion: 1", "eval.yaml:3: schemaVersion: 1 is no version"),
+        ("skill: s", "skill: s\nschemaVersion: 1.1.0", "eval.yaml:3: schemaVersion: '1.1.0' is not a version"),
+        ("skill: s", "skill: s\nschemaVersion: 1", "eval.yaml:3: schemaVersion: 1 is not a version"),
         ("skill: s", 'schemaVersion: "1.1"\nscenario: w', "a scenario eval has schemaVersion \"2.0\", not '1.1'"),
         ("skill: s", 'schemaVersion: "2.0"\nscenario: " "', "`scenario` names the workflow, and is not empty"),
         ("skill: s", 'schemaVersion: "2.0"\nscenario: w\nzebra: 1', "eval.yaml:4: zebra: unknown key; in a scenario"),

@@ -227,7 +227,7 @@ class TestTheCommand:
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
         assert "old.yaml: schemaVersion 1.2 is added" in done.stdout
         assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
-        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; as it was: old.yaml.bak"
+        assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; backup: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
@@ -294,7 +294,7 @@ class TestTheCommand:
         ("text", "said"),
         [
             ('schemaVersion: "2.0"\n' + TODAY, "Upgrade Holdfast"),
-            ("schemaVersion: abc\n" + TODAY, "is no version"),
+            ("schemaVersion: abc\n" + TODAY, "is not a version"),
             ("schemaVersion: 1.10\n" + TODAY, "without quotes"),
             ("a: [", "not valid YAML"),
             ("a: 1\n", "not an eval file"),
@@ -314,7 +314,7 @@ class TestTheCommand:
         assert not (tmp_path / "e.yaml.bak").exists()
 
     def test_a_folder_without_evals_is_refused(self, tmp_path: Path) -> None:
-        assert "no eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
+        assert "folder with eval files" in holdfast("migrate", ".", cwd=tmp_path, check=2).stderr
 
     def test_a_newer_minor_is_up_to_date(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text('schemaVersion: "1.9"\n' + TODAY)

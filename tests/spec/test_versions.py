@@ -63,12 +63,12 @@ class TestTheRule:
 
     @pytest.mark.parametrize("written", ["abc", "", "1", "1.", ".1", "1.0.0", "v1.0", "1.0 ", "01.0", "1.x", "-1.0"])
     def test_what_is_no_version_is_named_with_how_one_looks(self, written: str) -> None:
-        with pytest.raises(VersionError, match=r"x\.yaml: .* is no version: it is MAJOR\.MINOR in quotes"):
+        with pytest.raises(VersionError, match=r"x\.yaml: .* is not a version: write MAJOR\.MINOR in quotes"):
             check_version("x.yaml", written, "1.1")
 
     @pytest.mark.parametrize("written", [1, True, [], {}, 1e30, float("nan")])
     def test_nor_is_a_value_of_another_kind(self, written: Any) -> None:
-        with pytest.raises(VersionError, match="is no version"):
+        with pytest.raises(VersionError, match="is not a version"):
             check_version("x.yaml", written, "1.1")
 
     @pytest.mark.parametrize("written", ["1.0", "1.1", 1.0, 1.1])

@@ -497,7 +497,9 @@ class TestCommand:
     @pytest.mark.parametrize("name", ["./missing", "no-such-program-anywhere", "./data.txt"])
     def test_a_program_that_cannot_be_run_is_refused_before_anything_runs(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "data.txt").write_text("not a program")
-        with pytest.raises(ConfigError, match=r"target\.command: .*(is no file|is not on the PATH|is not executable)"):
+        with pytest.raises(
+            ConfigError, match=r"target\.command: .*(is not a file|is not on the PATH|is not executable)"
+        ):
             self.run(tmp_path, {"command": [name]})
 
     def test_a_program_that_turns_out_not_to_run_stops_the_run_and_says_so(self, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise UsageError(
-            "--max-tokens means two things",
+            "--max-tokens is ambiguous",
             remedy=f"For the length of a reply: target.params.max_tokens={value}. "
             f"For a budget of the whole run: --token-budget {value}.",
         )
@@ -163,12 +163,16 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
     that says what to serve, which eval files to run, and where results go.
     """
     from holdfast.formats import is_configuration, is_eval, load_any
+    from holdfast.formats.providers import resolve_eval
     from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:
-        raise UsageError("--fresh starts from scratch: there is nothing for --retry-failed", remedy="Give one of them.")
+        raise UsageError(
+            "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
+            remedy="Use one of them.",
+        )
     if flags.named is not None:
         config, overrides = flags.named, (*((config,) if config else ()), *overrides)
     else:
@@ -179,6 +183,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
+    config = resolve_eval(config)
     document = read_document(Path(config))
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)

@@ -74,7 +74,7 @@ def command(
     if (wanted is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
-        raise UsageError("--failed does exports again as they were; give options with --to")
+        raise UsageError("--failed repeats exports with their original options; use --to to change them")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
@@ -83,7 +83,7 @@ def command(
     code = 0
     for block in blocks:
         if if_changed and is_done(rundir, block, entries):
-            click.echo(f"{block.to}: done already")
+            click.echo(f"{block.to}: already up to date")
             continue
         try:
             describe(block.to, export(view, block), click.echo)

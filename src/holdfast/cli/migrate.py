@@ -63,14 +63,14 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         try:
             data = read_document(file).data
         except ConfigError as error:
-            click.echo(f"passed over: {error.message}", err=True)
+            click.echo(f"skipped: {error.message}", err=True)
             continue
         if is_eval(data) or find_format(data) is not None:
             found += 1
             yield file
     if not found:
         remedy = "Give an eval file, a folder that has some, or the path that `holdfast eval` printed as run:"
-        yield UsageError(f"{path} is no run directory and has no eval files", remedy=remedy)
+        yield UsageError(f"{path} is neither a run directory nor a folder with eval files", remedy=remedy)
 
 
 def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
         raise Fault(
             "disk",
             f"{found}: cannot be written: {error.strerror or error}",
-            remedy="What was not written is as it was: fix that, and run the same command again.",
+            remedy="Files that were not written are unchanged. Fix the problem and run the same command again.",
         ) from error
 
 
@@ -109,10 +109,10 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
 def _run(path: Path, dry_run: bool) -> dict[str, Any]:
     from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
     from holdfast.store.rundir import RunDir
-    from holdfast.store.upgrade import outdated, upgrade
+    from holdfast.store.upgrade import find_outdated, upgrade
 
     rundir = RunDir(path)
-    changed = outdated(rundir) if dry_run else upgrade(rundir)
+    changed = find_outdated(rundir) if dry_run else upgrade(rundir)
     entry: dict[str, Any] = {"path": str(path), "kind": "run"}
     if not changed:
         manifest = rundir.read_manifest()
@@ -146,6 +146,6 @@ def _print(entry: dict[str, Any]) -> None:
             for change in entry["changes"]:
                 click.echo(change)
             if "backup" in entry:
-                click.echo(f"{entry['path']}: version {entry['to']}; as it was: {entry['backup']}")
+                click.echo(f"{entry['path']}: version {entry['to']}; backup: {entry['backup']}")
         case name:
             click.echo(f"{entry['path']}: an eval file of {name}, which runs unchanged: nothing to do")

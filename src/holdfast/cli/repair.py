@@ -35,7 +35,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
         raise Fault(
             "disk",
             f"cannot repair {run}: {error.strerror or error}",
-            remedy="Repair the disk first: what it cannot read or write is beyond this command.",
+            remedy="Repair the disk first: this command has to read and write it.",
         ) from error
     for problem in problems:
         click.echo(problem)
@@ -112,7 +112,7 @@ def _repair(rundir: RunDir) -> tuple[list[str], Index]:
         missing = _missing(rundir, index) if not broken else []
         if (index.damage or broken or missing) and rundir.finished:
             rundir.reopen()
-            click.echo("took back metrics.json: the next `holdfast eval` completes the run and writes it again")
+            click.echo("removed metrics.json: the next `holdfast eval` completes the run and writes it again")
         return [*([broken] if broken else []), *missing], index
     finally:
         lease.release()

@@ -80,7 +80,7 @@ def command(
 
 def _resume_invocation(subject: Subject) -> int:
     from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
-    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.remote.registry import Registry
     from holdfast.cluster.remote.slurm import JobName
     from holdfast.cluster.remote.submit import start_attempt
     from holdfast.cluster.watch.status import jobs_of, read_files
@@ -100,15 +100,13 @@ def _resume_invocation(subject: Subject) -> int:
     for number, state in sorted(live.items()):
         click.echo(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}", err=True)
     if live and not left:
-        raise RunHeld(
-            f"{subject.name} is being worked on", remedy=f"`holdfast kill {subject.name}` ends that, if it must be."
-        )
+        raise RunHeld(f"{subject.name} is being worked on", remedy=f"To stop it first: holdfast kill {subject.name}")
     if not left:
         click.echo(f"{subject.name}: all is done")
         return 0
     for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in left)):
         remove_stop(subject.transport, marked)
-    mirror = Registry().mirror(subject.known.id) if subject.known else None
+    mirror = Registry().mirror(subject.entry.id) if subject.entry else None
     started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
@@ -143,15 +141,15 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
     spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file, changes)
     if (manifest.eval.get("metadata") or {}) == {"made_by": "holdfast compare --judge"}:
         raise UsageError(
-            f"{path} holds verdicts of `holdfast compare --judge`", remedy="Give that command again: it resumes."
+            f"{path} holds verdicts of `holdfast compare --judge`", remedy="Run that command again to resume it."
         )
     identity = with_outputs_of((rundir, manifest), identify(spec))
     if identity.place is None and _grades_differently(manifest, identity):
         click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
     elif identity.place is None:
         raise UsageError(
-            f"{path} is another run than its eval would make now: its data, its code or its graders have changed",
-            remedy="Run `holdfast eval` with the eval file, which takes over what still fits and says what changed.",
+            f"{path} cannot be resumed: its data, code or graders have changed since it was created",
+            remedy="Run `holdfast eval` with the eval file, which reuses what still applies and says what changed.",
         )
     options = replace(options, runs_dir=home_of(rundir, manifest, options.runs_dir), outputs_of=(rundir, manifest))
     outcome = run_shown(
@@ -184,6 +182,6 @@ def _refuse_hidden(data: dict[str, Any], eval_file: str | None) -> None:
 
     if b"(hidden" in msgspec.json.encode(data):
         raise UsageError(
-            "the eval holds a secret that was written out, and no secret is kept in a run",
+            "the eval contains a literal secret, and runs never store secrets",
             remedy=f"Resume with: holdfast eval {eval_file or 'FILE'}",
         )

@@ -58,7 +58,8 @@ def _find(name: str, runs_dir: Path) -> Path:
         return matches[0]
     if matches:
         raise UsageError(
-            f"{name!r} fits {len(matches)} runs: {', '.join(map(str, matches))}", remedy="Give more digits."
+            f"{name!r} is ambiguous, it matches {len(matches)} runs: {', '.join(map(str, matches))}",
+            remedy="Give more digits.",
         )
     if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
         raise UsageError(

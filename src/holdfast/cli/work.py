@@ -81,7 +81,7 @@ def command(
     elif outcome.finisher is not None:
         ending = "ended without a report; see its log, then run this command again"
         if outcome.exit_code == 0:
-            ending = "made the report" if rundir.finished else "left the outputs without grades, as requested"
+            ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
         click.echo(f"{worker}: nothing is left to do; {outcome.finisher} {ending}")
     else:
         from holdfast.report.table import print_outcome

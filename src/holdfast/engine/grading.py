@@ -209,7 +209,7 @@ class Grading:
         except Fault as fault:
             if number not in self.down:
                 self.down[number] = fault
-                self._notice(f"grader {name!r} is out of action; outputs are still kept: {fault}")
+                self._notice(f"grader {name!r} is disabled; outputs are still recorded: {fault}")
             return None
         except Exception as error:  # a worker that died of it would leave the others waiting for ever
             result = _raised(error)

@@ -142,7 +142,7 @@ class _LocalWorkers:
             worker.stdin.close()
             if worker.returncode < 0 and self._signal_sent is None:
                 name = signal.Signals(-worker.returncode).name
-                self._display.notice(f"a worker was ended by {name}; its finished trials are saved")
+                self._display.notice(f"a worker was killed ({name}); its finished trials are saved")
         for exporter in exporters:
             exporter.close()
         self._display.end()
@@ -205,7 +205,7 @@ class _LocalWorkers:
                 return self._with_totals(finished)
             reason = Fault(
                 "rejected",
-                f"workers ended before all was done (exit codes {', '.join(map(str, codes))})",
+                f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
                 remedy="Their finished trials are saved.",
             )
         index = rundir.load(mend=False)

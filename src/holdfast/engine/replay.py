@@ -215,8 +215,8 @@ class Replay:
         if calls:
             count = "1 recorded call is" if len(calls) == 1 else f"{len(calls)} recorded calls are"
             self._notice(
-                f"{self.trial_name}: the target is not deterministic: turn {turn} does not go "
-                f"as it went before it was interrupted; {count} of no use, and it continues live from here"
+                f"{self.trial_name}: the target is not deterministic: turn {turn} makes "
+                f"other calls than before it was interrupted; {count} dropped, and the trial continues live"
             )
         for turn_of_call, kind, request, nth in calls:
             for dropped in ((turn_of_call, kind, request, nth), (turn_of_call, "intent", request, nth)):

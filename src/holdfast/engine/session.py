@@ -360,7 +360,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     """Read the records of a run, write its manifest if it is new, and borrow what other runs have done."""
     rundir = identity.directory(options.runs_dir)
     if options.fresh and (archived := rundir.set_aside()):
-        notice(f"the earlier run is kept in {archived}")
+        notice(f"the earlier run was archived to {archived}")
     manifest = rundir.read_manifest()
     new = False
     if manifest is None:
@@ -371,7 +371,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         notice(newer)
     with suppress(OSError, ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
-            notice("lines are missing from this finished run's journals; doing what they held again")
+            notice("lines are missing from this finished run's journals; doing that work again")
     index = rundir.load(mend=True)
     index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
     for damage in index.damage:

@@ -86,7 +86,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
 def _refuse_secrets(spec: Eval) -> None:
     if without_secrets(spec.document.data) != spec.document.data:
         raise UsageError(
-            "workers read the eval from the run directory, and no secret is kept there",
+            "workers read the eval from the run directory, where no secrets are stored",
             remedy="Name an environment variable where a header, a password or a URL's query is written out: ${NAME}",
         )
 
@@ -179,7 +179,7 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
     )
     for damage in index.damage:
         notice(f"{worker}: {damage}")
-    follower = Follower(rundir, index, own=worker)
+    follower = Follower(rundir, index, skip_worker=worker)
     follower.refresh()
     index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
     return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)

@@ -63,7 +63,7 @@ class Workspace:
                 self.last = snapshot(self.folder, self._blobs)
                 return self.last
         except (ValueError, OSError) as error:
-            raise AttemptError("agent", f"the workspace cannot be kept: {error}", retry=False) from error
+            raise AttemptError("agent", f"the workspace cannot be stored: {error}", retry=False) from error
 
     def ended(self, files: Files | None) -> None:
         """A turn is over; the next one, or another try at it, starts from here."""

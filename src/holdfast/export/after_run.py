@@ -79,7 +79,7 @@ def _write_nat(view: RunView, spec: Eval, report: Callable[[str], None], warn: C
         # The lines again too: where all was reused, nothing was written while it ran.
         _report_files(write_nat(view, folder, spec.output.nat.step_filter, lines=True), report)
     except (HoldfastError, OSError) as error:
-        hint = f"The run itself is whole. Again: {export_command(view.rundir, 'nat')} -o DIR"
+        hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, 'nat')} -o DIR"
         warn(f"output.nat: cannot write {folder}: {error}\n  {hint}")
 
 
@@ -98,7 +98,8 @@ def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], w
         try:
             registry.describe(block.to, registry.export(view, block), report)
         except (HoldfastError, OSError) as error:
-            warn(f"{error}\n  The run itself is whole. Again: {registry.export_command(rundir, block.to)}")
+            again = registry.export_command(rundir, block.to)
+            warn(f"{error}\n  The run itself is complete. Repeat the export with: {again}")
 
 
 def _write_copies(view: RunView, log_samples: bool, output_path: Path | None) -> list[Path]:

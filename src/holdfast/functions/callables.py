@@ -60,7 +60,7 @@ class Callables:
         """Add a function; returns its reference, and a version for the values that it carries."""
         if isinstance(function, functools.partial):
             raise UsageError(
-                "a functools.partial has no source of its own, so a change of its arguments could not be noticed",
+                "a functools.partial has no source of its own, so Holdfast cannot tell when its arguments change",
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -131,7 +131,7 @@ def _file(function: Callable[..., Any]) -> str | None:
     if code is None and not _typed_in(holder):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise UsageError(
-            f"{name} is not written in Python, so a change of it could not be noticed",
+            f"{name} is not written in Python, so Holdfast cannot tell when it changes",
             remedy="Write a function that calls it.",
         )
     return None
@@ -158,8 +158,8 @@ def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
         identity = recall(owner, values)
         if not _is_json(identity):
             raise UsageError(
-                f"{getattr(function, '__qualname__', function)} carries {', '.join(identity)}, and a change of these "
-                "could not be noticed",
+                f"{getattr(function, '__qualname__', function)} carries {', '.join(identity)}, and Holdfast cannot tell "
+                "when these change",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
         keep(owner, identity)

@@ -217,7 +217,7 @@ def unseen_imports() -> list[str]:
     """Describe, for each loaded file, the modules that it imports and that are not part of its fingerprint."""
     return [
         f"{path.name} imports {', '.join(str(file) for file in loaded.unseen)} in a way that reading its code does not "
-        "show: a change there is not noticed. Import it in the file itself, or change `version` with it."
+        "show: changes there are not noticed. Import it in the file itself, or change `version` with it."
         for path, loaded in _modules.items()
         if loaded.unseen
     ]

@@ -64,7 +64,7 @@ class Isolation(msgspec.Struct, frozen=True):
             return None
         return (
             "programs of graders can change files outside their workspace here: this system has no Landlock and "
-            "allows no namespaces (docs/graders.md)"
+            "allows no namespaces (docs/graders-files.md)"
         )
 
     @property

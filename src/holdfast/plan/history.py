@@ -194,5 +194,5 @@ def with_outputs_of(lender: Neighbour, found: RunIdentity, *, grading: bool = Fa
     changes = "; ".join(identity_changes(manifest.identity, found.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",
-        remedy="Grading never calls the target; `holdfast eval` runs what the change touches.",
+        remedy="Grading never calls the target; `holdfast eval` runs what depends on the change.",
     )

@@ -92,7 +92,9 @@ def parse_document(
     try:
         document = Document(_plain(tree, (), lines), path, lines)
     except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), "holds half a surrogate pair, which is no character")]) from error
+        raise ConfigError(
+            [Problem(str(path), "contains half of a surrogate pair, which is not a character")]
+        ) from error
     version = tree.get("schemaVersion")
     if isinstance(version, float) and getattr(version, "_width", 0) > len(str(float(version))):
         message = f'without quotes this is the number {float(version)}; a version is text: write it as "1.10"'

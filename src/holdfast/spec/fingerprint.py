@@ -273,7 +273,7 @@ def check_program(
         message = f"{word} is not on the PATH"
         remedy = f"Write it as ./{word}." if there else "Install it, or name a file of the eval's folder as ./FILE."
     else:
-        message = f"{path} {'is not executable' if there else 'is no file'}"
+        message = f"{path} {'is not executable' if there else 'is not a file'}"
         remedy = f"chmod +x {path}" if there else "Paths are relative to the eval file's folder."
         word = str(path)
     if shutil.which(word, path=path_variable) is None:

@@ -256,7 +256,7 @@ class PythonGrader(TextBlock):
 
     type: Literal["python"]
     function: FunctionName
-    """Function to call, as `file.py:function` or `package.module:function`."""
+    """Function to call, as `file.py:function` relative to the eval file, or as `package.module:function`."""
     expected: str | int | float | bool | None = None
     """Template of the expected value. Default: the row's field of the parameter's name, else its first field among
     `expected`, `answer`, `ground_truth`, `target` and `ideal`."""

@@ -318,7 +318,7 @@ class PythonTarget(TargetBlock):
     """A Python function, `file.py:function`, relative to the eval file."""
 
     python: FunctionName
-    """Function, class or object to call, as `file.py:name`, relative to the eval file, or `package.module:name`."""
+    """Function, class or object to call, as `file.py:name` relative to the eval file, or as `package.module:name`."""
     params: dict[str, Any] = {}
     """Values passed to the function as `context.params`."""
     version: str | None = None
@@ -473,8 +473,8 @@ class ResponderBlock(Block):
     model: str | None = None
     """Model that plays the user. Default: the target's model and endpoint."""
     python: FunctionName | None = None
-    """Function that plays the user instead of a model, as `file.py:function` or `package.module:function`. It may take
-    `messages`, `sample` and `turn`, and returns the next message, or None to stop."""
+    """Function that plays the user instead of a model, as `file.py:function` or `package.module:function`. It may
+    take `messages`, `sample` and `turn`, and returns the next message, or None to stop."""
     instructions: str | None = None
     """Who the user is and what they want. A template over the row."""
     max_followups: Annotated[int, Field(ge=1)] | str

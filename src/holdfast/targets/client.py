@@ -187,9 +187,9 @@ class Client:
         if end is None and not chunked and "Content-Length" not in headers:
             raise AttemptError(
                 "bad_reply",
-                "the stream ended with its connection, which cannot be told from a stream that was cut off",
+                "the stream ended with its connection, so it may have been cut off",
                 remedy="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
-                "target.stream_end. `stream_end: close` takes such a stream as whole.",
+                "target.stream_end. `stream_end: close` accepts such a stream.",
                 retry=False,
             )
 

@@ -95,7 +95,7 @@ class Proxy:
         except web.HTTPRequestEntityTooLarge:
             return _refusal(413, f"a request of more than {_MOST_BYTES:,} bytes is not passed on")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _refusal(400, f"only JSON is passed on, and the request is none: {error}")
+            return _refusal(400, f"only JSON is passed on, and the request is not JSON: {error}")
         path = request.match_info["path"].strip("/")
         answer = _Answer(self, request, path, body)
         described = {"method": request.method, "path": path, "query": request.query_string, "body": body}
