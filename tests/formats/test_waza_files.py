@@ -214,7 +214,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ("id: x\nexpected: {output_contain: [a]}\ninputs: {prompt: x}\n", "a.yaml:2: expected.output_contain: unknown"),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../../up.txt}]}\n",
-            "tasks/a.yaml:2: inputs.files[0].path: '../../up.txt' leads out of",
+            "tasks/a.yaml:2: inputs.files[0].path: '../../up.txt' is outside",
         ),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../eval.yaml}]}\n",
@@ -310,7 +310,7 @@ def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: st
         ("name: small", "description: x", "eval.yaml: name: is missing"),
         ("tasks/*.yaml", "tasks/z.yaml", "eval.yaml:5: tasks[0]: no such file: 'tasks/z.yaml'"),
         ("tasks/*.yaml", "tasks/z*.yaml", "eval.yaml:5: tasks: there is no task to run"),
-        ("tasks/*.yaml", "../out.yaml", "eval.yaml:5: tasks[0]: '../out.yaml' leads out of"),
+        ("tasks/*.yaml", "../out.yaml", "eval.yaml:5: tasks[0]: '../out.yaml' is outside"),
         ("trials_per_task: 1", "trials_per_task: 0", "eval.yaml:3: config.trials_per_task: is a number from 1, not 0"),
         ("skill: s", "skill: s\nhooks: {before_run: [{command: ''}]}", "eval.yaml:3: hooks.before_run[0]"),
     ],

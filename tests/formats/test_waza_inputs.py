@@ -132,7 +132,7 @@ def test_a_name_never_leads_out_of_the_project_and_the_working_directory(
     grader = "{type: trigger, name: t, config: {skill_path: ../SKILL.md, mode: negative}}"
     path = tree(tmp_path / "e", tasks_a_yaml=f"{TASK}graders:\n  - {grader}\n")
     monkeypatch.chdir(tmp_path / "e")
-    assert "skill_path: '../SKILL.md' leads out of the project" in refused(path)
+    assert "skill_path: '../SKILL.md' is outside the project" in refused(path)
     (tmp_path / ".git").mkdir()
     assert keys(load(path))["t"]["type"] == "trigger"
 

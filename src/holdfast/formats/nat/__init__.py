@@ -1,12 +1,12 @@
-"""NeMo Agent Toolkit (NAT): its configurations read as they are, its workflows and evaluators run in this process.
+"""NeMo Agent Toolkit (NAT): reads its configurations, and runs its workflows and evaluators in this process.
 
-`config`    a configuration, and of it what a workflow or an evaluator uses
+`config`    a configuration, and the parts of it that a workflow or an evaluator uses
 `sources`   the local Python modules in which components are registered
 `trace`     tool calls out of the steps that a workflow reports, and steps out of messages
 `library`   everything that imports NAT itself
 `target`    a workflow as the target, and `grader`, an evaluator as a grader
 `format`    recognizes configurations
-`read`      a configuration with an `eval` section, turned into an eval of ours
+`read`      translates a configuration with an `eval` section into an eval
 `dataset`   the dataset of such a configuration
 `export`    workflow_output.json and the files of evaluators, of a run
 `steps`     the model and tool calls of a trial as NAT's steps

@@ -1,7 +1,7 @@
-"""NAT configurations, and of each the part that a workflow or an evaluator uses.
+"""NAT configurations, and the parts of them that a workflow or an evaluator uses.
 
-What is in no key is not loaded either: a model that only evaluators name is no part of the workflow, so that another
-judge reruns no trial. Secrets, addresses and retries are loaded and are in no key.
+Only the used parts are loaded: a model that only evaluators name is not part of the workflow, so that another judge
+reruns no trial. Secrets, addresses and retries are loaded, but are in no key.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_config(path: Path, override: Mapping[str, Any] | None = None) -> dict[s
     """
     if not path.is_file():
         raise ConfigError([Problem(str(path), "no such file")], remedy="Paths are relative to the eval file.")
-    data = _inherited(path, ())
+    data = _read_with_base(path, ())
     overlay(data, override or {})
     return data
 
@@ -83,24 +83,24 @@ def overlay(data: dict[str, Any], override: Mapping[str, Any]) -> None:
 
 
 def workflow_part(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a configuration what its workflow may use: all components but those that only evaluators name."""
+    """Return the part that the workflow may use: all components but those that only evaluators name."""
     part = {name: data[name] for name in (*COMPONENTS, "workflow") if data.get(name)}
     evaluators = (data.get("eval") or {}).get("evaluators") or {}
-    judges = _reached(evaluators, part)
-    rest = [data.get("workflow"), *(block for key, block in _named(part) if key not in judges)]
-    unused = judges - _reached(rest, part)
+    judges = _find_reachable(evaluators, part)
+    rest = [data.get("workflow"), *(block for key, block in _components(part) if key not in judges)]
+    unused = judges - _find_reachable(rest, part)
     return _without(part, unused)
 
 
 def evaluator_part(data: Mapping[str, Any], evaluator: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a configuration the components that an evaluator names, and those that they name."""
+    """Return the components that an evaluator names, and those that they name in turn."""
     part = {name: data[name] for name in COMPONENTS if data.get(name)}
-    return _without(part, {key for key, _ in _named(part)} - _reached(evaluator, part))
+    return _without(part, {key for key, _ in _components(part)} - _find_reachable(evaluator, part))
 
 
 def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What of a part can change a result: its values, the environment variables in them, and the components' code."""
-    config = {name: _kept(value) for name, value in part.items()}
+    """Return everything in a part that can change a result: values, environment variables, and the components' code."""
+    config = {name: _without_unkeyed(value) for name, value in part.items()}
     names = sorted({name for text in texts(config) for name in _VARIABLE.findall(text)})
     shown = [name for name in names if not _SECRET_VARIABLE.search(name.upper())]
     environment = {name: digest_bytes(os.environ.get(name, "").encode()) for name in shown}
@@ -108,10 +108,10 @@ def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {"config": config, "source": source, **({"environment": environment} if environment else {})}
 
 
-def _inherited(path: Path, within: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_base(path: Path, within: tuple[Path, ...]) -> dict[str, Any]:
     shape = "a NAT configuration is a mapping of sections such as workflow and llms"
     document = parse_document(read_text(path), path, shape)
-    data: dict[str, Any] = _filled(document.data, document, ())
+    data: dict[str, Any] = _fill_in_files(document.data, document, ())
     base = data.pop("base", None)
     if base is None:
         return data
@@ -121,13 +121,13 @@ def _inherited(path: Path, within: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError([Problem(place, f"{below}: no such file")])
     if below.resolve() in (*within, path.resolve()):
         raise ConfigError([Problem(place, "the configuration extends itself")])
-    return _merged(_inherited(below, (*within, path.resolve())), data)
+    return _merge(_read_with_base(below, (*within, path.resolve())), data)
 
 
-def _filled(value: Any, document: Document, location: Location) -> Any:
-    """A value with texts that name a file as `file://…` replaced by what is in the file."""
+def _fill_in_files(value: Any, document: Document, location: Location) -> Any:
+    """Replace texts that name a file as `file://…` by the content of the file."""
     if isinstance(value, dict):
-        return {key: _filled(inner, document, (*location, key)) for key, inner in value.items()}
+        return {key: _fill_in_files(inner, document, (*location, key)) for key, inner in value.items()}
     if not (isinstance(value, str) and value.startswith(_FILE)):
         return value
     assert document.path is not None
@@ -138,57 +138,59 @@ def _filled(value: Any, document: Document, location: Location) -> Any:
         raise ConfigError([Problem(document.where(location), f"{path} cannot be read: {error}")]) from error
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
+        merged[key] = _merge(merged[key], value) if both else value
     return merged
 
 
-def _named(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
-    """The components of a part, each by its section and name."""
+def _components(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield the components of a part, each with its section and name."""
     for section in COMPONENTS:
         blocks = part.get(section)
         if isinstance(blocks, dict):
             yield from (((section, name), block) for name, block in blocks.items())
 
 
-def _reached(start: Any, part: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The components that a value names, directly or through other components."""
-    blocks = dict(_named(part))
-    found: set[tuple[str, str]] = set()
+def _find_reachable(start: Any, part: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the components that a value names, directly or through other components."""
+    blocks = dict(_components(part))
+    reached: set[tuple[str, str]] = set()
     waiting = [start]
     while waiting:
         mentioned = set(texts(waiting.pop()))
-        for key in blocks.keys() - found:
+        for key in blocks.keys() - reached:
             # A function of a group is named with its group in front: `group__function`, formerly `group.function`.
             if key[1] in mentioned or any(re.match(rf"{re.escape(key[1])}(__|\.)", text) for text in mentioned):
-                found.add(key)
+                reached.add(key)
                 waiting.append(blocks[key])
-    return found
+    return reached
 
 
 def _without(part: Mapping[str, Any], unused: set[tuple[str, str]]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for section, blocks in part.items():
         if section in COMPONENTS and isinstance(blocks, dict):
             blocks = {name: block for name, block in blocks.items() if (section, name) not in unused}
         if blocks:
-            kept[section] = blocks
-    return kept
+            remaining[section] = blocks
+    return remaining
 
 
-def _kept(value: Any) -> Any:
-    """A value without what is in no key: secrets, addresses, retries and time-outs."""
+def _without_unkeyed(value: Any) -> Any:
+    """Remove the values that are in no key: secrets, addresses, retries and time-outs."""
     if isinstance(value, list):
-        return [_kept(inner) for inner in value]
+        return [_without_unkeyed(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     is_model = "_type" in value and ("model_name" in value or "model" in value or "azure_deployment" in value)
     left_out = _PATIENCE | _PLACES if is_model else _PATIENCE
     return {
-        key: _kept(inner) for key, inner in value.items() if key not in left_out and _SECRET.search(str(key)) is None
+        key: _without_unkeyed(inner)
+        for key, inner in value.items()
+        if key not in left_out and _SECRET.search(str(key)) is None
     }
 
 

@@ -1,4 +1,4 @@
-"""The dataset of a NAT configuration as a `dataset` block of ours."""
+"""Translate the dataset of a NAT configuration into a `dataset` block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DATASET: Final = ("eval", "general", "dataset")
 
 
 class Rows(NamedTuple):
-    """Where the rows are, and which of their fields mean what."""
+    """The place of the rows, and their fields for question and answer."""
 
     block: dict[str, Any]
     """the `dataset` block"""
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 class Reader:
-    """Translates one dataset and collects what is wrong with it."""
+    """Translates a dataset and collects its problems."""
 
     def __init__(self, block: dict[str, Any], folder: Path, where: Any) -> None:
         self._block = block
@@ -56,7 +56,7 @@ class Reader:
         self.problems: list[Problem] = []
 
     def read(self) -> Rows:
-        """Return the rows; `problems` has everything that is wrong with them."""
+        """Return the rows; their problems are added to `problems`."""
         block = self._block
         kind = str(block.get("_type", "json"))
         if kind not in FORMATS:
@@ -74,8 +74,8 @@ class Reader:
             elif name != _FIXED.get(key, name):
                 self._wrong(("structure", key), f"not supported: the column is called {_FIXED[key]}; rename it")
         if structure.get("disable"):
-            said = "rows without a structure have no question; write an eval with a `prompt` and `target: {nat: …}`"
-            self._wrong(("structure", "disable"), f"not supported: {said}")
+            reason = "rows without a structure have no question; write an eval with a `prompt` and `target: {nat: …}`"
+            self._wrong(("structure", "disable"), f"not supported: {reason}")
         dataset: dict[str, Any] = {"path": self._path(), "format": kind}
         if (name := block.get("id_key")) is not None:
             dataset["id"] = str(name)
@@ -86,7 +86,7 @@ class Reader:
         return Rows(dataset, question, None if answer is None else self._field(("structure", "answer_key"), answer))
 
     def _path(self) -> str:
-        """As NAT has it, relative to the working directory; else relative to the configuration."""
+        """Return the path relative to the working directory, as in NAT, or else relative to the configuration."""
         path = self._block.get("file_path")
         if not isinstance(path, str) or not path:
             self._wrong(("file_path",), "is missing")
@@ -97,7 +97,7 @@ class Reader:
         return str(here) if here.is_file() and here.resolve() != (self._folder / path).resolve() else path
 
     def _filter(self) -> str | None:
-        """Allowlist and denylist as one expression. A column that a row does not have filters nothing."""
+        """Translate allowlist and denylist into one expression. A column that a row does not have filters nothing."""
         parts: list[str] = []
         for key in ("allowlist", "denylist"):
             filters = self._mapping(("filter",), self._block.get("filter"))
@@ -123,8 +123,10 @@ class Reader:
 
     def _field(self, location: Location, name: Any) -> str:
         if _NAME.fullmatch(str(name)) is None:
-            said = f"not supported: {name!r} is no name for a template; rename the column to letters, digits and _"
-            self._wrong(location, said)
+            message = (
+                f"not supported: {name!r} is not a valid name in a template; rename the column to letters, digits and _"
+            )
+            self._wrong(location, message)
         return str(name)
 
     def _wrong(self, location: Location, message: str) -> None:

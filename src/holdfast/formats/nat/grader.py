@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 _FAILED = ("Error in evaluator", "Evaluator error")
-"""how NAT's evaluators begin the reasoning of a score that is none"""
+"""beginnings of a reasoning by which NAT's evaluators report an error instead of a score"""
 
 
 class NatEvaluator(WaitingGrader):
@@ -59,7 +59,7 @@ class NatEvaluator(WaitingGrader):
             await self._evaluator.open()
         except HoldfastError:
             raise
-        except Exception as error:  # a component's own
+        except Exception as error:  # raised by a component
             message = f"the evaluator {self.block.name} cannot be built: {describe_error(error)}"
             raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
         return self
@@ -82,7 +82,7 @@ class NatEvaluator(WaitingGrader):
             )
         except HoldfastError:
             raise
-        except Exception as raised:  # the evaluator's own: an error grade, never a score
+        except Exception as raised:  # raised by the evaluator: an error grade, never a score
             raise _failed(describe_error(raised)) from raised
         if message := error or _error_in(reasoning):
             raise _failed(message)
@@ -101,7 +101,7 @@ class NatEvaluator(WaitingGrader):
     def _verdict(self, value: Any, reasoning: Any) -> Verdict:
         number = float(value) if isinstance(value, bool | int | float) else math.nan
         if math.isnan(number):
-            raise _failed(f"the evaluator's score is no number: {value!r}")
+            raise _failed(f"the evaluator's score is not a number: {value!r}")
         details = {"value": number, "reasoning": reasoning}
         feedback = reasoning if isinstance(reasoning, str) else ""
         if self.block.measure:
@@ -110,13 +110,13 @@ class NatEvaluator(WaitingGrader):
         if not low <= number <= high:
             raise _failed(
                 f"the evaluator's score {number:g} is not between {low:g} and {high:g}",
-                remedy="Give the grader its `range: [lowest, highest]`, or `measure: true` where it is no score.",
+                remedy="Give the grader its `range: [lowest, highest]`, or `measure: true` if it is not a score.",
             )
         return Verdict((number - low) / (high - low), feedback, details)
 
 
 def _error_in(reasoning: Any) -> str | None:
-    """Return the error that stands in a reasoning: NAT has no other place for it in some evaluators."""
+    """Return the error in a reasoning: some of NAT's evaluators report errors only there."""
     if isinstance(reasoning, str):
         return reasoning if reasoning.startswith(_FAILED) else None
     if not isinstance(reasoning, dict):

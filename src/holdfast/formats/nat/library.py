@@ -1,4 +1,4 @@
-"""NAT itself: imported here and nowhere else, when a workflow or an evaluator is built."""
+"""The only module that imports NAT itself, when a workflow or an evaluator is built."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = "nvidia-nat-core nvidia-nat-eval nvidia-nat-profiler"
 _CHUNKS: Final = ("LLM_NEW_TOKEN", "SPAN_CHUNK")
-"""steps that repeat in pieces what the end of their call says as a whole"""
+"""steps with pieces of a result that the end of the call repeats as a whole"""
 
 
 def require(where: str) -> None:
-    """Refuse to go on without NAT."""
+    """Raise ConfigError if NAT is not installed."""
     if not _installed("nat.runtime"):
         raise ConfigError(
             [Problem(where, "needs NeMo Agent Toolkit")],
@@ -35,18 +35,18 @@ def require(where: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # evaluators draw a progress bar for each item
     logger = logging.getLogger("nat")
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # what it logs about errors is reported with the trial
+        logger.addHandler(logging.NullHandler())  # errors that it logs are reported with the trial
 
 
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # there is no `nat`, or it is another one
+    except ModuleNotFoundError:  # there is no `nat`, or another package of that name
         return False
 
 
 def load_workflow_config(path: Path, override: Mapping[str, Any], where: str) -> Any:
-    """Load what the workflow of a configuration uses, checked by NAT."""
+    """Load the part of a configuration that its workflow uses, validated by NAT."""
     require(where)
     data = _load(path, override, where)
     if not isinstance(data.get("workflow"), dict):
@@ -55,13 +55,13 @@ def load_workflow_config(path: Path, override: Mapping[str, Any], where: str) ->
     if isinstance(loggers := (general.get("telemetry") or {}).get("logging"), dict):
         for name in [name for name, block in loggers.items() if (block or {}).get("_type") == "console"]:
             del loggers[name]  # the terminal shows the run
-    return _validated({"general": general, **workflow_part(data)}, path, where)
+    return _validate({"general": general, **workflow_part(data)}, path, where)
 
 
 def load_evaluator_config(
     path: Path | None, evaluator: str | Mapping[str, Any], override: Mapping[str, Any], where: str
 ) -> Any:
-    """Load an evaluator and the components it names, checked by NAT. It is called `evaluator` there."""
+    """Load an evaluator and the components it names, validated by NAT, under the name `evaluator`."""
     require(where)
     if not _installed("nat.plugins.eval"):
         raise ConfigError([Problem(where, "needs NAT's evaluators")], remedy=f"pip install {PACKAGES}")
@@ -71,7 +71,7 @@ def load_evaluator_config(
     concurrency = (section.get("general") or {}).get("max_concurrency")
     general = {} if concurrency is None else {"max_concurrency": concurrency}
     part = evaluator_part(data, block)
-    return _validated({**part, "eval": {"general": general, "evaluators": {"evaluator": block}}}, path, where)
+    return _validate({**part, "eval": {"general": general, "evaluators": {"evaluator": block}}}, path, where)
 
 
 class Workflow:
@@ -81,8 +81,8 @@ class Workflow:
         self._config = config
         self.notices: tuple[str, ...] = ()
         if config.llms and not _installed("nat.plugins.profiler"):
-            said = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
-            self.notices = (f"{said}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
+            message = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
+            self.notices = (f"{message}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
         self._stack = AsyncExitStack()
         self._sessions: Any = None
 
@@ -118,8 +118,8 @@ class Workflow:
                 trace.append(step.model_dump(mode="json", exclude_none=True, fallback=str))
 
         async with self._sessions.session(user_id=str(uuid4())) as session:
-            said = messages[0]["content"] if len(messages) == 1 else _conversation(messages, session.workflow)
-            async with session.run(said) as runner:
+            request = messages[0]["content"] if len(messages) == 1 else _conversation(messages, session.workflow)
+            async with session.run(request) as runner:
                 Context.get().intermediate_step_manager.subscribe(on_next=keep)
                 result = await runner.result()
                 return _text(result, runner), trace
@@ -173,7 +173,7 @@ class Evaluator:
             full_dataset_entry=row,
         )
         items = EvalInput(eval_input_items=[item])
-        # NAT's base classes turn an exception into a score of 0.0, so the method below them is asked where it can be.
+        # NAT's base classes turn an exception into a score of 0.0, so the method below them is called if possible.
         if callable(in_atif := getattr(self._info, "evaluate_atif_fn", None)):
             samples = EvalAtifAdapter().build_samples(items)
             if (owner := _owner(in_atif, AtifBaseEvaluator, "evaluate_atif_fn")) is not None:
@@ -189,7 +189,7 @@ class Evaluator:
 
 
 def _load(path: Path, override: Mapping[str, Any], where: str) -> dict[str, Any]:
-    # Some of its dependencies warn about each other when they are imported, which is nothing that a user can help.
+    # Some dependencies warn about each other on import, and users can do nothing about that.
     with warnings.catch_warnings(record=True):
         from nat.runtime.loader import PluginTypes, discover_and_register_plugins
         from nat.utils.io.yaml_tools import yaml_load
@@ -203,7 +203,7 @@ def _load(path: Path, override: Mapping[str, Any], where: str) -> dict[str, Any]
     return data
 
 
-def _validated(data: dict[str, Any], path: Path | None, where: str) -> Any:
+def _validate(data: dict[str, Any], path: Path | None, where: str) -> Any:
     with warnings.catch_warnings(record=True):
         from nat.data_models.config import Config
         from nat.runtime.loader import PluginTypes, discover_and_register_plugins
@@ -213,10 +213,12 @@ def _validated(data: dict[str, Any], path: Path | None, where: str) -> Any:
     try:
         return Config(**data)
     except ValidationError as error:
-        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
-        named = "" if path is None else f"{path} is refused by NAT: "
+        messages = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)
+        ]
+        prefix = "" if path is None else f"{path} is refused by NAT: "
         raise ConfigError(
-            [Problem(where, f"{named}{line[:600]}") for line in said],
+            [Problem(where, f"{prefix}{line[:600]}") for line in messages],
             remedy="Install the package that registers a `_type` that NAT does not find.",
         ) from error
 
@@ -230,16 +232,16 @@ def _conversation(messages: list[dict[str, Any]], workflow: Any) -> Any:
             f"the workflow takes {getattr(kind, '__name__', kind)}, not a conversation: "
             "`system`, `follow_ups` and `responder` need a workflow that takes NAT's ChatRequest"
         )
-    spoken = [
+    visible = [
         Message(role=message["role"], content=message["content"])
         for message in messages
         if message["role"] in ("system", "user", "assistant") and message.get("content")
     ]
-    return kind(messages=spoken)
+    return kind(messages=visible)
 
 
 def _text(result: Any, runner: Any) -> str:
-    """The answer as `nat eval` takes it: converted by NAT where it can be, an object as JSON."""
+    """Return the answer as `nat eval` does: converted by NAT if possible, an object as JSON."""
     from pydantic import BaseModel, TypeAdapter
 
     with suppress(ValueError):
@@ -252,7 +254,7 @@ def _text(result: Any, runner: Any) -> str:
 
 
 def _owner(method: Any, kind: type, name: str) -> Any:
-    """The evaluator behind a bound method, where the method is NAT's own."""
+    """Return the evaluator of a bound method, if the method is NAT's own."""
     owner = getattr(method, "__self__", None)
     return owner if isinstance(owner, kind) and getattr(method, "__func__", None) is getattr(kind, name) else None
 

@@ -1,7 +1,7 @@
-"""A NAT configuration with an `eval` section, turned into the document that an eval file of ours would give.
+"""Translate a NAT configuration with an `eval` section into the document of an equal eval file.
 
-The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is passed over in silence: what has no
-meaning here is named in a notice, what would change the numbers is refused.
+The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is ignored silently: a notice names keys
+that have no effect here, and keys that would change the numbers are refused.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _MEASURES: Final = frozenset({"avg_llm_latency", "avg_workflow_runtime", "avg_nu
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
-    """Return the eval as a document of ours, and the overrides that are still to be laid over it.
+    """Return the eval as a document of Holdfast, and the overrides that are still to be applied.
 
     Overrides of NAT's own keys, as `llms.main.temperature=0` or `eval.general.max_concurrency=2`, change its file.
     """
     assert document.path is not None
-    theirs = {dotted(key): value for key, value in overrides if key[0] in SECTIONS}
-    left = [(key, value) for key, value in overrides if key[0] not in SECTIONS]
-    return _Translation(document, theirs).document(), left
+    nat_values = {dotted(key): value for key, value in overrides if key[0] in SECTIONS}
+    remaining = [(key, value) for key, value in overrides if key[0] not in SECTIONS]
+    return _Translation(document, nat_values).document(), remaining
 
 
 class _Translation:
-    """One configuration on its way."""
+    """Translates one configuration."""
 
     def __init__(self, document: Document, override: dict[str, Any]) -> None:
         assert document.path is not None
@@ -73,7 +73,7 @@ class _Translation:
         self._notices: list[str] = []
 
     def document(self) -> Document:
-        """Return ours; raises ConfigError with everything that is wrong in the file."""
+        """Return the translated document; raise ConfigError with all problems of the file."""
         self._check_sections()
         general = self._block(("eval", "general"))
         self._check(
@@ -84,8 +84,8 @@ class _Translation:
             ignored=_GENERAL_IGNORED,
         )
         if general.get("per_input_user_id") is False:
-            said = "not supported: each trial runs as a user of its own, so that no trial depends on those before it"
-            self._wrong(("eval", "general", "per_input_user_id"), said)
+            message = "not supported: each trial runs as a user of its own, so that no trial depends on those before it"
+            self._wrong(("eval", "general", "per_input_user_id"), message)
         path = self._document.path
         assert path is not None
         reader = Reader(self._block(("eval", "general", "dataset")), path.resolve().parent, self._document.where)
@@ -125,8 +125,10 @@ class _Translation:
             if key not in SECTIONS:
                 self._wrong((key,), f"unknown key{suggest(key, SECTIONS)}")
         if not isinstance(self._data.get("eval"), dict):
-            own = f"to evaluate the workflow with other data, write an eval file with `target: {{nat: {self._name}}}`"
-            self._wrong(("eval",), f"is missing; {own}")
+            advice = (
+                f"to evaluate the workflow with other data, write an eval file with `target: {{nat: {self._name}}}`"
+            )
+            self._wrong(("eval",), f"is missing; {advice}")
         for key in self._block(("eval",)):
             if key not in ("general", "evaluators"):
                 self._wrong(("eval", key), f"unknown key{suggest(key, ('general', 'evaluators'))}")
@@ -171,7 +173,7 @@ class _Translation:
         self,
         location: Location,
         block: Mapping[str, Any],
-        known: Sequence[str] | frozenset[str] | set[str],
+        allowed: Sequence[str] | frozenset[str] | set[str],
         *,
         refused: Mapping[str, str],
         ignored: Mapping[str, str],
@@ -180,13 +182,15 @@ class _Translation:
             if key in refused:
                 if value not in (None, {}, [], ""):
                     unset = f"{dotted((*location, key))}=null"
-                    said = f"not supported: {refused[key]}. To run without: holdfast eval {self._document.path} {unset}"
-                    self._wrong((*location, key), said)
+                    message = (
+                        f"not supported: {refused[key]}. To run without: holdfast eval {self._document.path} {unset}"
+                    )
+                    self._wrong((*location, key), message)
             elif key in ignored:
                 if value not in (None, False, {}):
                     self._notice((*location, key), ignored[key])
-            elif key not in known:
-                self._wrong((*location, key), f"unknown key{suggest(key, (*known, *refused))}")
+            elif key not in allowed:
+                self._wrong((*location, key), f"unknown key{suggest(key, (*allowed, *refused))}")
 
     def _block(self, location: Location) -> dict[str, Any]:
         node: Any = self._data

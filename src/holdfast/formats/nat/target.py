@@ -44,7 +44,7 @@ class NatWorkflow(Target):
             await self._workflow.open()
         except HoldfastError:
             raise
-        except Exception as error:  # a component's own
+        except Exception as error:  # raised by a component
             message = f"the workflow of {self._name} cannot be built: {describe_error(error)}"
             raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
         return self
@@ -54,7 +54,7 @@ class NatWorkflow(Target):
 
     async def reply(self, turn: Turn) -> Reply:
         """Run the workflow; its tool calls are in the reply's messages, all its steps in the trace."""
-        # A task of its own: what NAT keeps in context variables must not reach the next trial of this worker.
+        # In a separate task, since NAT's context variables must not reach the next trial of this worker.
         task = asyncio.create_task(self._workflow.run(turn.messages))
         try:
             text, trace = await task
@@ -63,7 +63,7 @@ class NatWorkflow(Target):
             if current is not None and current.cancelling():
                 raise
             raise AttemptError("agent", "the workflow was cancelled from inside") from error
-        except Exception as error:  # the workflow's own: an error of this trial, never of the run
+        except Exception as error:  # raised by the workflow: an error of this trial, never of the run
             refused = isinstance(error, TypeError) and len(turn.messages) > 1
             raise AttemptError("agent", describe_error(error), retry=not refused) from error
         reply = Reply(text=text, messages=messages_of(trace, text), usage=usage_of(trace), trace=trace)

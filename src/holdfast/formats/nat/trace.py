@@ -1,4 +1,4 @@
-"""Steps as NAT has them: tool calls and tokens out of those that a workflow reports, and steps out of messages."""
+"""Convert NAT's steps: to tool calls and tokens of a workflow, and from messages."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def messages_of(trace: Iterable[TraceStep], text: str) -> list[dict[str, Any]]:
 
 
 def steps_of(output: Output) -> list[TraceStep]:
-    """Return what the target reported; where it reported nothing, a step for each answer and each tool call."""
+    """Return the reported steps; if there are none, a step for each answer and each tool call."""
     if not isinstance(output.trace, UnsetType):
         return output.trace
     results = {m.get("tool_call_id"): m.get("content") for m in output.messages if m.get("role") == "tool"}
     steps: list[TraceStep] = []
     before: Any = ""
 
-    def add(kind: str, name: str | None, given: Any, result: Any) -> None:
-        ended = output.timing.started + output.timing.seconds  # of single messages no time is known
+    def add(kind: str, name: str | None, value: Any, result: Any) -> None:
+        ended = output.timing.started + output.timing.seconds  # the times of single messages are unknown
         ancestry = {"function_id": "root", "function_name": "root", "parent_id": None, "parent_name": None}
         payload = {
             "event_type": kind,
             "event_timestamp": ended,
             "span_event_timestamp": output.timing.started,
             "name": name,
-            "data": {"input": given, "output": result},
+            "data": {"input": value, "output": result},
             "UUID": f"{output.key}-{len(steps)}",
         }
         steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
@@ -68,34 +68,34 @@ def steps_of(output: Output) -> list[TraceStep]:
                     function = call.get("function") or call
                     add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
         before = message.get("content") or before
-    for known in listed or ():  # which has all calls where the messages do not
-        if known.name is not None:
-            add("TOOL_END", known.name, known.arguments, known.result)
+    for call_record in listed or ():  # set if the messages do not hold all calls
+        if call_record.name is not None:
+            add("TOOL_END", call_record.name, call_record.arguments, call_record.result)
     return steps
 
 
 def _calls(trace: Iterable[TraceStep]) -> dict[str, dict[str, Any]]:
-    """The calls by their id. A framework's tool that is a NAT function is reported as both, and counts once."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the calls by id. A framework's tool that is a NAT function is reported as both, and counts once."""
+    calls: dict[str, dict[str, Any]] = {}
     for step in trace:
         payload = step["payload"]
         kind, name = payload.get("event_type"), payload.get("name")
         if kind not in _CALLS or not name or name == _WORKFLOW:
             continue
         if kind.startswith("FUNCTION") and payload.get("framework"):
-            continue  # a link of a framework's chain, not a function of NAT's
-        call = found.setdefault(str(payload.get("UUID")), {"name": name, "tool": kind.startswith("TOOL")})
+            continue  # a step of a framework's chain, not a function of NAT
+        call = calls.setdefault(str(payload.get("UUID")), {"name": name, "tool": kind.startswith("TOOL")})
         data = payload.get("data") or {}
         if "input" in data and data["input"] is not None:
             call["input"] = data["input"]
         if kind.endswith("_END"):
             call["output"] = data.get("output")
-    tools = {call["name"] for call in found.values() if call["tool"]}
-    return {key: call for key, call in found.items() if call["tool"] or call["name"] not in tools}
+    tools = {call["name"] for call in calls.values() if call["tool"]}
+    return {key: call for key, call in calls.items() if call["tool"] or call["name"] not in tools}
 
 
 def _arguments(value: Any) -> str:
-    """Arguments as JSON. Frameworks report them as an object, as JSON, or as the text of a Python dict."""
+    """Return arguments as JSON. Frameworks report them as an object, as JSON, or as the text of a Python dict."""
     if isinstance(value, str):
         try:
             msgspec.json.decode(value)

@@ -1,4 +1,4 @@
-"""`command_mocks`: programs that answer by a script, in a folder of the workspace that comes first on the PATH."""
+"""`command_mocks`: programs with scripted responses, in a folder of the workspace that is first on the PATH."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.formats.waza.findings import at
-from holdfast.formats.waza.graders import Made
-from holdfast.formats.waza.repos import below
+from holdfast.formats.waza.graders import TranslatedGrader
+from holdfast.formats.waza.repos import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ sys.exit(count != int(sys.argv[2]))
 
 
 def mock_commands(findings: Findings, document: Document, task: Task) -> None:
-    """Put the mocked programs of a task into its workspace; a task's own replace the eval's."""
+    """Put the mocked programs of a task into its workspace; the task's mocks replace the eval's."""
     source = task.document if task.document.data.get("command_mocks") is not None else document
     listed = source.data.get("command_mocks") or []
     if not isinstance(listed, list):
@@ -90,7 +90,9 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
             task.checkout[f"{FOLDER}/{name}"] = {"text": script, "executable": True}
         if type(expected) is int and expected >= 0:
             fields = {"type": "program", "name": f"command_mock/{name}", "command": "python3"}
-            task.graders.append(Made({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {}))
+            task.graders.append(
+                TranslatedGrader({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {})
+            )
         elif expected is not None:
             findings.wrong(source, (*place, "expect_calls"), f"is a number from 0, not {expected!r}")
 
@@ -109,7 +111,7 @@ def _responses(findings: Findings, source: Document, mock: Location) -> Iterator
         if type(code) is not int or not 0 <= code <= 255:
             findings.wrong(source, (*place, "exit_code"), f"is a number from 0 to 255, not {code!r}")
             continue
-        if workdir is not None and not below(str(workdir)):
+        if workdir is not None and not is_below(str(workdir)):
             findings.wrong(source, (*place, "workdir"), "names a folder of the workspace, without `..`")
             continue
         stdout = block.get("stdout")

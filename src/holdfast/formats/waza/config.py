@@ -1,4 +1,4 @@
-"""waza's `config` block, with the defaults of `.waza.yaml` where it says nothing."""
+"""waza's `config` block, with the defaults of `.waza.yaml`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _DEFAULTS: Final = {
 
 
 def version_problem(data: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the version of an eval: 1.x are read, and 2.0 with a `scenario`."""
+    """Return a problem with the version of an eval: supported are 1.x, and 2.0 with a `scenario`."""
     written, scenario = data.get("schemaVersion"), data.get("scenario")
     if scenario is not None and (not isinstance(scenario, str) or not scenario.strip()):
         return "`scenario` names the workflow, and is not empty"
@@ -70,7 +70,7 @@ def version_problem(data: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Config:
-    """What of it has a meaning here."""
+    """The values of the block that have an effect here."""
 
     trials: int
     turn_timeout: float | None
@@ -87,7 +87,7 @@ class Config:
 
 
 def project_folder(folder: Path) -> Path:
-    """The nearest folder above an eval that is a project's; else the eval's own."""
+    """Return the nearest folder above an eval that is a project's root, or else the eval's folder."""
     for place in (folder, *folder.parents):
         if (place / ".waza.yaml").is_file() or (place / ".git").exists():
             return place
@@ -95,14 +95,14 @@ def project_folder(folder: Path) -> Path:
 
 
 def read_config(findings: Findings, document: Document) -> Config:
-    """The block, checked key by key."""
-    given = findings.block(document, (), "config")
+    """Read the block and check each key."""
+    block = findings.block(document, (), "config")
     findings.keys(document, ("config",), (*_KNOWN, "max_attempts"), ignored=_IGNORED)
-    if isinstance(given.get("max_attempts"), int) and given["max_attempts"] > 1:
-        said = "a wrong answer is never asked again until it is right; errors are, by limits.retries"
-        findings.notice(document, ("config", "max_attempts"), said)
+    if isinstance(block.get("max_attempts"), int) and block["max_attempts"] > 1:
+        message = "a wrong answer is never asked again until it is right; errors are, by limits.retries"
+        findings.notice(document, ("config", "max_attempts"), message)
     defaults, skills = _defaults(findings)
-    values = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+    values = {**defaults, **{key: value for key, value in block.items() if value is not None}}
 
     def number(key: str, least: int) -> int | None:
         value = values.get(key)
@@ -131,19 +131,19 @@ def read_config(findings: Findings, document: Document) -> Config:
 
 
 def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Of `.waza.yaml` what stands for keys of `config`, and where skills are."""
+    """Read from `.waza.yaml` defaults for keys of `config`, and the folders of skills."""
     path = findings.root / ".waza.yaml"
     if not path.is_file() or re.fullmatch(rb"(\s*(#.*|---)?\n?)*", path.read_bytes()):
         return {}, ()
     project = read_document(path)
-    given = findings.block(project, (), "defaults")
-    taken = {key: given[name] for name, key in _DEFAULTS.items() if given.get(name) is not None}
-    if taken:
-        findings.notice(project, ("defaults",), f"taken where the eval says nothing: {', '.join(taken)}")
+    block = findings.block(project, (), "defaults")
+    values = {key: block[name] for name, key in _DEFAULTS.items() if block.get(name) is not None}
+    if values:
+        findings.notice(project, ("defaults",), f"taken where the eval says nothing: {', '.join(values)}")
     if findings.block(project, (), "graders"):
         findings.notice(project, ("graders",), "is not read; a program grader has its own timeout")
     skills = findings.block(project, (), "paths").get("skills")
-    return taken, (str(findings.root / skills),) if isinstance(skills, str) else ()
+    return values, (str(findings.root / skills),) if isinstance(skills, str) else ()
 
 
 def _text(value: Any) -> str | None:

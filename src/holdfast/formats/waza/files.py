@@ -1,4 +1,4 @@
-"""Files that are read along with an eval: fixtures, skills, instructions. Their contents go into the rows."""
+"""Read the files of an eval: fixtures, skills, instructions. Their contents go into the rows."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Content = str | dict[str, str]
 """a text, or {"base64": …}"""
 
 LARGEST: Final = 16 << 20
-"""of one task; contents stand in the run's manifest"""
+"""maximum size of a task's files; contents are stored in the run's manifest"""
 
 _FRONT_MATTER: Final = re.compile(r"\A---\s*\n.*?\n---\s*\n", re.DOTALL)
 
 
 def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, Content]:
-    """What a task finds in its workspace: path to content."""
-    found: dict[str, bytes] = {}
+    """Return the files of a task's workspace: path to content."""
+    contents: dict[str, bytes] = {}
     fixture = findings.block(task, ("inputs",), "context").get("fixture")
     if isinstance(fixture, str):
         place: Location = ("inputs", "context", "fixture")
         path = findings.inside(task, place, fixtures, fixture)
         if path is not None:
-            found |= _tree(findings, task, place, path)
+            contents |= _tree(findings, task, place, path)
     listed = at(task, ("inputs",)).get("files") or []
     for number in range(len(listed) if isinstance(listed, list) else 0):
-        found |= _listed(findings, task, ("inputs", "files", number), fixtures)
+        contents |= _listed(findings, task, ("inputs", "files", number), fixtures)
     if not isinstance(listed, list):
         findings.wrong(task, ("inputs", "files"), "is a list of {path: …} or {path: …, content: …}")
-    if sum(map(len, found.values())) > LARGEST:
+    if sum(map(len, contents.values())) > LARGEST:
         findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
         return {}
-    return {name: content(data) for name, data in found.items()}
+    return {name: content(data) for name, data in contents.items()}
 
 
 def _listed(findings: Findings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
@@ -75,9 +75,9 @@ def _tree(findings: Findings, task: Document, place: Location, path: Path) -> di
         findings.notice(task, place, f"there is no {path}; the task runs without it, as in waza")
         return {}
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
-    own = path.resolve()  # a folder in it may be a link, too
+    root = path.resolve()  # a folder below it may be a link
     return {
-        file.relative_to(path).as_posix(): file.read_bytes() for file in files if file.resolve().is_relative_to(own)
+        file.relative_to(path).as_posix(): file.read_bytes() for file in files if file.resolve().is_relative_to(root)
     }
 
 
@@ -90,7 +90,7 @@ def content(data: bytes) -> Content:
 
 
 def skill_text(folders: list[Path], skill: str) -> tuple[Path, str] | None:
-    """The body of a skill's SKILL.md, in one of the folders or in one of their folders of its name."""
+    """Read the body of a skill's SKILL.md, in one of the folders or in a subfolder of the skill's name."""
     for folder in folders:
         for path in (folder / skill / "SKILL.md", folder / "SKILL.md"):
             if path.is_file() and (path.parent.name == skill or _named(path) == skill):
@@ -99,11 +99,11 @@ def skill_text(folders: list[Path], skill: str) -> tuple[Path, str] | None:
 
 
 class Agent(NamedTuple):
-    """What an `.agent.md` says."""
+    """The content of an `.agent.md`."""
 
     path: Path
     tools: list[str] | None
-    """the only ones that it may call; None where it says nothing of them"""
+    """the only tools that it may call; None if it does not list any"""
     body: str
 
 
@@ -115,10 +115,10 @@ def agent_file(folders: Sequence[Path]) -> Agent | None:
     text = path.read_text(encoding="utf-8")
     heading = _FRONT_MATTER.match(text)
     try:
-        said = read_value(heading[0].strip().strip("-")) if heading else {}
-    except Exception as error:  # whatever YAML has to say
+        heading_values = read_value(heading[0].strip().strip("-")) if heading else {}
+    except Exception as error:  # YAML's errors have several classes
         raise ConfigError([Problem(str(path), f"its heading is not YAML: {' '.join(str(error).split())}")]) from error
-    tools = said.get("tools") if isinstance(said, dict) else None
+    tools = heading_values.get("tools") if isinstance(heading_values, dict) else None
     tools = [tools] if isinstance(tools, str) else tools
     listed = [str(name) for name in tools] if isinstance(tools, list) else None
     return Agent(path, listed, _FRONT_MATTER.sub("", text).strip())

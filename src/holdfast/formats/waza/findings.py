@@ -1,4 +1,4 @@
-"""What is found on the way through waza's files: what is wrong, and what is passed over. Nothing goes by in silence."""
+"""Problems and notices about waza's files. Nothing is ignored silently."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 NOTHING: Mapping[str, str] = {}
 
 _TRAPS: Final = {"follow_ups": "follow_up_prompts"}
-"""keys as waza's results have them, not its files"""
+"""keys of waza's results that its eval files do not have"""
 
 _ALIKE: Final = 0.8
-"""so near a known key is a slip; files in the wild have keys of their own"""
+"""similarity from which an unknown key counts as a typing error; other unknown keys are common"""
 
 
 class Findings(findings.Findings):
@@ -37,24 +37,24 @@ class Findings(findings.Findings):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where relative names are looked up: the eval's folder, the project and the working directory."""
+        """Folders in which relative names are looked up: the eval's folder, the project and the working directory."""
         return tuple(self._places)
 
     def block(self, document: Document, location: Location, key: str) -> dict[str, Any]:
-        """A mapping inside a mapping; an empty one where there is none."""
-        found = at(document, location).get(key)
-        if found is not None and not isinstance(found, dict):
+        """Return a mapping inside a mapping; an empty one if there is none."""
+        value = at(document, location).get(key)
+        if value is not None and not isinstance(value, dict):
             self.wrong(document, (*location, key), "is a mapping of keys to values")
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def texts(self, document: Document, location: Location) -> list[str]:
-        """A list of texts; one text counts as a list of one."""
-        found = at(document, location[:-1]).get(str(location[-1]))
-        found = [found] if isinstance(found, str) else found
-        if found is None:
+        """Return a list of texts; a single text counts as a list of one."""
+        value = at(document, location[:-1]).get(str(location[-1]))
+        value = [value] if isinstance(value, str) else value
+        if value is None:
             return []
-        if isinstance(found, list) and all(isinstance(text, str | int | float) for text in found):
-            return [str(text) for text in found]
+        if isinstance(value, list) and all(isinstance(text, str | int | float) for text in value):
+            return [str(text) for text in value]
         self.wrong(document, location, "is a list of texts")
         return []
 
@@ -62,7 +62,7 @@ class Findings(findings.Findings):
         self,
         document: Document,
         location: Location,
-        known: Collection[str],
+        allowed: Collection[str],
         *,
         ignored: Mapping[str, str] = NOTHING,
     ) -> None:
@@ -75,22 +75,22 @@ class Findings(findings.Findings):
             if key in ignored:
                 if value not in (None, False, [], {}):
                     self.notice(document, place, ignored[key])
-            elif key not in known and self.unknown(document, place, key, known) and document.path == self.strict:
+            elif key not in allowed and self.unknown(document, place, key, allowed) and document.path == self.strict:
                 self.wrong(document, place, "unknown key; in a scenario eval that is an error")
 
-    def unknown(self, document: Document, location: Location, key: str, known: Collection[str]) -> bool:
+    def unknown(self, document: Document, location: Location, key: str, allowed: Collection[str]) -> bool:
         """Report an unknown key; return False where it looks misspelt, which is a problem."""
-        if meant := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, known, 1, _ALIKE)), None):
-            self.wrong(document, location, f"unknown key (did you mean {meant!r}?)")
+        if suggestion := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, allowed, 1, _ALIKE)), None):
+            self.wrong(document, location, f"unknown key (did you mean {suggestion!r}?)")
             return False
         self.notice(document, location, "waza has no such key; it is ignored")
         return True
 
     def inside(self, document: Document, location: Location, folder: Path, name: str) -> Path | None:
-        """Return a path below one folder; report a problem where it leads out of the project."""
+        """Return a path below a folder; report a problem if it is outside the project."""
         path = folder / name
         if not path.resolve().is_relative_to(self.root):
-            self.wrong(document, location, f"{name!r} leads out of {self.root}")
+            self.wrong(document, location, f"{name!r} is outside {self.root}")
             return None
         return path
 
@@ -98,7 +98,7 @@ class Findings(findings.Findings):
         """Return the file or folder of a name, from the first place that has it.
 
         The places are the eval's folder, the project's root and the working directory. Only a name that is looked up
-        in the working directory may lead to a file outside of the project, and not out of that directory.
+        in the working directory may be outside the project, and then only inside that directory.
         """
         for place in self.places:
             path = place / name
@@ -111,7 +111,7 @@ class Findings(findings.Findings):
         return None
 
     def read(self, document: Document, location: Location, name: str, inside: str = "") -> bytes | None:
-        """Return what is in a file, looked up as `find` does; `inside` is its name where `name` is a folder."""
+        """Read a file, looked up like `find` does; `inside` is its name if `name` is a folder."""
         path = self.find(name)
         if path is not None and inside and path.is_dir():
             path = path / inside
@@ -125,19 +125,19 @@ class Findings(findings.Findings):
             return None
 
     def nowhere(self, name: str) -> str:
-        """Say why `find` did not find a file, and where it was looked for."""
+        """Explain why `find` did not find a file, and where it was looked for."""
         if any((place / name).exists() for place in self._places):
-            return f"{name!r} leads out of the project, {self.root}, and of the working directory"
+            return f"{name!r} is outside the project, {self.root}, and the working directory"
         places = ", ".join(f"{place} ({label})" for place, label in self._places.items())
         return f"no such file: {name!r}; looked in {places}"
 
 
 def at(document: Document, location: Location) -> dict[str, Any]:
-    """The mapping at a place; an empty one where there is none."""
-    found: Any = document.data
+    """Return the mapping at a location; an empty one if there is none."""
+    value: Any = document.data
     for part in location:
         if isinstance(part, int):
-            found = found[part] if isinstance(found, list) else None
+            value = value[part] if isinstance(value, list) else None
         else:
-            found = found.get(part) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+            value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

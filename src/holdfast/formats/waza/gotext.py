@@ -13,12 +13,12 @@ _VARIABLE: Final = re.compile(r"\.Vars\.(\w+)|index\s+\.Vars\s+\"([^\"]*)\"")
 _OPEN: Final = re.compile(r"\{(?=[{%#])")
 
 PER_TRIAL: Final = ("JobID", "Iteration", "Attempt", "Timestamp")
-"""what differs from trial to trial there: a text with one of them has no content to be known by"""
+"""variables that differ between trials in waza: a text with one of them has no fixed content"""
 
 
 def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str) -> str:
-    """A text with its variables filled in; ValueError for what is missing, or beyond plain variables."""
-    known = {".TaskID": task_id, ".TaskName": task_name}
+    """Fill in the variables of a text; raise ValueError for missing ones, and for anything but plain variables."""
+    builtins = {".TaskID": task_id, ".TaskName": task_name}
 
     def value(match: re.Match[str]) -> str:
         action = match[1].strip()
@@ -26,10 +26,10 @@ def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str
             name = variable[1] or variable[2]
             if name in variables:
                 return variables[name]
-            given = f"; inputs have: {', '.join(sorted(variables))}" if variables else "; the eval has no inputs"
-            raise ValueError(f"there is no variable {name!r}{given}")
-        if action in known:
-            return known[action]
+            available = f"; inputs have: {', '.join(sorted(variables))}" if variables else "; the eval has no inputs"
+            raise ValueError(f"there is no variable {name!r}{available}")
+        if action in builtins:
+            return builtins[action]
         if literal := re.fullmatch(r'"((?:[^"\\])*)"|`([^`]*)`', action):
             return literal[1] or literal[2] or ""
         if action.startswith("/*"):
@@ -45,5 +45,5 @@ def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str
 
 
 def literal(text: str) -> str:
-    """A text that a template of ours says as it stands: what waza does not read as a template is none here."""
+    """Escape a text that waza does not read as a template, so that Holdfast's templates repeat it literally."""
     return _OPEN.sub("{{ '{' }}", text)

@@ -1,7 +1,7 @@
-"""waza's graders and checkpoints as ours: parameters beside the type or under `config`, and the older kinds too.
+"""Translate waza's graders and checkpoints, with parameters beside the type or under `config`, and older kinds.
 
-A grader that checks nothing is left for our own models to reject. Files that graders name are read here and their
-contents put into the grader, so that a grade's key depends on what they say and not on where they were found.
+A grader that checks nothing is rejected later, by the schema. Files that graders name are read here and their contents
+put into the grader, so that a grade's key depends on the contents and not on the place of the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OLDER: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "llm": ("prompt", {"criteria": "rubric"}),
     "script": ("program", {}),
 }
-"""kinds of earlier versions: what they are called today, and their parameters"""
+"""kinds of earlier versions: their current names and parameters"""
 
 _NONE_OF_WAZAS: Final = {
     "tool": "waza has no grader `tool`: write `type: tool_calls` with required_tools or forbidden_tools",
@@ -51,8 +51,8 @@ _EXPECTED: Final = {
 _INTERPRETERS: Final = {".py": "python3", ".js": "node", ".sh": "sh"}
 
 
-class Made(NamedTuple):
-    """A grader as our eval file would have it, and where each part of it stands in waza's."""
+class TranslatedGrader(NamedTuple):
+    """A grader as in an eval file of Holdfast, with the place of each part in waza's file."""
 
     fields: dict[str, Any]
     document: Document
@@ -61,7 +61,7 @@ class Made(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As waza's file has it, else its kind."""
+        """The name in waza's file, or else the kind."""
         return str(self.fields.get("name") or self.fields["type"])
 
 
@@ -73,116 +73,116 @@ class Graders:
         self._folder = folder
         self._judge = judge
         self._own_judge = own_judge
-        """the target is a model, which judges where no other is named, or is not known yet"""
+        """the target is a model, which judges if no other model is named, or is not known yet"""
 
-    def all_of(self, document: Document, location: Location) -> list[Made]:
-        """A list of graders."""
-        listed = at(document, location[:-1]).get(str(location[-1]))
-        if listed is None:
+    def translate_all(self, document: Document, location: Location) -> list[TranslatedGrader]:
+        """Translate a list of graders."""
+        blocks = at(document, location[:-1]).get(str(location[-1]))
+        if blocks is None:
             return []
-        if not isinstance(listed, list):
+        if not isinstance(blocks, list):
             self._findings.wrong(document, location, "is a list of graders")
             return []
-        made = [self._one(document, (*location, number)) for number in range(len(listed))]
-        return [grader for grader in made if grader is not None]
+        graders = [self._translate(document, (*location, number)) for number in range(len(blocks))]
+        return [grader for grader in graders if grader is not None]
 
-    def expected(self, document: Document) -> list[Made]:
-        """The checks under `expected`."""
-        made = []
+    def translate_expected(self, document: Document) -> list[TranslatedGrader]:
+        """Translate the checks under `expected`."""
+        graders = []
         for key, parameter in _EXPECTED.items():
             if texts := self._findings.texts(document, ("expected", key)):
                 place: Location = ("expected", key)
                 fields = {"type": "text", "name": f"_{key}", parameter: [literal(text) for text in texts]}
-                made.append(Made(fields, document, place, {parameter: place}))
-        return made
+                graders.append(TranslatedGrader(fields, document, place, {parameter: place}))
+        return graders
 
-    def _one(self, document: Document, location: Location) -> Made | None:
+    def _translate(self, document: Document, location: Location) -> TranslatedGrader | None:
         wrong = self._findings.wrong
         raw = at(document, location)
         config = raw.get("config") or {}
         if not raw or not isinstance(config, dict):
             wrong(document, location, "a grader is a mapping with a type, a name and a config")
             return None
-        given = {key: (value, (*location, key)) for key, value in raw.items() if key != "config"}
-        given |= {key: (value, (*location, "config", key)) for key, value in config.items()}
-        given = {key: found for key, found in given.items() if found[0] is not None}
-        if "ref" in given:
-            wrong(document, given["ref"][1], "not supported: write the grader out instead of referring to it")
+        parameters = {key: (value, (*location, key)) for key, value in raw.items() if key != "config"}
+        parameters |= {key: (value, (*location, "config", key)) for key, value in config.items()}
+        parameters = {key: parameter for key, parameter in parameters.items() if parameter[0] is not None}
+        if "ref" in parameters:
+            wrong(document, parameters["ref"][1], "not supported: write the grader out instead of referring to it")
             return None
-        kind = str(given.get("type", ("", location))[0])
+        kind = str(parameters.get("type", ("", location))[0])
         if kind in _NONE_OF_WAZAS:
-            wrong(document, given["type"][1], _NONE_OF_WAZAS[kind])
+            wrong(document, parameters["type"][1], _NONE_OF_WAZAS[kind])
             return None
         if kind in _OLDER:
-            today, renamed = _OLDER[kind]
-            self._findings.notice(document, given["type"][1], f"{kind!r} is an older kind, read as {today!r}")
-            given = {renamed.get(key, key): found for key, found in given.items()}
-            given["type"] = (today, given["type"][1])
-        made = Made(
-            {key: value for key, (value, _) in given.items()},
+            current, renamed = _OLDER[kind]
+            self._findings.notice(document, parameters["type"][1], f"{kind!r} is an older kind, read as {current!r}")
+            parameters = {renamed.get(key, key): parameter for key, parameter in parameters.items()}
+            parameters["type"] = (current, parameters["type"][1])
+        grader = TranslatedGrader(
+            {key: value for key, (value, _) in parameters.items()},
             document,
             location,
-            {key: place for key, (_, place) in given.items()},
+            {key: place for key, (_, place) in parameters.items()},
         )
-        return self._in_our_words(made)
+        return self._adapt(grader)
 
-    def _in_our_words(self, made: Made) -> Made | None:
-        fields, kind = made.fields, str(made.fields.get("type", ""))
+    def _adapt(self, grader: TranslatedGrader) -> TranslatedGrader | None:
+        fields, kind = grader.fields, str(grader.fields.get("type", ""))
         weight = fields.get("weight")
         if isinstance(weight, int | float) and weight <= 0:
-            del fields["weight"]  # there it means 1
+            del fields["weight"]  # in waza that means 1
         if "script" in fields:
-            if not self._script(made):
+            if not self._script(grader):
                 return None
             kind = "program"
         if kind == "program":
-            self._program(made)
-        if kind == "prompt" and not self._prompt(made):
+            self._program(grader)
+        if kind == "prompt" and not self._prompt(grader):
             return None
         if kind == "behavior":
-            self._no_limits(made)
-        if kind == "diff" and not self._snapshots(made):
+            self._no_limits(grader)
+        if kind == "diff" and not self._snapshots(grader):
             return None
-        if kind == "trigger" and not self._skill(made):
+        if kind == "trigger" and not self._skill(grader):
             return None
-        if kind == "json_schema" and not self._schema(made):
+        if kind == "json_schema" and not self._schema(grader):
             return None
-        if kind == "tool_constraint" and not self._allowed(made):
+        if kind == "tool_constraint" and not self._allowed(grader):
             return None
-        if kind in GRADERS:  # of the others it is said later, with all kinds there are
+        if kind in GRADERS:  # unknown kinds are reported later, with the list of all kinds
             schema = grader_schema(kind)
-            self._drop_unknown(made, schema)
+            self._drop_unknown(grader, schema)
             if issubclass(schema, PatternBlock):
                 fields["dialect"] = "re2"
             for key in schema.templates:
                 if key in fields:
                     fields[key] = _literals(fields[key])
-        return made
+        return grader
 
-    def _drop_unknown(self, made: Made, model: type[GraderBlock]) -> None:
-        """Parameters that the kind does not have; a grader that checks nothing without them is refused later."""
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        for key in [key for key in made.fields if key not in known]:
-            if self._findings.unknown(made.document, made.origins[key], key, known):
-                del made.fields[key]
+    def _drop_unknown(self, grader: TranslatedGrader, model: type[GraderBlock]) -> None:
+        """Drop parameters that the kind does not have; a grader that checks nothing without them is rejected later."""
+        allowed = [field.alias or name for name, field in model.model_fields.items()]
+        for key in [key for key in grader.fields if key not in allowed]:
+            if self._findings.unknown(grader.document, grader.origins[key], key, allowed):
+                del grader.fields[key]
 
-    def _script(self, made: Made) -> bool:
+    def _script(self, grader: TranslatedGrader) -> bool:
         """Turn a script into a program that runs it."""
-        fields = made.fields
+        fields = grader.fields
         name = str(fields.pop("script"))
         fields["type"] = "program"
         path = self._findings.find(name)
         if path is None or not path.is_file():
-            self._findings.wrong(made.document, made.origins["script"], self._findings.nowhere(name))
+            self._findings.wrong(grader.document, grader.origins["script"], self._findings.nowhere(name))
             return False
         program = _INTERPRETERS.get(path.suffix)
         fields["command"] = program or name
         fields["args"] = [*([name] if program else []), *fields.get("args", [])]
         return True
 
-    def _program(self, made: Made) -> None:
-        """Name a program's files from the eval's folder, wherever they were found."""
-        fields = made.fields
+    def _program(self, grader: TranslatedGrader) -> None:
+        """Make paths of a program's files relative to the eval's folder."""
+        fields = grader.fields
         if isinstance(command := fields.get("command"), str) and "/" in command:
             fields["command"] = self._from_folder(command)
         if isinstance(arguments := fields.get("args"), list):
@@ -194,138 +194,138 @@ class Graders:
             return word
         return os.path.relpath(path, self._folder)
 
-    def _no_limits(self, made: Made) -> None:
-        """There 0 means that there is no limit, here that there is nothing to spend."""
+    def _no_limits(self, grader: TranslatedGrader) -> None:
+        """Remove limits of 0: in waza they mean no limit, in Holdfast a limit of nothing."""
         for key in ("max_tool_calls", "max_tokens", "max_duration_ms"):
-            if made.fields.get(key) == 0:
-                del made.fields[key]
-                self._findings.notice(made.document, made.origins[key], "0 is no limit, as in waza")
+            if grader.fields.get(key) == 0:
+                del grader.fields[key]
+                self._findings.notice(grader.document, grader.origins[key], "0 is no limit, as in waza")
 
-    def _snapshots(self, made: Made) -> bool:
-        """Read snapshots, which lie in the grader's `context_dir`; they are compared and never written."""
-        folder = made.fields.pop("context_dir", None)
-        if made.fields.pop("update_snapshots", False):
+    def _snapshots(self, grader: TranslatedGrader) -> bool:
+        """Read snapshots from the grader's `context_dir`; they are compared, never written."""
+        folder = grader.fields.pop("context_dir", None)
+        if grader.fields.pop("update_snapshots", False):
             self._findings.notice(
-                made.document, made.origins["update_snapshots"], "snapshots are compared, never written"
+                grader.document, grader.origins["update_snapshots"], "snapshots are compared, never written"
             )
         contents: dict[str, Any] = {}
-        for file in made.fields.get("expected_files") or ():
+        for file in grader.fields.get("expected_files") or ():
             if isinstance(file, dict) and isinstance(name := file.get("snapshot"), str) and name:
                 path = f"{folder}/{name}" if folder else name
-                data = self._findings.read(made.document, made.origins["expected_files"], path)
+                data = self._findings.read(grader.document, grader.origins["expected_files"], path)
                 if data is None:
                     return False
-                file["snapshot"] = _plain(path)
+                file["snapshot"] = _safe_name(path)
                 contents[file["snapshot"]] = content(data)
         if contents:
-            made.fields["snapshots"] = contents
+            grader.fields["snapshots"] = contents
         return True
 
-    def _skill(self, made: Made) -> bool:
+    def _skill(self, grader: TranslatedGrader) -> bool:
         """Read the SKILL.md of a trigger grader."""
-        name = made.fields.get("skill_path")
+        name = grader.fields.get("skill_path")
         if not isinstance(name, str) or not name:
-            return True  # our own model names what is missing
-        place = made.origins["skill_path"]
-        data = self._findings.read(made.document, place, name, inside="SKILL.md")
+            return True  # the schema reports what is missing
+        place = grader.origins["skill_path"]
+        data = self._findings.read(grader.document, place, name, inside="SKILL.md")
         if data is None:
             return False
-        made.fields.update(skill_path=_plain(name), skill=data.decode("utf-8", "replace"))
-        made.origins["skill"] = place
+        grader.fields.update(skill_path=_safe_name(name), skill=data.decode("utf-8", "replace"))
+        grader.origins["skill"] = place
         return True
 
-    def _schema(self, made: Made) -> bool:
-        """Read the schema that a file holds."""
-        name = made.fields.get("schema_file")
-        if not isinstance(name, str) or not name or "schema" in made.fields:
+    def _schema(self, grader: TranslatedGrader) -> bool:
+        """Read the schema from its file."""
+        name = grader.fields.get("schema_file")
+        if not isinstance(name, str) or not name or "schema" in grader.fields:
             return True
-        place = made.origins["schema_file"]
-        data = self._findings.read(made.document, place, name)
+        place = grader.origins["schema_file"]
+        data = self._findings.read(grader.document, place, name)
         if data is None:
             return False
         try:
             schema = json.loads(data)
         except (ValueError, RecursionError) as error:
-            self._findings.wrong(made.document, place, f"{name} is not a JSON Schema: {error}")
+            self._findings.wrong(grader.document, place, f"{name} is not a JSON Schema: {error}")
             return False
         if not isinstance(schema, dict):
-            self._findings.wrong(made.document, place, f"{name} is not a JSON Schema: it is not an object")
+            self._findings.wrong(grader.document, place, f"{name} is not a JSON Schema: it is not an object")
             return False
-        del made.fields["schema_file"]
-        made.fields["schema"] = schema
-        made.origins["schema"] = place
+        del grader.fields["schema_file"]
+        grader.fields["schema"] = schema
+        grader.origins["schema"] = place
         return True
 
-    def _allowed(self, made: Made) -> bool:
+    def _allowed(self, grader: TranslatedGrader) -> bool:
         """Turn the names under `allow_only`, which waza compares as a whole, into patterns; no name allows no tool."""
-        listed = made.fields.get("allow_only")
+        listed = grader.fields.get("allow_only")
         if not isinstance(listed, list):
             return True
         names = []
         for entry in listed:
             name = entry.get("tool") if isinstance(entry, dict) else entry
             if not isinstance(name, str) or not name.strip() or (isinstance(entry, dict) and entry.keys() != {"tool"}):
-                said = f"is a list of tools' names, as in [{{tool: bash}}], not {entry!r}"
-                self._findings.wrong(made.document, made.origins["allow_only"], said)
+                message = f"is a list of tools' names, as in [{{tool: bash}}], not {entry!r}"
+                self._findings.wrong(grader.document, grader.origins["allow_only"], message)
                 return False
             names.append(name.strip())
-        made.fields["allow_only"] = allow_only(names)
+        grader.fields["allow_only"] = allow_only(names)
         return True
 
-    def _prompt(self, made: Made) -> bool:
-        fields, wrong = made.fields, self._findings.wrong
+    def _prompt(self, grader: TranslatedGrader) -> bool:
+        fields, wrong = grader.fields, self._findings.wrong
         if fields.pop("continue_session", False):
             fields["transcript"] = "all"
-            said = "the judge sees the whole conversation, but not from inside the session"
-            self._findings.notice(made.document, made.origins["continue_session"], said)
+            message = "the judge sees the whole conversation, but not from inside the session"
+            self._findings.notice(grader.document, grader.origins["continue_session"], message)
         if fields.pop("reasoning_effort", None) is not None:
-            said = "is not handed to the judge; write `params: {reasoning_effort: …}` into the grader"
-            self._findings.notice(made.document, made.origins["reasoning_effort"], said)
+            message = "is not handed to the judge; write `params: {reasoning_effort: …}` into the grader"
+            self._findings.notice(grader.document, grader.origins["reasoning_effort"], message)
         rubric = fields.get("rubric")
         if isinstance(rubric, str) and re.fullmatch(r"[\w-]+", rubric):
-            said = f"not supported: waza's own rubric {rubric!r}; write the rubric out, or name a file"
-            wrong(made.document, made.origins["rubric"], said)
+            message = f"not supported: waza's own rubric {rubric!r}; write the rubric out, or name a file"
+            wrong(grader.document, grader.origins["rubric"], message)
             return False
         if isinstance(rubric, str) and names_file(rubric):
-            data = self._findings.read(made.document, made.origins["rubric"], rubric)
+            data = self._findings.read(grader.document, grader.origins["rubric"], rubric)
             if data is None:
                 return False
             fields["rubric"] = rubric_text(data.decode("utf-8", "replace"))
             if not fields["rubric"]:
-                wrong(made.document, made.origins["rubric"], f"checks nothing: {rubric} is empty")
+                wrong(grader.document, grader.origins["rubric"], f"checks nothing: {rubric} is empty")
                 return False
         if self._judge is not None:
             fields.setdefault("model", self._judge)
         if not fields.get("model") and not self._own_judge:
-            said = (
+            message = (
                 "needs a model to judge with: add config.judge_model=MODEL to the command, or `judge_model` to `config`"
             )
-            wrong(made.document, made.location, said)
+            wrong(grader.document, grader.location, message)
             return False
         return True
 
 
-def only_for(task: str) -> str:
-    """The expression that is true for one task's row."""
+def where_task(task: str) -> str:
+    """Return the expression that is true for one task's row."""
     return f"id == {json.dumps(task, ensure_ascii=False)}"
 
 
 def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
-    """Names for graders, given by task (None: of the eval) and name: theirs where unique, else with the task's id.
+    """Return unique names for graders, given by task (None: of the eval) and name. Ambiguous names get the task's id.
 
-    In waza results are kept by name, and of two with one name the later replaces the earlier.
+    waza stores results by name, and of two with one name the later replaces the earlier.
     """
     counts = Counter(name for _, name in graders)
-    found: list[str] = []
+    unique: list[str] = []
     for task, name in graders:
         shared = name in TAKEN_NAMES or (task is not None and counts[name] > 1)
         chosen = base = f"{task or 'eval'}/{name}" if shared else name
         number = 1
-        while chosen in found:
+        while chosen in unique:
             number += 1
             chosen = f"{base}#{number}"
-        found.append(chosen)
-    return found
+        unique.append(chosen)
+    return unique
 
 
 def allow_only(names: list[str]) -> list[str]:
@@ -333,8 +333,8 @@ def allow_only(names: list[str]) -> list[str]:
     return [f"^{re.escape(name)}$" for name in names] or ["^$"]
 
 
-def _plain(path: str) -> str:
-    """Return a name for a file's content that leads out of no folder."""
+def _safe_name(path: str) -> str:
+    """Return a name for a file's content that stays inside its folder."""
     parts = posixpath.normpath(path).split("/")
     return "/".join(part for part in parts if part not in ("", "..", "~")) or path
 

@@ -1,4 +1,4 @@
-"""Hooks, each with the folder in which it runs named from the eval's folder."""
+"""Hooks, with working directories relative to the eval's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
 
 
-def placed_hooks(findings: Findings, document: Document, folder: Path) -> dict[str, Any]:
+def translate_hooks(findings: Findings, document: Document, folder: Path) -> dict[str, Any]:
     """Return the hooks of an eval.
 
     A hook runs in its working directory. Without one it runs where its program is found, if that is named by a path,

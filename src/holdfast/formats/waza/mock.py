@@ -1,6 +1,6 @@
-"""waza's mock executor: it says again what it was asked, what the task says of itself, and the files it was given.
+"""waza's mock executor: it repeats the prompt, the description of the task, and its files.
 
-The same row always gets the same answer, so an eval can be tried out, and its graders tested, without a model.
+A row always gets the same answer, so an eval and its graders can be tried out without a model.
 """
 
 from __future__ import annotations
@@ -27,35 +27,37 @@ class MockTarget(TargetBlock):
 
 
 class Mock(Target):
-    """Answers at once, and calls nothing."""
+    """A target that answers at once, without any calls."""
 
     schema = MockTarget
 
     async def reply(self, turn: Turn) -> Reply:
-        """The prompt, and what is known of the row."""
-        said = [f"Mock response for: {turn.prompt}", *_about(turn.sample.fields)]
-        text = "\n".join(said)
-        messages = [{"role": "assistant", "content": text}]  # a reply with messages has no other calls than theirs
+        """Return the prompt, and a description of the row."""
+        lines = [f"Mock response for: {turn.prompt}", *_about(turn.sample.fields)]
+        text = "\n".join(lines)
+        messages = [{"role": "assistant", "content": text}]  # a reply with messages has only the calls in them
         return Reply(text=text, messages=messages, usage=Usage(0, 0, 0, 0.0))
 
 
 def _about(row: Row) -> list[str]:
-    said = [f"{title}: {row[key]}" for title, key in (("Task", "name"), ("Description", "description")) if row.get(key)]
+    lines = [
+        f"{title}: {row[key]}" for title, key in (("Task", "name"), ("Description", "description")) if row.get(key)
+    ]
     if context := row.get("context"):
-        said += ["Context:", *(f"  {key}: {_go_value(context[key])}" for key in sorted(context))]
+        lines += ["Context:", *(f"  {key}: {_go_value(context[key])}" for key in sorted(context))]
     if files := row.get("files"):
-        said.append(f"Analyzed {len(files)} file(s):")
+        lines.append(f"Analyzed {len(files)} file(s):")
         for path, content in files.items():
-            said.append(f"  - {path}")
+            lines.append(f"  - {path}")
             data = content.encode() if isinstance(content, str) else base64.b64decode(content["base64"])
             if data:
-                cut = "...(truncated)" if len(data) > _PREVIEW else ""
-                said.append(data[:_PREVIEW].decode("utf-8", "replace") + cut)
-    return said
+                suffix = "...(truncated)" if len(data) > _PREVIEW else ""
+                lines.append(data[:_PREVIEW].decode("utf-8", "replace") + suffix)
+    return lines
 
 
 def _go_value(value: Any) -> str:
-    """A value as Go prints it."""
+    """Format a value as Go prints it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

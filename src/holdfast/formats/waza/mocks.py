@@ -24,35 +24,35 @@ def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]
         findings.wrong(document, ("mcp_mocks",), "is a list of {name: …, tools: …}")
         return []
     tools: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    servers: set[str] = set()
     for number in range(len(listed)):
         place: Location = ("mcp_mocks", number)
         server = str(at(document, place).get("name") or "").strip()
         findings.keys(document, place, ("name", "fixtures", "tools"))
         if not server:
             findings.wrong(document, (*place, "name"), "is missing")
-        elif server in seen:
+        elif server in servers:
             findings.wrong(document, (*place, "name"), f"a second server called {server!r}")
-        seen.add(server)
-        offered = {**_fixtures(findings, document, place), **findings.block(document, place, "tools")}
-        if not offered:
+        servers.add(server)
+        blocks = {**_fixtures(findings, document, place), **findings.block(document, place, "tools")}
+        if not blocks:
             findings.wrong(document, place, "has no tools: give `tools`, or `fixtures` with a folder of .json files")
-        for name, tool in offered.items():
-            made = _tool(findings, document, (*place, "tools", name), f"{server}-{name}", tool)
-            tools += [] if made is None else [made]
+        for name, tool in blocks.items():
+            scripted = _tool(findings, document, (*place, "tools", name), f"{server}-{name}", tool)
+            tools += [] if scripted is None else [scripted]
     return tools
 
 
 def _tool(findings: Findings, document: Document, place: Location, name: str, tool: Any) -> dict[str, Any] | None:
     responses = tool.get("responses") if isinstance(tool, dict) else None
-    if not isinstance(responses, list) or not responses or not all(isinstance(one, dict) for one in responses):
+    if not isinstance(responses, list) or not responses or not all(isinstance(part, dict) for part in responses):
         findings.wrong(document, place, "needs `responses`, a list of {match: …, return: …}")
         return None
-    unknown = [key for one in (tool, *responses) for key in one if key not in (*_TOOL, *_RESPONSE)]
+    unknown = [key for part in (tool, *responses) for key in part if key not in (*_TOOL, *_RESPONSE)]
     if unknown:
         findings.wrong(document, place, f"not supported in a mocked tool: {', '.join(sorted(set(unknown)))}")
         return None
-    scripted: dict[str, Any] = {"name": name, "responses": [_response(one) for one in responses]}
+    scripted: dict[str, Any] = {"name": name, "responses": [_response(part) for part in responses]}
     if tool.get("description"):
         scripted["description"] = str(tool["description"])
     if isinstance(tool.get("input_schema"), dict):
@@ -60,14 +60,14 @@ def _tool(findings: Findings, document: Document, place: Location, name: str, to
     return {"scripted": scripted}
 
 
-def _response(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a response in our words; what waza returns is always JSON, a text too."""
-    kept = {key: given[key] for key in ("match", "match_schema", "match_regex") if given.get(key)}
-    if given.get("error"):
-        return {**kept, "error": str(given["error"])}
+def _response(block: dict[str, Any]) -> dict[str, Any]:
+    """Translate a response; the results of waza's mocks are always JSON, even texts."""
+    conditions = {key: block[key] for key in ("match", "match_schema", "match_regex") if block.get(key)}
+    if block.get("error"):
+        return {**conditions, "error": str(block["error"])}
     return {
-        **kept,
-        "result": json.dumps(given.get("return"), ensure_ascii=False, sort_keys=True, separators=(",", ":")),
+        **conditions,
+        "result": json.dumps(block.get("return"), ensure_ascii=False, sort_keys=True, separators=(",", ":")),
     }
 
 
@@ -84,13 +84,13 @@ def _fixtures(findings: Findings, document: Document, place: Location) -> dict[s
     for path in sorted(folder.rglob("*.json")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts[:-1]):
             continue
-        data = _decoded(findings, document, (*place, "fixtures"), path)
+        data = _decode(findings, document, (*place, "fixtures"), path)
         several = data.get("tools") if isinstance(data, dict) else None
         tools |= several if isinstance(several, dict) and several else {path.stem: data}
     return tools
 
 
-def _decoded(findings: Findings, document: Document, place: Location, path: Path) -> Any:
+def _decode(findings: Findings, document: Document, place: Location, path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

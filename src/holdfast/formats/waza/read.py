@@ -1,7 +1,7 @@
-"""A waza eval as a whole, turned into the document that our own eval file would give.
+"""Translate a waza eval as a whole into the document of an equal eval file of Holdfast.
 
-The document is what the run's manifest keeps, so a run goes on, is graded and compared from its directory alone. Where
-each part of it came from is kept beside it: a problem is named by the task file and line in which it stands.
+The run's manifest stores that document, so a run is resumed, graded and compared from its directory alone. The origin
+of each part is stored beside it, so that a problem is reported with its task file and line.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.formats.waza.config import project_folder, read_config, version_problem
 from holdfast.formats.waza.files import agent_file, instructions, skill_text
 from holdfast.formats.waza.findings import Findings
-from holdfast.formats.waza.graders import Graders, Made, allow_only, only_for, unique_names
-from holdfast.formats.waza.hooks import placed_hooks
+from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
+from holdfast.formats.waza.hooks import translate_hooks
 from holdfast.formats.waza.target import target_fields
 from holdfast.formats.waza.tasks import Task, Tasks
 from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
@@ -61,32 +61,32 @@ _IGNORED: Final = {
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
-    """The eval as a document of ours, and the overrides that are still to be laid over it.
+    """Return the eval as a document of Holdfast, and the overrides that are still to be applied.
 
-    `config.…` and `inputs.…` change waza's file; the rows are chosen here, so that graders of other tasks stay away.
+    `config.…` and `inputs.…` change waza's file. Rows are selected here, so that graders of other tasks are left out.
     """
-    theirs = replace(document, data=copy.deepcopy(document.data))
-    left: list[Override] = []
-    chosen: dict[str, Any] = {}
+    source = replace(document, data=copy.deepcopy(document.data))
+    remaining: list[Override] = []
+    selection: dict[str, Any] = {}
     for key, value in overrides:
         if key[0] in ("config", "inputs"):
-            apply_override(theirs.data, key, value)
+            apply_override(source.data, key, value)
         elif key in (("dataset", "ids"), ("dataset", "tags"), ("dataset", "limit")):
-            chosen[key[1]] = value
+            selection[key[1]] = value
         else:
-            left.append((key, value))
-    translation = _Translation(theirs, _target_kind(overrides), chosen)
-    ours = translation.document()
-    given: set[str] = set()
-    for key, value in left:
+            remaining.append((key, value))
+    translation = _Translation(source, _target_kind(overrides), selection)
+    translated = translation.document()
+    target_keys: set[str] = set()
+    for key, value in remaining:
         if key[0] == "target":
-            given.update(key[1:2] or (value if isinstance(value, dict) else ()))
-    left += [(("target", name), value) for name, value in translation.target.items() if name not in given]
-    return ours, left
+            target_keys.update(key[1:2] or (value if isinstance(value, dict) else ()))
+    remaining += [(("target", name), value) for name, value in translation.target.items() if name not in target_keys]
+    return translated, remaining
 
 
 def _target_kind(overrides: Sequence[Override]) -> str | None:
-    """The kind of target that the command line gives."""
+    """Return the kind of target that the command line sets."""
     for key, value in overrides:
         if key[0] == "target":
             kinds = value if len(key) == 1 and isinstance(value, dict) else key[1:2]
@@ -96,67 +96,67 @@ def _target_kind(overrides: Sequence[Override]) -> str | None:
 
 
 class _Translation:
-    """One eval on its way."""
+    """Translates one eval."""
 
-    def __init__(self, document: Document, kind: str | None, chosen: dict[str, Any]) -> None:
+    def __init__(self, document: Document, kind: str | None, selection: dict[str, Any]) -> None:
         assert document.path is not None
         self._document = document
         self._folder = document.path.resolve().parent
         self._kind = kind
-        self._chosen = chosen
+        self._selection = selection
         self._findings = Findings(project_folder(self._folder), self._folder)
         self._origins: dict[Location, tuple[Document, Location]] = {}
         self._samples: list[dict[str, Any]] = []
         self.target: dict[str, Any] = {}
-        """fields that the eval asks of the target, whichever that is"""
+        """fields that the eval sets for any target"""
 
     def document(self) -> Document:
-        """Ours; raises ConfigError with everything that is wrong in any of the files."""
-        findings, theirs = self._findings, self._document
+        """Return the translated document; raise ConfigError with all problems of all files."""
+        findings, source = self._findings, self._document
         self._check_version()
-        findings.keys(theirs, (), _KNOWN, ignored=_IGNORED)
-        if not theirs.data.get("name"):
-            findings.wrong(theirs, ("name",), "is missing")
-        config = read_config(findings, theirs)
+        findings.keys(source, (), _KNOWN, ignored=_IGNORED)
+        if not source.data.get("name"):
+            findings.wrong(source, ("name",), "is missing")
+        config = read_config(findings, source)
         target = self._target(config)
         kind = self._kind or next(iter(target), "")
-        graders = Graders(findings, self._folder, config.judge, own_judge=kind in ("model", ""))
-        common = graders.all_of(theirs, ("graders",))
+        translator = Graders(findings, self._folder, config.judge, own_judge=kind in ("model", ""))
+        common = translator.translate_all(source, ("graders",))
         common += self._tool_policy(config, common)
-        tasks = self._selected(Tasks(findings, theirs, self._folder, config, graders).read())
-        self.target = target_fields(findings, theirs, tasks, kind)
+        tasks = self._select(Tasks(findings, source, self._folder, config, translator).read())
+        self.target = target_fields(findings, source, tasks, kind)
         if findings.problems:
             raise ConfigError(findings.problems)
         self._add_rows(tasks)
-        made, triggers = self._graders(common, tasks), self._triggers(kind)
+        graders, triggers = self._graders(common, tasks), self._triggers(kind)
         data: dict[str, Any] = {
             "schemaVersion": SCHEMA_VERSION,
-            "name": str(theirs.data["name"]),
+            "name": str(source.data["name"]),
             "metadata": {"waza": self._metadata(config)},
             "target": target,
             **self._conversation(tasks, config, kind),
             "workspace": {"files": self._workspace_files(tasks)},
             "trials": config.trials,
-            "graders": [*made, *triggers],
+            "graders": [*graders, *triggers],
             "checkpoints": self._checkpoints(tasks),
             "limits": self._limits(config, tasks),
             "gate": self._gate(bool(triggers)),
-            "hooks": placed_hooks(findings, theirs, self._folder),
+            "hooks": translate_hooks(findings, source, self._folder),
             "samples": self._samples,
         }
         self._complete_rows()
         if triggers:
-            for grader in made[: len(common)]:
+            for grader in graders[: len(common)]:
                 grader["where"] = "should_trigger is not defined"
         if findings.problems:
             raise ConfigError(findings.problems)
-        self._say_what_is_not_graded(common, tasks)
+        self._notice_ungraded(common, tasks)
         origins: dict[Location, tuple[Document, Location]] = {
-            ("name",): (theirs, ("name",)),
-            ("hooks",): (theirs, ("hooks",)),
+            ("name",): (source, ("name",)),
+            ("hooks",): (source, ("hooks",)),
             **self._origins,
         }
-        return Document(data, theirs.path, elsewhere=origins, notices=findings.notices)
+        return Document(data, source.path, elsewhere=origins, notices=findings.notices)
 
     def _check_version(self) -> None:
         data = self._document.data
@@ -187,7 +187,7 @@ class _Translation:
         if config.executor == "mock":
             return {"mock": "waza"}
         where = self._document.path
-        said = (
+        message = (
             f"the executor {config.executor!r} is waza's own. Say what to measure: "
             f"`holdfast eval {where} -m {config.model or 'gpt-4o-mini'}` for a model, or "
             f"`holdfast eval {where} 'target.command=[./agent, \"{{{{ prompt }}}}\"]'` for an agent"
@@ -195,140 +195,151 @@ class _Translation:
         place: Location = (
             ("config", "executor") if "executor" in (self._document.data.get("config") or {}) else ("config",)
         )
-        self._findings.wrong(self._document, place, said)
+        self._findings.wrong(self._document, place, message)
         return {}
 
-    def _selected(self, tasks: list[Task]) -> list[Task]:
-        """The tasks that the command line asks for."""
-        selection = Selection.of(**{key: self._chosen[key] for key in ("ids", "tags") if key in self._chosen})
-        left = [task for task in tasks if selection.takes(task.row, task.id)]
-        if tasks and not left:
-            asked = " ".join(repr(glob) for glob in (*selection.ids, *selection.tags))
-            raise UsageError(f"no task matches {asked}", remedy=f"Tasks: {', '.join(task.id for task in tasks)}.")
-        return left[: limit_of(self._chosen["limit"])] if "limit" in self._chosen else left
+    def _select(self, tasks: list[Task]) -> list[Task]:
+        """Return the tasks that the command line selects."""
+        selection = Selection.of(**{key: self._selection[key] for key in ("ids", "tags") if key in self._selection})
+        selected = [task for task in tasks if selection.takes(task.row, task.id)]
+        if tasks and not selected:
+            patterns = " ".join(repr(glob) for glob in (*selection.ids, *selection.tags))
+            raise UsageError(f"no task matches {patterns}", remedy=f"Tasks: {', '.join(task.id for task in tasks)}.")
+        return selected[: limit_of(self._selection["limit"])] if "limit" in self._selection else selected
 
     def _add_rows(self, tasks: list[Task]) -> None:
         for number, task in enumerate(tasks):
             self._samples.append(task.row)
             self._origins[("samples", number)] = (task.document, ())
 
-    def _graders(self, common: list[Made], tasks: list[Task]) -> list[dict[str, Any]]:
-        """The graders at the end: the eval's for all rows, each task's for its own."""
-        owned: list[tuple[str | None, Made]] = [(None, made) for made in common]
-        owned += [(task.id, made) for task in tasks for made in task.graders]
-        names = unique_names([(task, made.name) for task, made in owned])
+    def _graders(self, common: list[TranslatedGrader], tasks: list[Task]) -> list[dict[str, Any]]:
+        """Return the graders of the final output: the eval's for all rows, each task's for its own row."""
+        graders: list[tuple[str | None, TranslatedGrader]] = [(None, grader) for grader in common]
+        graders += [(task.id, grader) for task in tasks for grader in task.graders]
+        names = unique_names([(task, grader.name) for task, grader in graders])
         return [
-            self._placed(("graders", number), made, name, task)
-            for number, ((task, made), name) in enumerate(zip(owned, names, strict=True))
+            self._place(("graders", number), grader, name, task)
+            for number, ((task, grader), name) in enumerate(zip(graders, names, strict=True))
         ]
 
-    def _placed(self, place: Location, made: Made, name: str, task: str | None) -> dict[str, Any]:
-        self._origins[place] = (made.document, made.location)
-        for key, origin in made.origins.items():
-            self._origins[(*place, key)] = (made.document, origin)
-        where = {} if task is None else {"where": only_for(task)}
-        return {**made.fields, "name": name, **where}
+    def _place(self, place: Location, grader: TranslatedGrader, name: str, task: str | None) -> dict[str, Any]:
+        self._origins[place] = (grader.document, grader.location)
+        for key, origin in grader.origins.items():
+            self._origins[(*place, key)] = (grader.document, origin)
+        where = {} if task is None else {"where": where_task(task)}
+        return {**grader.fields, "name": name, **where}
 
     def _checkpoints(self, tasks: list[Task]) -> list[dict[str, Any]]:
-        found = [(task, checkpoint) for task in tasks for checkpoint in task.checkpoints]
+        checkpoints = [(task, checkpoint) for task in tasks for checkpoint in task.checkpoints]
         names: dict[int, list[str]] = {}
-        for turn in {checkpoint.after_turn for _, checkpoint in found}:
-            here = [(task.id, made.name) for task, one in found if one.after_turn == turn for made in one.graders]
-            names[turn] = unique_names(here)
+        for turn in {checkpoint.after_turn for _, checkpoint in checkpoints}:
+            graders = [
+                (task.id, grader.name)
+                for task, point in checkpoints
+                if point.after_turn == turn
+                for grader in point.graders
+            ]
+            names[turn] = unique_names(graders)
         blocks = []
-        for number, (task, checkpoint) in enumerate(found):
+        for number, (task, checkpoint) in enumerate(checkpoints):
             place: Location = ("checkpoints", number)
             self._origins[place] = (task.document, checkpoint.location)
-            own = [names[checkpoint.after_turn].pop(0) for _ in checkpoint.graders]
+            grader_names = [names[checkpoint.after_turn].pop(0) for _ in checkpoint.graders]
             blocks.append(
                 {
                     "after_turn": checkpoint.after_turn,
                     "on_failure": checkpoint.on_failure,
-                    "where": only_for(task.id),
+                    "where": where_task(task.id),
                     "graders": [
-                        self._placed((*place, "graders", inner), made, name, None)
-                        for inner, (made, name) in enumerate(zip(checkpoint.graders, own, strict=True))
+                        self._place((*place, "graders", inner), grader, name, None)
+                        for inner, (grader, name) in enumerate(zip(checkpoint.graders, grader_names, strict=True))
                     ],
                 }
             )
         return blocks
 
     def _conversation(self, tasks: list[Task], config: Config, kind: str) -> dict[str, Any]:
-        said: dict[str, Any] = {"prompt": "{{ prompt }}", "follow_ups": "follow_ups"}
+        conversation: dict[str, Any] = {"prompt": "{{ prompt }}", "follow_ups": "follow_ups"}
         if kind == "model":
             self._put_before(tasks, config)
             if any("system" in row for row in self._samples):
-                said["system"] = "{{ system }}"
+                conversation["system"] = "{{ system }}"
                 for row in self._samples:
                     row.setdefault("system", "")
-        played = [task for task in tasks if "max_followups" in task.row]
-        if played:
-            models = {task.responder_model for task in played}
+        simulated = [task for task in tasks if "max_followups" in task.row]
+        if simulated:
+            models = {task.responder_model for task in simulated}
             if len(models) > 1:
-                said_of = "responders of one eval are played by one model"
-                self._findings.wrong(played[0].document, ("inputs", "responder"), f"not supported: {said_of}")
+                reason = "responders of one eval are played by one model"
+                self._findings.wrong(simulated[0].document, ("inputs", "responder"), f"not supported: {reason}")
             for row in self._samples:
                 row.setdefault("instructions", "")
                 row.setdefault("max_followups", 0)
-            said["responder"] = {"instructions": "{{ instructions }}", "max_followups": "max_followups"}
+            conversation["responder"] = {"instructions": "{{ instructions }}", "max_followups": "max_followups"}
             model = next(iter(models)) or (config.model if kind != "model" else None)  # as in waza
             if model is not None:
-                said["responder"]["model"] = model
-            self._origins["responder",] = (played[0].document, ("inputs", "responder"))
-        return said
+                conversation["responder"]["model"] = model
+            self._origins["responder",] = (simulated[0].document, ("inputs", "responder"))
+        return conversation
 
-    def _tool_policy(self, config: Config, common: list[Made]) -> list[Made]:
+    def _tool_policy(self, config: Config, common: list[TranslatedGrader]) -> list[TranslatedGrader]:
         """Return the check that only tools are called which the `.agent.md` declares, unless the eval has its own."""
         place: Location = ("config", "skill_directories")
         agent = agent_file(self._skill_folders(config.skills))
-        if agent is None or agent.tools is None or any(made.fields.get("type") == "tool_constraint" for made in common):
+        if (
+            agent is None
+            or agent.tools is None
+            or any(grader.fields.get("type") == "tool_constraint" for grader in common)
+        ):
             return []
-        said = f"{agent.path} allows these tools only: {', '.join(agent.tools) or 'none'} (grader agent_tools_implicit)"
-        self._findings.notice(self._document, place, said)
+        message = (
+            f"{agent.path} allows these tools only: {', '.join(agent.tools) or 'none'} (grader agent_tools_implicit)"
+        )
+        self._findings.notice(self._document, place, message)
         fields = {"type": "tool_constraint", "name": "agent_tools_implicit", "allow_only": allow_only(agent.tools)}
-        return [Made(fields, self._document, place, {})]
+        return [TranslatedGrader(fields, self._document, place, {})]
 
     def _put_before(self, tasks: list[Task], config: Config) -> None:
-        """A model has no skills: what the skill says is put before the conversation, and so is in the key."""
-        findings, theirs = self._findings, self._document
-        skill = str(theirs.data.get("skill") or "")
-        common = instructions(findings, theirs, ("config", "instruction_files"))
+        """Put the skill's text before the conversation, since a model has no skills. So the text is part of the key."""
+        findings, source = self._findings, self._document
+        skill = str(source.data.get("skill") or "")
+        common = instructions(findings, source, ("config", "instruction_files"))
         for task in tasks:
-            own = findings.texts(task.document, ("skill_directories",))
-            document = task.document if own else theirs
-            place: Location = ("skill_directories",) if own else ("config", "skill_directories")
-            names = own or config.skills
+            folders = findings.texts(task.document, ("skill_directories",))
+            document = task.document if folders else source
+            place: Location = ("skill_directories",) if folders else ("config", "skill_directories")
+            names = folders or config.skills
             places = self._skill_folders(names)
             for name in names:
                 if findings.find(name) is None:
                     findings.notice(document, place, findings.nowhere(name))
-            found = skill_text(places, skill) if skill and config.injects else None
-            if found is None and config.injects and (agent := agent_file(places)) is not None:
-                found = agent.path, agent.body
-            if found is not None:
+            skill_file = skill_text(places, skill) if skill and config.injects else None
+            if skill_file is None and config.injects and (agent := agent_file(places)) is not None:
+                skill_file = agent.path, agent.body
+            if skill_file is not None:
                 findings.notice(
-                    theirs, ("skill",), f"the text of {found[0]} stands before the conversation, as `system`"
+                    source, ("skill",), f"the text of {skill_file[0]} stands before the conversation, as `system`"
                 )
             for needed in config.required_skills:
                 if skill_text(places, needed) is None:
-                    findings.wrong(theirs, ("config", "required_skills"), f"there is no SKILL.md of {needed!r}")
-            parts = [*([found[1]] if found else []), *common, *task.instructions]
+                    findings.wrong(source, ("config", "required_skills"), f"there is no SKILL.md of {needed!r}")
+            parts = [*([skill_file[1]] if skill_file else []), *common, *task.instructions]
             if parts:
                 task.row["system"] = "\n\n".join(parts)
 
     def _skill_folders(self, names: Sequence[str]) -> list[Path]:
-        found = (self._findings.find(name) for name in names)
-        return [folder for folder in found if folder is not None]
+        folders = (self._findings.find(name) for name in names)
+        return [folder for folder in folders if folder is not None]
 
     def _triggers(self, kind: str) -> list[dict[str, Any]]:
-        if self._chosen:
-            return []  # tasks were asked for
+        if self._selection:
+            return []  # tasks were selected
         assert self._document.path is not None
         path = self._document.path.parent / "trigger_tests.yaml"
-        found = trigger_rows(self._findings, path, measurable=kind in ("python", "http", "command"))
-        if found is None:
+        triggers = trigger_rows(self._findings, path, measurable=kind in ("python", "http", "command"))
+        if triggers is None:
             return []
-        document, rows = found
+        document, rows = triggers
         skill = str(document.data.get("skill") or self._document.data.get("skill") or "")
         if not skill:
             self._findings.notice(document, (), f"{len(rows)} prompts are left out: no skill is named")
@@ -339,33 +350,33 @@ class _Translation:
         return trigger_graders(skill)
 
     def _gate(self, triggers: bool) -> dict[str, float]:
-        """Of waza's metrics only trigger_accuracy is ever measured."""
+        """Return the gate. Of waza's metrics only trigger_accuracy is ever measured."""
         listed = self._document.data.get("metrics") or []
         gate: dict[str, float] = {}
         unmeasured = []
         for metric in listed if isinstance(listed, list) else []:
             name = str(metric.get("name")) if isinstance(metric, dict) else str(metric)
             if name == "trigger_accuracy":
-                least = metric.get("threshold") if isinstance(metric, dict) else None
+                minimum = metric.get("threshold") if isinstance(metric, dict) else None
                 if not triggers:
                     self._findings.notice(self._document, ("metrics",), "trigger_accuracy is not measured in this run")
-                elif isinstance(least, int | float):
-                    gate = {SHOULD: float(least), SHOULD_NOT: float(least)}
+                elif isinstance(minimum, int | float):
+                    gate = {SHOULD: float(minimum), SHOULD_NOT: float(minimum)}
             else:
                 unmeasured.append(name)
         if unmeasured:
-            said = f"waza measures none of these, and they are not here: {', '.join(unmeasured)}"
-            self._findings.notice(self._document, ("metrics",), said)
+            message = f"waza measures none of these, and they are not here: {', '.join(unmeasured)}"
+            self._findings.notice(self._document, ("metrics",), message)
         return gate
 
     def _limits(self, config: Config, tasks: list[Task]) -> dict[str, Any]:
         limits: dict[str, Any] = {}
-        own = [task.timeout for task in tasks if task.timeout is not None]
-        seconds = max([*own, *([config.turn_timeout] if config.turn_timeout else [])], default=None)
-        if own and len({*own, config.turn_timeout}) > 1:
+        timeouts = [task.timeout for task in tasks if task.timeout is not None]
+        seconds = max([*timeouts, *([config.turn_timeout] if config.turn_timeout else [])], default=None)
+        if timeouts and len({*timeouts, config.turn_timeout}) > 1:
             first = next(task for task in tasks if task.timeout is not None)
-            said = f"one time-out holds for all tasks, the longest: {seconds:g} s for each turn"
-            self._findings.notice(first.document, ("timeout_seconds",), said)
+            message = f"one time-out holds for all tasks, the longest: {seconds:g} s for each turn"
+            self._findings.notice(first.document, ("timeout_seconds",), message)
         if seconds is not None:
             longest = max(task.turns for task in tasks)
             limits |= {"turn_timeout": seconds, "trial_timeout": max(600, 2 * seconds * longest)}
@@ -374,19 +385,19 @@ class _Translation:
         return limits
 
     def _metadata(self, config: Config) -> dict[str, Any]:
-        """What `--export waza` says of the eval again."""
+        """Return the metadata that `--export waza` repeats."""
         data = self._document.data
-        kept = {key: str(data[key]) for key in ("skill", "scenario", "version", "description") if data.get(key)}
-        given = {
+        texts = {key: str(data[key]) for key in ("skill", "scenario", "version", "description") if data.get(key)}
+        values = {
             "executor": config.executor,
             "model": config.model,
             "judge_model": config.judge,
             "group_by": config.group_by,
         }
-        return {**kept, **{key: value for key, value in given.items() if value}}
+        return {**texts, **{key: value for key, value in values.items() if value}}
 
-    def _say_what_is_not_graded(self, common: list[Made], tasks: list[Task]) -> None:
+    def _notice_ungraded(self, common: list[TranslatedGrader], tasks: list[Task]) -> None:
         for task in tasks:
             if not common and not task.graders and not task.checkpoints:
-                said = "has no graders: it is run and not graded, while waza would pass it"
-                self._findings.notice(task.document, (), said)
+                message = "has no graders: it is run and not graded, while waza would pass it"
+                self._findings.notice(task.document, (), message)

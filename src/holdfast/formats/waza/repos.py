@@ -1,6 +1,6 @@
 """`inputs.repos`: the files of commits of local git repositories, read into a task's workspace.
 
-waza checks out a worktree. Here the commit's files become part of the row, so that the key depends on what they say
+waza checks out a worktree. Here the commit's files become part of the row, so that the key depends on their contents
 and a run that has begun no longer needs the repository. There is no `.git` in the workspace.
 """
 
@@ -24,7 +24,7 @@ _PLAIN: Final = ("100644", "100664")
 _EXECUTABLE: Final = "100755"
 
 
-def checked_out(findings: Findings, task: Document) -> dict[str, Any]:
+def read_repos(findings: Findings, task: Document) -> dict[str, Any]:
     """Return the files of all repositories of a task by their paths in the workspace."""
     place: Location = ("inputs", "repos")
     listed = at(task, ("inputs",)).get("repos") or []
@@ -44,7 +44,7 @@ def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any
         findings.wrong(task, (*place, "type"), f"not supported: {block.get('type')!r}; a repository is a `worktree`")
         return {}
     folder, source, commit = str(block.get("dest") or ""), str(block.get("source") or ""), block.get("commit") or "HEAD"
-    if not below(folder):
+    if not is_below(folder):
         findings.wrong(task, (*place, "dest"), "names a folder of the workspace, without `..`")
         return {}
     repository = (
@@ -64,8 +64,8 @@ def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any
             return {}
         contents = _contents(repository, files)
     except (subprocess.CalledProcessError, OSError) as error:
-        said = (getattr(error, "stderr", b"") or str(error).encode()).decode("utf-8", "replace").strip()
-        findings.wrong(task, place, f"{source} at {commit} cannot be read: {said}")
+        message = (getattr(error, "stderr", b"") or str(error).encode()).decode("utf-8", "replace").strip()
+        findings.wrong(task, place, f"{source} at {commit} cannot be read: {message}")
         return {}
     left_out = len(entries) - len(files)
     findings.notice(
@@ -77,8 +77,8 @@ def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any
     return {f"{folder}/{path}": value for path, value in contents.items()}
 
 
-def below(name: str) -> bool:
-    """Whether a name is that of something in a folder, and not of the folder itself or of what is outside."""
+def is_below(name: str) -> bool:
+    """True if a relative name is inside its folder, and not the folder itself."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not name.startswith(("\\", "~"))
 
@@ -105,13 +105,13 @@ def _entry(line: bytes) -> _Entry:
 
 
 def _contents(repository: Path, files: Sequence[_Entry]) -> dict[str, Any]:
-    """Return what is in files; git prints each after a line about it, and before a newline."""
-    asked = "".join(f"{file.object}\n" for file in files).encode()
-    answer, place = _git(repository, "cat-file", "--batch", stdin=asked), 0
+    """Read the contents of files; git prints each after a header line, and before a newline."""
+    names = "".join(f"{file.object}\n" for file in files).encode()
+    answer, position = _git(repository, "cat-file", "--batch", stdin=names), 0
     contents: dict[str, Any] = {}
     for file in files:
-        start = answer.index(b"\n", place) + 1
-        place = start + file.size + 1
+        start = answer.index(b"\n", position) + 1
+        position = start + file.size + 1
         value: Any = content(answer[start : start + file.size])
         if file.mode == _EXECUTABLE:
             value = {**(value if isinstance(value, dict) else {"text": value}), "executable": True}

@@ -1,7 +1,7 @@
-"""What an eval and its tasks ask of the target beside the prompt: tools, a working directory, an environment.
+"""Requirements of an eval and its tasks on the target: tools, a working directory, an environment.
 
-Each is handed to the kinds of target that can use it. For the others it is rejected, or named in a notice where it
-has no effect.
+Each is passed to the kinds of target that can use it. For the others it is rejected, or a notice says that it has no
+effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def target_fields(findings: Findings, document: Document, tasks: Sequence[Task], kind: str) -> dict[str, Any]:
-    """Return the fields of the target; puts what differs from task to task into the rows."""
+    """Return the fields of the target; values that differ between tasks are put into the rows."""
     fields: dict[str, Any] = {}
     if document.data.get("mcp_mocks") and (tools := _tools(findings, document, kind)):
         fields["tools"] = tools
@@ -50,8 +50,8 @@ def _tools(findings: Findings, document: Document, kind: str) -> list[dict[str, 
         case "mock":
             findings.notice(document, ("mcp_mocks",), "the mock executor calls no tools, here as in waza")
         case "command" | "http":
-            said = f"not supported with target.{kind}, which brings its own tools; use target.model or target.python"
-            findings.wrong(document, ("mcp_mocks",), said)
+            message = f"not supported with target.{kind}, which brings its own tools; use target.model or target.python"
+            findings.wrong(document, ("mcp_mocks",), message)
     return []
 
 
@@ -83,15 +83,15 @@ def _starts_in_workdir(findings: Findings, tasks: Sequence[Task], kind: str) -> 
 def _has_environment(findings: Findings, tasks: Sequence[Task], kind: str) -> bool:
     if kind not in ("command", "python"):
         first = next(task for task in tasks if task.environment)
-        said = "has no effect: the mock executor, models and workflows behind HTTP start no program"
-        findings.notice(first.document, ("inputs", "environment"), said)
+        message = "has no effect: the mock executor, models and workflows behind HTTP start no program"
+        findings.notice(first.document, ("inputs", "environment"), message)
         return False
     for task in tasks:
         for name in task.environment:
             if _SECRET.search(name):
-                said = "keys are not written into files: leave it out, and set it where `holdfast eval` is started"
-                findings.wrong(task.document, ("inputs", "environment", name), said)
+                message = "keys are not written into files: leave it out, and set it where `holdfast eval` is started"
+                findings.wrong(task.document, ("inputs", "environment", name), message)
         if kind == "python" and task.environment:
-            said = "is the row's field `environment`, for the function to use"
-            findings.notice(task.document, ("inputs", "environment"), said)
+            message = "is the row's field `environment`, for the function to use"
+            findings.notice(task.document, ("inputs", "environment"), message)
     return True

@@ -1,4 +1,4 @@
-"""waza's tasks, from task files or from the rows of a CSV file, as samples."""
+"""Translate waza's tasks, from task files or rows of a CSV file, into samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.formats.waza.files import instructions, task_files
 from holdfast.formats.waza.findings import at
 from holdfast.formats.waza.gotext import render
-from holdfast.formats.waza.repos import below, checked_out
+from holdfast.formats.waza.repos import is_below, read_repos
 from holdfast.spec.document import Document, read_document
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.formats.waza.config import Config
     from holdfast.formats.waza.findings import Findings
-    from holdfast.formats.waza.graders import Graders, Made
+    from holdfast.formats.waza.graders import Graders, TranslatedGrader
     from holdfast.spec.document import Location
 
 _KNOWN: Final = (
@@ -63,12 +63,12 @@ _EXPECTED_IGNORED: Final = dict.fromkeys(
 
 @dataclass
 class Checkpoint:
-    """Graders after a turn of one task."""
+    """Graders of a task after a turn."""
 
     location: Location
     after_turn: int
     on_failure: str
-    graders: list[Made]
+    graders: list[TranslatedGrader]
 
 
 @dataclass
@@ -78,10 +78,10 @@ class Task:
     document: Document
     id: str
     row: dict[str, Any]
-    graders: list[Made] = field(default_factory=list)
+    graders: list[TranslatedGrader] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     turns: int = 1
-    """how many at most"""
+    """maximum number of turns"""
     timeout: float | None = None
     instructions: list[str] = field(default_factory=list)
     responder_model: str | None = None
@@ -101,41 +101,41 @@ class Tasks:
         self._config = config
         self._graders = graders
         inputs = findings.block(document, (), "inputs")
-        self._variables = {key: _shown(value) for key, value in inputs.items()}
+        self._variables = {key: _to_text(value) for key, value in inputs.items()}
 
     def read(self) -> list[Task]:
-        """All of them, in waza's order: that of the patterns, then by name."""
+        """Read all tasks in waza's order: that of the patterns, then by name."""
         wrong, data = self._findings.wrong, self._document.data
         if data.get("tasks") and data.get("tasks_from"):
             wrong(self._document, ("tasks_from",), "give either `tasks` or `tasks_from`, not both")
-        made = list(self._from_csv() if data.get("tasks_from") else self._from_files())
-        if not made and not self._findings.problems:
+        tasks = list(self._from_csv() if data.get("tasks_from") else self._from_files())
+        if not tasks and not self._findings.problems:
             wrong(self._document, ("tasks",), "there is no task to run")
-        seen: dict[str, Document] = {}
-        for task in made:
-            if task.id in seen:
-                said = f"task id {task.id!r} is already used in {seen[task.id].path}; ids name results"
-                wrong(task.document, ("id",), said)
-            seen[task.id] = task.document
-        return made
+        documents: dict[str, Document] = {}
+        for task in tasks:
+            if task.id in documents:
+                message = f"task id {task.id!r} is already used in {documents[task.id].path}; ids name results"
+                wrong(task.document, ("id",), message)
+            documents[task.id] = task.document
+        return tasks
 
     def _from_files(self) -> Iterator[Task]:
-        seen: set[Path] = set()
-        off: list[str] = []
+        visited: set[Path] = set()
+        disabled: list[str] = []
         for number, pattern in enumerate(self._findings.texts(self._document, ("tasks",))):
             for path in self._matching(number, pattern):
-                if path in seen:
-                    said = f"{path} is matched a second time; it is run once"
-                    self._findings.notice(self._document, ("tasks", number), said)
+                if path in visited:
+                    message = f"{path} is matched a second time; it is run once"
+                    self._findings.notice(self._document, ("tasks", number), message)
                     continue
-                seen.add(path)
+                visited.add(path)
                 document = read_document(path)
                 if document.data.get("enabled") is False:
-                    off.append(path.name)
+                    disabled.append(path.name)
                 elif (task := self._task(document, self._variables)) is not None:
                     yield task
-        if off:
-            self._findings.notice(self._document, ("tasks",), f"not run, since `enabled: false`: {', '.join(off)}")
+        if disabled:
+            self._findings.notice(self._document, ("tasks",), f"not run, since `enabled: false`: {', '.join(disabled)}")
 
     def _matching(self, number: int, pattern: str) -> list[Path]:
         """Return the task files of a pattern, which is relative to the eval file; a plain name is looked up."""
@@ -177,11 +177,11 @@ class Tasks:
             self._findings.wrong(self._document, ("tasks_from",), f"{name} cannot be read: {error}")
 
     def _range(self) -> tuple[int, float]:
-        given = self._document.data.get("range")
-        if given is None:
+        bounds = self._document.data.get("range")
+        if bounds is None:
             return 1, float("inf")
-        if isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given):
-            return given[0], given[1]
+        if isinstance(bounds, list) and len(bounds) == 2 and all(type(end) is int for end in bounds):
+            return bounds[0], bounds[1]
         self._findings.wrong(self._document, ("range",), "is [first, last], counted from 1, both included")
         return 1, float("inf")
 
@@ -196,8 +196,8 @@ class Tasks:
         if task_id in (None, ""):
             findings.wrong(document, ("id",), "a task needs an id, which names its results")
             return None
-        name = _shown(document.data.get("name") or task_id)
-        task = Task(document, _shown(task_id), {"id": _shown(task_id), "name": name})
+        name = _to_text(document.data.get("name") or task_id)
+        task = Task(document, _to_text(task_id), {"id": _to_text(task_id), "name": name})
         prompt = self._prompt(task, variables)
         follow_ups = self._follow_ups(task, variables)
         if prompt is None:
@@ -213,10 +213,10 @@ class Tasks:
             **({"context": context} if context else {}),
             **({"group": group} if (group := self._group(context, tags)) else {}),
         }
-        task.checkout = checked_out(findings, document)
+        task.checkout = read_repos(findings, document)
         task.workdir = self._workdir(task, inputs.get("workdir"))
         environment = findings.block(document, ("inputs",), "environment")
-        task.environment = {str(key): _shown(value) for key, value in environment.items()}
+        task.environment = {str(key): _to_text(value) for key, value in environment.items()}
         task.turns = 1 + len(follow_ups)
         if inputs.get("responder") is not None:
             self._responder(task, variables)
@@ -226,7 +226,10 @@ class Tasks:
         elif timeout is not None:
             findings.wrong(document, ("timeout_seconds",), f"is a number from 1, not {timeout!r}")
         task.instructions = instructions(findings, document, ("instruction_files",))
-        task.graders = [*self._graders.expected(document), *self._graders.all_of(document, ("graders",))]
+        task.graders = [
+            *self._graders.translate_expected(document),
+            *self._graders.translate_all(document, ("graders",)),
+        ]
         task.checkpoints = list(self._checkpoints(task))
         return task
 
@@ -234,13 +237,13 @@ class Tasks:
         """Return the folder of the workspace that the target starts in; empty for the workspace itself."""
         if name in (None, "", "."):
             return ""
-        if not isinstance(name, str) or not below(name):
+        if not isinstance(name, str) or not is_below(name):
             self._findings.wrong(task.document, ("inputs", "workdir"), "names a folder of the workspace, without `..`")
             return ""
         folder = posixpath.normpath(name)
         if not any(path.startswith(f"{folder}/") for path in (*task.row["files"], *task.checkout)):
-            said = f"there is no folder {name!r} among the task's files and repositories"
-            self._findings.wrong(task.document, ("inputs", "workdir"), said)
+            message = f"there is no folder {name!r} among the task's files and repositories"
+            self._findings.wrong(task.document, ("inputs", "workdir"), message)
         return folder
 
     def _prompt(self, task: Task, variables: Mapping[str, str]) -> str | None:
@@ -261,19 +264,19 @@ class Tasks:
                 findings.wrong(document, place, f"{file} cannot be read: {error}")
                 return None
         if prompt is None and "prompt" in inputs:
-            prompt = ""  # `prompt:` with nothing after it
+            prompt = ""  # `prompt:` without a value
         elif isinstance(prompt, int | float):
-            prompt = _shown(prompt)
+            prompt = _to_text(prompt)
         if not isinstance(prompt, str):
-            said = (
+            message = (
                 "a task needs inputs.prompt, a text that may be empty, or inputs.prompt_file; "
                 "a row of a table, its column prompt"
             )
-            findings.wrong(document, place, said)
+            findings.wrong(document, place, message)
             return None
-        return self._rendered(task, place, prompt, variables)
+        return self._render(task, place, prompt, variables)
 
-    def _rendered(self, task: Task, place: Location, text: str, variables: Mapping[str, str]) -> str:
+    def _render(self, task: Task, place: Location, text: str, variables: Mapping[str, str]) -> str:
         try:
             return render(text, variables, task.id, str(task.row["name"]))
         except ValueError as error:
@@ -283,60 +286,60 @@ class Tasks:
     def _follow_ups(self, task: Task, variables: Mapping[str, str]) -> list[str]:
         place = ("inputs", "follow_up_prompts")
         texts = self._findings.texts(task.document, place)
-        return [self._rendered(task, (*place, number), text, variables) for number, text in enumerate(texts)]
+        return [self._render(task, (*place, number), text, variables) for number, text in enumerate(texts)]
 
     def _responder(self, task: Task, variables: Mapping[str, str]) -> None:
         place: Location = ("inputs", "responder")
         findings, document, block = self._findings, task.document, at(task.document, ("inputs", "responder"))
         findings.keys(document, place, ("model", "instructions", "max_followups"))
-        most, said = block.get("max_followups"), block.get("instructions")
+        maximum, text = block.get("max_followups"), block.get("instructions")
         if task.row["follow_ups"]:
             findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
-        if type(most) is not int or most < 1:
-            findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {most!r}")
+        if type(maximum) is not int or maximum < 1:
+            findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {maximum!r}")
             return
-        if not isinstance(said, str) or not said.strip():
+        if not isinstance(text, str) or not text.strip():
             findings.wrong(document, (*place, "instructions"), "says who the user is and what it wants")
             return
-        said = self._rendered(task, (*place, "instructions"), said, variables)
-        task.row |= {"instructions": said, "max_followups": most}
-        task.turns = 1 + most
+        text = self._render(task, (*place, "instructions"), text, variables)
+        task.row |= {"instructions": text, "max_followups": maximum}
+        task.turns = 1 + maximum
         task.responder_model = block.get("model")
 
     def _checkpoints(self, task: Task) -> Iterator[Checkpoint]:
-        listed = task.document.data.get("checkpoints") or []
+        blocks = task.document.data.get("checkpoints") or []
         wrong = self._findings.wrong
-        if not isinstance(listed, list):
+        if not isinstance(blocks, list):
             wrong(task.document, ("checkpoints",), "is a list of checkpoints")
             return
         turns: set[int] = set()
-        for number in range(len(listed)):
+        for number in range(len(blocks)):
             place: Location = ("checkpoints", number)
             block = at(task.document, place)
             self._findings.keys(task.document, place, ("after_turn", "graders", "on_failure"))
-            turn, then = block.get("after_turn"), block.get("on_failure") or "continue"
-            graders = self._graders.all_of(task.document, (*place, "graders"))
+            turn, on_failure = block.get("after_turn"), block.get("on_failure") or "continue"
+            graders = self._graders.translate_all(task.document, (*place, "graders"))
             if type(turn) is not int or turn < 1:
                 wrong(task.document, (*place, "after_turn"), f"is a number from 1, not {turn!r}")
                 continue
-            if then not in ("continue", "stop"):
-                wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {then!r}")
+            if on_failure not in ("continue", "stop"):
+                wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {on_failure!r}")
             if turn in turns:
                 wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
             if turn > task.turns and "max_followups" not in task.row:
-                said = f"{turn} is never reached: the task has at most {task.turns} turns"
-                wrong(task.document, (*place, "after_turn"), said)
+                message = f"{turn} is never reached: the task has at most {task.turns} turns"
+                wrong(task.document, (*place, "after_turn"), message)
             if not block.get("graders"):
                 wrong(task.document, (*place, "graders"), "a checkpoint needs graders")
             turns.add(turn)
-            yield Checkpoint(place, turn, then, graders)
+            yield Checkpoint(place, turn, on_failure, graders)
 
     def _fixtures(self, document: Document) -> Path:
-        """The folder that paths of fixtures are relative to."""
+        """Return the folder that paths of fixtures are relative to."""
         name = document.data.get("context_dir")
-        found = self._findings.find(str(name)) if name else None
-        if found is not None and found.is_dir():
-            return found
+        folder = self._findings.find(str(name)) if name else None
+        if folder is not None and folder.is_dir():
+            return folder
         return self._findings.inside(document, ("context_dir",), self._folder, str(name or "fixtures")) or self._folder
 
     def _group(self, context: dict[str, Any], tags: list[str]) -> str | None:
@@ -345,12 +348,12 @@ class Tasks:
         if key is None:
             return None
         if context.get(key) is not None:
-            return _shown(context[key])
+            return _to_text(context[key])
         return next((tag[len(key) + 1 :] for tag in tags if tag.startswith((f"{key}:", f"{key}="))), None)
 
 
 def _from_row(values: Mapping[str, str], number: int) -> dict[str, Any]:
-    """A row of a CSV file as a task file would say it."""
+    """Convert a row of a CSV file to the content of a task file."""
     return {
         "id": values.get("id") or values.get("name") or f"row-{number}",
         "name": values.get("name") or values.get("id") or f"row-{number}",
@@ -358,5 +361,5 @@ def _from_row(values: Mapping[str, str], number: int) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

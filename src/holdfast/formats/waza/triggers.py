@@ -1,4 +1,4 @@
-"""`trigger_tests.yaml`: prompts for which the skill has to be used, and prompts for which it must not be."""
+"""`trigger_tests.yaml`: prompts that must trigger the skill, and prompts that must not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTS: Final = {"should_trigger_prompts": True, "should_not_trigger_prompts": F
 
 
 def trigger_rows(findings: Findings, path: Path, *, measurable: bool) -> tuple[Document, list[dict[str, Any]]] | None:
-    """The prompts as samples; None where there are none, or what is measured could not use a skill."""
+    """Return the prompts as samples; None if there are none, or if the target cannot use a skill."""
     if not path.is_file():
         return None
     document = read_document(path)
@@ -29,14 +29,14 @@ def trigger_rows(findings: Findings, path: Path, *, measurable: bool) -> tuple[D
     if not rows:
         return None
     if not measurable:
-        said = f"{len(rows)} prompts are left out: whether a skill is used can only be seen of an agent that says so"
-        findings.notice(document, (), f"{said} (target.python, target.http or target.command)")
+        message = f"{len(rows)} prompts are left out: whether a skill is used can only be seen of an agent that says so"
+        findings.notice(document, (), f"{message} (target.python, target.http or target.command)")
         return None
     return document, rows
 
 
 def trigger_graders(skill: str) -> list[dict[str, Any]]:
-    """The checks of those rows."""
+    """Return the graders of the samples with prompts for triggers."""
     return [
         {
             "type": "skill_invocation",
@@ -56,7 +56,7 @@ def trigger_graders(skill: str) -> list[dict[str, Any]]:
 
 def _rows(findings: Findings, document: Document) -> Iterator[dict[str, Any]]:
     number = 0
-    for key, wanted in _LISTS.items():
+    for key, should_trigger in _LISTS.items():
         listed = document.data.get(key) or []
         for place, entry in enumerate(listed if isinstance(listed, list) else []):
             prompt = entry.get("prompt") if isinstance(entry, dict) else entry
@@ -71,6 +71,6 @@ def _rows(findings: Findings, document: Document) -> Iterator[dict[str, Any]]:
                 "prompt": prompt,
                 "follow_ups": [],
                 "files": {},
-                "should_trigger": wanted,
+                "should_trigger": should_trigger,
                 "confidence": confidence or "high",
             }
