@@ -40,7 +40,7 @@ _REMARKS: Final = 3
 
 
 def write_html(view: RunView, folder: Path) -> list[Path]:
-    """`report.html`."""
+    """Write `report.html`."""
     path = folder / "report.html"
     environment = _environment()
     card = environment.get_template("trial.html")
@@ -104,7 +104,7 @@ def _environment() -> Environment:
 
 
 def _shown(trial: Trial | Pending, prompt: Template) -> dict[str, Any]:
-    """What the template of a trial is filled with."""
+    """Return the variables for the template of a trial."""
     if not isinstance(trial, Trial):
         error = trial.error or "not run yet"
         nothing: dict[str, Any] = {"score": None, "grades": [], "blocks": [], "fields": {}, "facts": [], "blame": ""}

@@ -44,7 +44,7 @@ _PATIENCE: Final = 10.0
 
 @dataclass(frozen=True)
 class Detected:
-    """What this machine knows of W&B, found without asking anybody and without the wandb package."""
+    """The W&B settings of this machine, read without a request and without the wandb package."""
 
     api_key: str | None = field(repr=False)
     source: str | None

@@ -170,7 +170,7 @@ class _Report:
                 tally.summary(),
                 totals=self._totals(number, place.block),
                 rows=None if place.block.where is None else rows[number],
-                ungraded=self._looked_at[number] - tally.given if so_far else None,
+                ungraded=self._looked_at[number] - tally.decided if so_far else None,
                 **rules[place.name]._asdict(),
             )
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))

@@ -1,4 +1,4 @@
-"""Graders that checked nothing, in words: they fail nobody, and would pass unnoticed."""
+"""Notices about graders that checked nothing: they fail no trial, so nobody would notice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def without_rows(spec: Eval, places: Sequence[GraderPlace], panels: Panels) -> l
 
 
 def without_verdicts(places: Sequence[GraderPlace], graders: Mapping[str, GraderMetrics]) -> Iterator[str]:
-    """What the report shows: who gave no score, although there was something to look at and no error."""
+    """Yield notices about graders that gave no score, although there were outputs and no errors."""
     silent = [
         place.name
         for place in places

@@ -1,4 +1,4 @@
-"""What a person sees at the end of a command."""
+"""The table and the lines that a command ends with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.") -> None:
-    """Print the numbers of a finished run; of an unfinished one, what is left and how to resume."""
+    """Print the numbers of a finished run, or how to resume an unfinished one."""
     console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
@@ -147,7 +147,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
-    left, reason = outcome.plan, outcome.reason
+    plan, reason = outcome.plan, outcome.reason
     if outcome.so_far is not None:
         _print_metrics(console, outcome, outcome.so_far, so_far=True)
         console.print(Text(missing(outcome.so_far), style="bold yellow"))
@@ -159,21 +159,21 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
-    done = left.total - left.to_run
-    ungraded = f", {left.to_grade:,} of them without all their grades" if left.to_grade else ""
-    console.print(f"{done:,} of {left.total:,} trials have an output{ungraded}")
-    if outcome.skipped_graders and left.to_run == 0:
+    done = plan.total - plan.to_run
+    ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
+    console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
+    if outcome.skipped_graders and plan.to_run == 0:
         console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
         return
-    if outcome.grade_only and left.to_run:
-        lack = "trial has" if left.to_run == 1 else "trials have"
-        console.print(f"{left.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
-        if reason is None and not left.to_grade:
+    if outcome.grade_only and plan.to_run:
+        lack = "trial has" if plan.to_run == 1 else "trials have"
+        console.print(f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
+        if reason is None and not plan.to_grade:
             return
     if reason is None:
-        own, *workers = outcome.rundir.journals("errors")
-        errors = own if own.exists() or not workers else outcome.rundir.workers / "*" / own.name
-        pending = (0 if outcome.skipped_graders else left.to_grade) + (0 if outcome.grade_only else left.to_run)
+        main, *workers = outcome.rundir.journals("errors")
+        errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
+        pending = (0 if outcome.skipped_graders else plan.to_grade) + (0 if outcome.grade_only else plan.to_run)
         state = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
         console.print(f"{pending:,} {state}; every attempt is in {errors}", soft_wrap=True)
         console.print("Run the command again to retry only these, or add --accept-errors to finish without them:")
@@ -183,10 +183,11 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 
 
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
-    """The eval as it was understood, and what a run would do: the eval's own, then its baseline's if it has one."""
+    """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
     if as_json:
-        said, *beside = [_as_json(*each) for each in planned]
-        sys.stdout.write(msgspec.json.encode({**said, **({"baseline": beside[0]} if beside else {})}).decode() + "\n")
+        plan, *baseline = [_as_json(*each) for each in planned]
+        data = {**plan, **({"baseline": baseline[0]} if baseline else {})}
+        sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
         return
     from io import StringIO
 
@@ -204,18 +205,18 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _notices(found: RunIdentity) -> list[str]:
-    return without_rows(found.spec, grader_places(found.spec), found.survey.panels)
+def _notices(identity: RunIdentity) -> list[str]:
+    return without_rows(identity.spec, grader_places(identity.spec), identity.survey.panels)
 
 
-def _as_json(found: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": _notices(found),
-        "preview": preview(found, plan).as_dict(),
-        "eval": without_secrets(found.spec.document.data),
+        "notices": _notices(identity),
+        "preview": preview(identity, plan).as_dict(),
+        "eval": without_secrets(identity.spec.document.data),
     }

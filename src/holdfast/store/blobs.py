@@ -102,7 +102,7 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
 
 
 def link_of(path: Path, folder: Path) -> str:
-    """What stands for a link. One that names the folder itself is made relative, for the folder is not always there."""
+    """Return the text that represents a link. A link into the folder is made relative, for the folder may move."""
     target = os.readlink(path)  # noqa: PTH115 - the very text: a Path drops `./` and `/` at the end
     if Path(target).is_relative_to(folder):
         target = os.path.relpath(target, path.parent)
@@ -110,7 +110,7 @@ def link_of(path: Path, folder: Path) -> str:
 
 
 def _entry(path: Path, folder: Path) -> str | None:
-    """What stands for a path that is no folder; None for what is not kept."""
+    """Return the text that represents a path other than a folder; None for paths that are not kept."""
     if path.is_symlink():
         return link_of(path, folder)
     return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
@@ -178,7 +178,7 @@ def _utf8(name: str) -> str:
 
 
 def mode_of(path: Path) -> str:
-    """What stands behind a file's digest: `+x` where it may be executed."""
+    """Return the suffix of a file's digest: `+x` for an executable file."""
     return "+x" if path.stat().st_mode & 0o100 else ""
 
 

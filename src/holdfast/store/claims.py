@@ -1,4 +1,4 @@
-"""Which worker does what: the trials left are cut into chunks, and a chunk's state is the name of one empty file.
+"""Claims of workers: the pending trials are cut into chunks, and a chunk's state is the name of one empty file.
 
     claims/0001/plan.json       the cut, and the eval that the workers run
     claims/0001/00017.free      nobody has taken it
@@ -172,7 +172,7 @@ class Claims:
 
     @property
     def all_done(self) -> bool:
-        """Whether no chunk needs anything more."""
+        """True if no chunk needs anything more."""
         # Counted: a name that is just being changed may be missing from a listing.
         return sum(state == "done" for state in self._states().values()) == self._count
 

@@ -1,4 +1,4 @@
-"""Who may write a run: a lease file with a heartbeat, so that it also works between machines.
+"""The right to write a run: a lease file with a heartbeat, which works between machines, too.
 
 The file is held for as long as the process lives and touches it. A holder that is provably dead on this
 machine is replaced at once; one on another machine once its heartbeat has been missing for a whole lease.
@@ -35,16 +35,16 @@ def _lease_seconds() -> float:
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""How long a silent holder on another machine keeps the run. The same for all processes on a run."""
+"""seconds that a silent holder on another machine keeps the run; equal for all processes on a run"""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
 """filelock 3 takes a lease for expired by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
-"""How long a lease may name nobody, where it is only just being written."""
+"""seconds that a lease may name no holder, while it is being written"""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds a run."""
+    """The holder of a run."""
 
     host: str
     pid: int
@@ -153,7 +153,7 @@ class RunLease:
             raise
 
     def still_held(self) -> bool:
-        """Whether the lease file is still the one this process made. A contender may move it aside for an instant."""
+        """Tell whether the lease file is still that of this process. A contender may move it aside for an instant."""
         for pause in (0.0, 0.02, 0.1, 0.3):
             time.sleep(pause)
             try:
@@ -214,18 +214,18 @@ class RunLease:
 
     @property
     def holder(self) -> Holder | None:
-        """Who holds it, where that can be read."""
+        """Return the holder, where it can be read."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._info.read_bytes(), type=Holder)
         return None
 
     def describe(self) -> str:
-        """Who holds it, in words."""
+        """Describe the holder."""
         return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process is writing the run, as far as can be told without taking the lease."""
+    """Tell whether a process is writing the run, as far as that shows without taking the lease."""
     try:
         if time.time() - path.stat().st_mtime > LEASE_SECONDS:
             return False

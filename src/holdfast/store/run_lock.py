@@ -1,4 +1,4 @@
-"""Who works on a run: one process alone, or workers side by side, and never both.
+"""Exclusive and shared use of a run: one process alone, or workers side by side, and never both.
 
 A worker makes its own lease, `workers/<id>/lease`, and then takes the run's lease for an instant, which shows that
 nobody has the run alone. Whoever wants it alone takes the run's lease and then looks for leases of workers. So of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _INSTANT: Final = 5.0
-"""How long others may be in the way who take the run's lease for an instant only: many workers that begin at once."""
+"""seconds to wait for processes that take the run's lease for an instant, such as many workers that start at once"""
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -100,7 +100,7 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """Whether somebody makes the run's report just now."""
+    """Tell whether a process is writing the run's report."""
     holder = RunLease(rundir.lease).holder
     return holder is not None and holder.finishing and is_held(rundir.lease)
 

@@ -28,12 +28,12 @@ _OPENING = re.compile(rb"\s*\{(\s*)")
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is, or was, a run."""
+    """Tell whether a directory is, or was, a run."""
     return (path / "manifest.json").exists() or (path / "outputs.jsonl").exists()
 
 
 def outdated(rundir: RunDir) -> dict[Path, str | None]:
-    """The files of an earlier version, with the version they say; refuses a run that is not ours to change."""
+    """Return the files of an earlier version, with their version; refuse a run that must not be changed."""
     if not rundir.manifest.exists():
         raise UsageError(
             f"{rundir.path} has no manifest.json", remedy="The `holdfast eval` command that began the run writes it."
@@ -62,7 +62,7 @@ def outdated(rundir: RunDir) -> dict[Path, str | None]:
 
 
 def upgrade(rundir: RunDir) -> dict[Path, str | None]:
-    """Write today's version into the files that say an earlier one, or none; returns them. RunHeld where it is held."""
+    """Write the present version into files of an earlier one, and return these files. Raises RunHeld."""
     if not outdated(rundir):
         return {}
     lease = RunLease(rundir.lease, lost=lambda: None)
