@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import ConfigError, UsageError
-from tests.support.running import lines, server
+from tests.support.running import lines, server, wait_for
 from tests.support.specs import write_rows, write_spec
 from tests.support.workflow import workflow
 
@@ -89,6 +90,7 @@ class TestPublicNames:
             "__version__",
             "compare",
             "evaluate",
+            "evaluate_async",
             "gate",
             "load_run",
         ]
@@ -662,6 +664,75 @@ class TestEventLoops:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+ASKED: list[str] = []
+HOLD = threading.Event()
+"""while set, `shout_until_held` answers five prompts and then none"""
+
+
+async def shout_until_held(prompt: str) -> str:
+    ASKED.append(prompt)
+    if HOLD.is_set() and len(ASKED) > 5:
+        await asyncio.sleep(3600)
+    return prompt.upper()
+
+
+class TestEvaluateAsync:
+    @pytest.fixture
+    def keys(self, tmp_path: Path) -> Iterator[dict[str, Any]]:
+        keys = {"name": "e", "samples": SAMPLES, "prompt": "{{ q }}", "runs_dir": tmp_path}
+        HOLD.set()
+        yield {**keys, "target": shout_until_held, "limits": {"concurrency": 1}}
+        ASKED.clear()
+        HOLD.clear()
+
+    def test_the_event_loop_of_the_caller_is_not_blocked(self, keys: dict[str, Any]) -> None:
+        async def release() -> None:
+            await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
+            HOLD.clear()
+
+        async def main() -> holdfast.Run:
+            keys["limits"] = {"concurrency": 1, "turn_timeout": 1}  # the request that is held is asked once more
+            run, _ = await asyncio.gather(holdfast.evaluate_async(**keys, graders=[is_right]), release())
+            return run
+
+        run = asyncio.run(main())
+        assert run.finished and run.score == 1
+
+    def test_cancelling_it_stops_the_run_and_the_same_call_resumes(self, keys: dict[str, Any], tmp_path: Path) -> None:
+        async def main() -> None:
+            call = asyncio.create_task(holdfast.evaluate_async(**keys))
+            await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+        asyncio.run(main())
+        (outputs,) = tmp_path.glob("e/*/outputs.jsonl")
+        assert [output["sample"] for output in lines(outputs)] == [f"s{number}" for number in range(5)]
+        assert not outputs.with_name("metrics.json").exists() and not outputs.with_name("lease").exists()
+        HOLD.clear()
+        resumed = asyncio.run(holdfast.evaluate_async(**keys))
+        assert resumed.finished and len(ASKED) == len(SAMPLES) + 1, "only the request in flight is repeated"
+
+    def test_a_timeout_of_the_caller_stops_it_too(self, keys: dict[str, Any], tmp_path: Path) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(None) as deadline:
+                call = holdfast.evaluate_async(**keys)
+                asyncio.get_running_loop().run_in_executor(
+                    None, wait_for, lambda: len(ASKED) > 5, "five"
+                ).add_done_callback(lambda _: deadline.reschedule(asyncio.get_running_loop().time()))
+                await call
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+        assert len(lines(next(tmp_path.glob("e/*/outputs.jsonl")))) == 5
+
+    def test_errors_are_raised_where_it_is_awaited(self, keys: dict[str, Any], tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="asks for nothing_we_have"):
+            asyncio.run(holdfast.evaluate_async(**{**keys, "target": wants_too_much}))
+        assert not list(tmp_path.iterdir())
 
 
 def wants_too_much(nothing_we_have: Any) -> Any:

@@ -2,7 +2,7 @@
 
 The public names, imported on first use so that `holdfast --version` stays fast:
 
-`evaluate`       run an eval from Python and get its `Run`
+`evaluate`       run an eval from Python and get its `Run`; `evaluate_async` in an async program
 `load_run`       read a run from its directory
 `compare`        compare two runs on the samples they share
 `gate`           check a run against minimum values and a baseline
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.api import evaluate as evaluate
+    from holdfast.api import evaluate_async as evaluate_async
     from holdfast.data.dataset import Sample as Sample
     from holdfast.display.types import Display as Display
     from holdfast.errors import AttemptError as AttemptError
@@ -83,6 +84,7 @@ _HOMES = {
     "WaitingGrader": "holdfast.graders.types",
     "compare": "holdfast.export.result",
     "evaluate": "holdfast.api",
+    "evaluate_async": "holdfast.api",
     "gate": "holdfast.export.result",
     "load_run": "holdfast.export.result",
 }
@@ -113,6 +115,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "evaluate_async",
     "gate",
     "load_run",
 ]

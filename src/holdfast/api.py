@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import os
-import threading
 import warnings
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast.canonical import digest
 from holdfast.display.choice import display_for_python
 from holdfast.engine.options import Options
 from holdfast.engine.session import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import to_native
+from holdfast.functions.blocks import capture_block, capture_grader
 from holdfast.functions.given import Given
 from holdfast.spec.document import Document, read_document
-from holdfast.spec.grader_schema import TAKEN_NAMES
 from holdfast.spec.load import build_eval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.display.types import Display
     from holdfast.report.outcome import Outcome
@@ -61,10 +59,57 @@ def evaluate(
     With `workers` that many processes share the work. They read the eval from the run directory, so its functions are
     named as in a file (`target={"python": "agent.py:reply"}`) instead of being passed.
     """
-    shown = display_for_python(display)
-    if workers is not None:
-        _refuse_workers(workers)
-    options = Options(
+    options = _options(runs_dir, fresh, retry_failed, accept_errors, skip_graders)
+    call = _Call.read(eval_file, target, graders, fields, options, workers, display)
+    run = _run_beside_event_loop(call) if _event_loop_runs() else call.run()
+    if run is None:
+        raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python
+    return run
+
+
+async def evaluate_async(
+    eval_file: str | Path | None = None,
+    *,
+    target: Mapping[str, Any] | Callable[..., Any] | str | None = None,
+    graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+    runs_dir: str | Path | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    accept_errors: bool = False,
+    skip_graders: bool = False,
+    workers: int | None = None,
+    display: Literal["rich", "plain", "json", "none"] | Display | None = None,
+    **fields: Any,
+) -> Run:
+    """Run an eval like `evaluate`, without blocking the caller's event loop.
+
+    The run has a thread and an event loop to itself. Cancelling the call stops the run as Ctrl-C does: requests in
+    flight are cancelled, everything that finished is on disk when the cancellation arrives, and the same call resumes.
+    """
+    options = _options(runs_dir, fresh, retry_failed, accept_errors, skip_graders)
+    call = _Call.read(eval_file, target, graders, fields, options, workers, display)
+    run = asyncio.ensure_future(asyncio.to_thread(call.run))
+    cancelled: asyncio.CancelledError | None = None
+    while not run.done():
+        try:
+            await asyncio.wait([run])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            options.cancelled.set()  # the run notices, and still has to release its lease
+    if cancelled is not None:
+        with suppress(Exception):  # how the run ended does not matter to a caller that cancelled it
+            run.result()
+        raise cancelled
+    result = run.result()
+    if result is None:
+        raise asyncio.CancelledError
+    return result
+
+
+def _options(
+    runs_dir: str | Path | None, fresh: bool, retry_failed: bool, accept_errors: bool, skip_graders: bool
+) -> Options:
+    return Options(
         runs_dir=Path(runs_dir or os.environ.get("HOLDFAST_RUNS_DIR") or "runs"),
         fresh=fresh,
         retry_failed=retry_failed,
@@ -72,47 +117,81 @@ def evaluate(
         skip_graders=skip_graders,
         command="the same call of holdfast.evaluate",
     )
-    given = Given()
-    try:
-        return _run(_spec(eval_file, target, graders, fields, given), options, workers, shown)
-    finally:
-        given.release()
 
 
-def _run(spec: Eval, options: Options, workers: int | None, shown: Display) -> Run:
-    if workers is not None and spec.functions:
-        raise UsageError(
-            f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
-            remedy='Name functions as an eval file does: target={"python": "agent.py:reply"}, or leave workers out.',
+class _Call(NamedTuple):
+    """A call of `evaluate`, read and ready to run."""
+
+    spec: Eval
+    options: Options
+    workers: int | None
+    display: Display
+    captured: Given
+
+    @classmethod
+    def read(
+        cls,
+        eval_file: str | Path | None,
+        target: Mapping[str, Any] | Callable[..., Any] | str | None,
+        graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
+        fields: dict[str, Any],
+        options: Options,
+        workers: int | None,
+        display: str | Display | None,
+    ) -> _Call:
+        """Check the arguments of a call, and read its eval."""
+        progress = display_for_python(display)
+        if workers is not None:
+            _check_workers(workers)
+        captured = Given()
+        try:
+            spec = _read_eval(eval_file, target, graders, fields, captured)
+            if workers is not None:
+                _refuse_functions(spec)
+        except BaseException:
+            captured.release()
+            raise
+        return cls(spec, options, workers, progress, captured)
+
+    def run(self) -> Run | None:
+        """Run the eval and export it; None if it was interrupted."""
+        try:
+            if self.workers is None:
+                outcome = run_eval(self.spec, self.options, self.display)
+            else:
+                from holdfast.engine.local_workers import run_workers
+
+                outcome = run_workers(self.spec, self.options, self.workers, self.display)
+            if isinstance(outcome.reason, Interrupted):
+                return None
+            self._export(outcome)
+            return self._result(outcome)
+        finally:
+            self.captured.release()
+
+    def _export(self, outcome: Outcome) -> None:
+        from holdfast.export.after_run import export_after_run
+
+        def warn(message: str) -> None:
+            warnings.warn(message, RuntimeWarning, stacklevel=7)
+
+        export_after_run(outcome.rundir, self.spec, lambda _: None, warn)
+
+    def _result(self, outcome: Outcome) -> Run:
+        reason = None if outcome.reason is None else str(outcome.reason)
+        if outcome.metrics is None and reason is None and not self.options.skip_graders:
+            left = outcome.plan.to_run + outcome.plan.to_grade
+            reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
+        return Run(
+            path=outcome.rundir.path,
+            finished=outcome.metrics is not None,
+            metrics=outcome.metrics,
+            exit_code=outcome.exit_code,
+            reason=reason,
         )
-    if workers is None:
-        outcome = _in_own_thread(lambda: run_eval(spec, options, shown), options)
-    else:
-        from holdfast.engine.local_workers import run_workers
-
-        outcome = _in_own_thread(lambda: run_workers(spec, options, workers, shown), options)
-    if isinstance(outcome.reason, Interrupted):
-        raise KeyboardInterrupt  # as Ctrl-C does elsewhere in Python; what finished is on disk
-    from holdfast.export.after_run import export_after_run
-
-    def warn(message: str) -> None:
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
-
-    export_after_run(outcome.rundir, spec, lambda _: None, warn)
-    reason = None if outcome.reason is None else str(outcome.reason)
-    if outcome.metrics is None and reason is None and not options.skip_graders:
-        left = outcome.plan.to_run + outcome.plan.to_grade
-        reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
-    return Run(
-        path=outcome.rundir.path,
-        finished=outcome.metrics is not None,
-        metrics=outcome.metrics,
-        exit_code=outcome.exit_code,
-        reason=reason,
-    )
 
 
-def _refuse_workers(workers: int) -> None:
+def _check_workers(workers: int) -> None:
     from holdfast.engine.local_workers import WORKER
 
     if workers < 1:
@@ -124,21 +203,29 @@ def _refuse_workers(workers: int) -> None:
         )
 
 
-def _spec(
+def _refuse_functions(spec: Eval) -> None:
+    if spec.functions:
+        raise UsageError(
+            f"workers are processes of their own, and cannot be given {', '.join(spec.functions)}",
+            remedy='Name functions as an eval file does: target={"python": "agent.py:reply"}, or leave workers out.',
+        )
+
+
+def _read_eval(
     eval_file: str | Path | None,
     target: Mapping[str, Any] | Callable[..., Any] | str | None,
     graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
     fields: dict[str, Any],
-    given: Given,
+    captured: Given,
 ) -> Eval:
     document, folder = Document({}), Path.cwd()
-    asked: dict[str, Any] = {}
-    """what a file of another tool asks of the target, whichever it is"""
+    target_keys: dict[str, Any] = {}
+    """keys of the target that a file of another tool sets, whatever the target is"""
     if eval_file is not None:
-        overrides: list[Override] = [] if target is None else [(("target",), _kind(target))]
+        overrides: list[Override] = [] if target is None else [(("target",), _target_kind(target))]
         path = Path(eval_file)
-        document, left = to_native(read_document(path), overrides)
-        asked = {key[1]: value for key, value in left if key[0] == "target" and len(key) == 2}
+        document, remaining = to_native(read_document(path), overrides)
+        target_keys = {key[1]: value for key, value in remaining if key[0] == "target" and len(key) == 2}
         folder = path.resolve().parent
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
@@ -146,100 +233,42 @@ def _spec(
     if isinstance(target, str):
         data["target"] = {**(data.get("target") or {}), "model": target}
     elif target is not None:
-        data["target"] = _block(target, "python", given, classes=True)
-    if asked:
-        data["target"] = {**asked, **data["target"]}
+        data["target"] = capture_block(target, "python", captured, allow_class=True)
+    if target_keys:
+        data["target"] = {**target_keys, **data["target"]}
     if graders is not None:
-        data["graders"] = [_grader(grader, given) for grader in graders]
+        data["graders"] = [capture_grader(grader, captured) for grader in graders]
     for key in ("responder", "baseline"):
         if key in fields:
-            data[key] = _block(fields[key], "python", given, classes=key == "baseline")
+            data[key] = capture_block(fields[key], "python", captured, allow_class=key == "baseline")
     if "checkpoints" in fields:
         data["checkpoints"] = [
-            {**checkpoint, "graders": [_grader(grader, given) for grader in checkpoint.get("graders") or []]}
+            {**checkpoint, "graders": [capture_grader(grader, captured) for grader in checkpoint.get("graders") or []]}
             for checkpoint in fields["checkpoints"]
         ]
-    notices = (*document.notices, *given.uncovered)
-    return build_eval(replace(document, data=data), folder, given.functions, notices)
+    notices = (*document.notices, *captured.uncovered)
+    return build_eval(replace(document, data=data), folder, captured.functions, notices)
 
 
-def _grader(grader: Mapping[str, Any] | Callable[..., Any], given: Given) -> Any:
-    named = {"type": "python", "name": _name(grader)} if callable(grader) else {}
-    return {**named, **_block(grader, "function", given)}
-
-
-def _block(value: Any, key: str, given: Given, *, classes: bool = False) -> Any:
-    """A block as an eval file would have it: references in the place of functions, and a version for what they carry.
-
-    A function by itself stands for the block that names it under `key`. With `classes` it may be a class there.
-    """
-    if callable(value):
-        value = {key: value}
-    if not isinstance(value, Mapping):
-        return value  # reading the eval says what is wrong with it
-    block: dict[str, Any] = {}
-    marks: list[str] = []
-
-    def taken(inner: Any, *, or_class: bool = False) -> Any:
-        if inspect.isclass(inner) and not or_class:
-            raise UsageError(
-                f"{inner.__qualname__} is a class, and only a target can be one", remedy="Pass an object of that class."
-            )
-        if callable(inner):
-            inner, mark = given.take(inner)
-            marks.extend([] if mark is None else [mark])
-        return inner
-
-    for name, inner in value.items():
-        if name == "tools" and isinstance(inner, list | tuple):
-            block[name] = [_block(tool, "python", given) for tool in inner]
-        elif name == "state" and isinstance(inner, Mapping):
-            block[name] = {hook: taken(function) for hook, function in inner.items()}
-        else:
-            block[name] = taken(inner, or_class=classes and name == key)
-    if marks:
-        own = block.get("version")
-        block["version"] = marks[0] if len(marks) == 1 and own is None else digest([own, *marks])
-    return block
-
-
-def _kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
-    """A target as far as it matters for reading a file that may name none."""
+def _target_kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
+    """Return as much of a target as reading a file without a target needs."""
     return {"model": target} if isinstance(target, str) else {"python": ""} if callable(target) else target
 
 
-def _name(function: Callable[..., Any]) -> str:
-    """A function's name, or that of a callable object's class; `score` and the like mean something else already."""
-    name = str(getattr(function, "__name__", type(function).__name__))
-    return f"{name}_function" if name in TAKEN_NAMES else name
-
-
-def _in_own_thread(run: Callable[[], Outcome], options: Options) -> Outcome:
-    """Where an event loop is running already, as in a notebook, ours runs in a thread of its own."""
-    import asyncio
-
-    in_loop = False
-    with suppress(RuntimeError):
-        asyncio.get_running_loop()
-        in_loop = True
-    if not in_loop:
-        return run()
-    result: list[Outcome | BaseException] = []
-
-    def work() -> None:
-        try:
-            result.append(run())
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=work, name="holdfast-evaluate")
-    thread.start()
+def _event_loop_runs() -> bool:
     try:
-        thread.join()
-    except BaseException:  # Ctrl-C in a notebook reaches us here; the run hears of it at its next look
-        options.cancelled.set()
-        thread.join()
-        raise
-    if isinstance(result[0], BaseException):
-        raise result[0]
-    return result[0]
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run_beside_event_loop(call: _Call) -> Run | None:
+    """Run in a thread, and block: this thread has an event loop already, as in a notebook."""
+    with ThreadPoolExecutor(1, "holdfast-evaluate") as pool:
+        run = pool.submit(call.run)
+        try:
+            return run.result()
+        except BaseException:  # Ctrl-C in a notebook is raised here; leaving the block waits for the run to end
+            call.options.cancelled.set()
+            raise

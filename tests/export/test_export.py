@@ -395,13 +395,6 @@ class TestNatWhileItRuns:
         assert "Traceback" not in done.err and "--to nat -o DIR" in done.err
         assert done.asked == 30 and metrics(done.run)["coverage"] == 1.0
 
-    def test_grading_writes_the_files_when_it_finishes_the_run(self, tmp_path: Path, provider: Server) -> None:
-        lab = self.lab(tmp_path, provider)
-        run = lab.eval("--skip-graders").run
-        assert not (tmp_path / "nat" / "correct_output.json").exists()
-        lab.do("grade", run)
-        assert len(json.loads((tmp_path / "nat" / "correct_output.json").read_text())["eval_output_items"]) == 30
-
     def test_all_steps_are_written_where_the_filter_is_empty_as_in_nat(self, tmp_path: Path, provider: Server) -> None:
         lab = self.lab(tmp_path, provider, step_filter=[])
         lab.eval()

@@ -443,12 +443,12 @@ def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tm
 
 
 def test_the_documentation_has_every_kind_and_every_parameter() -> None:
-    page = (ROOT / "docs" / "graders.md").read_text()
+    page = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("graders*.md")))
     common = {"type", "name", "weight", "threshold", "where"}
     for kind in GRADERS:
         block = grader_schema(kind)
-        start = page.index(f"### `{kind}`")
-        section = page[start : page.find("\n### ", start + 1)]
+        start = page.index(f"# `{kind}`")
+        section = page[start : page.find("\n## ", start + 1)]
         for name, field in block.model_fields.items():
             if name not in common:
                 assert f"`{field.alias or name}`" in section, f"{kind} does not say what {field.alias or name} is"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
-from holdfast.targets.balancer import Spread, client_of
+from holdfast.targets.balancer import Balancer, client_of
 from holdfast.targets.build import build_target
 from holdfast.targets.endpoints import base_urls
 from tests.support.breaking import assert_each_once, assert_same_numbers, kept
@@ -47,8 +47,8 @@ def measured(folder: Path, urls: list[str], *arguments: str, check: int = 0, **k
     return run_dir(folder)
 
 
-def posted(spread: Spread, text: str) -> Any:
-    return spread.post({"model": "m", "messages": [{"role": "user", "content": text}]})
+def posted(balancer: Balancer, text: str) -> Any:
+    return balancer.post({"model": "m", "messages": [{"role": "user", "content": text}]})
 
 
 def test_two_servers_are_asked_alike_and_each_question_once(
@@ -68,11 +68,11 @@ def test_the_one_with_the_fewest_in_flight_is_asked_and_equals_take_turns(provid
     provider.control(fail={"hang": 1.0})
 
     async def ask() -> None:
-        async with _both(provider, other) as spread:
-            slow = [asyncio.ensure_future(posted(spread, f"slow {number}")) for number in range(2)]
+        async with _both(provider, other) as balancer:
+            slow = [asyncio.ensure_future(posted(balancer, f"slow {number}")) for number in range(2)]
             await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
             for number in range(6):  # one hangs in the first server, so the second always has fewer
-                await posted(spread, f"quick {number}")
+                await posted(balancer, f"quick {number}")
             for task in slow:
                 task.cancel()
 
@@ -105,13 +105,13 @@ def test_what_one_server_fails_at_is_asked_of_another(provider: Server, other: S
     provider.control(fail={"500": 0.5, "cut": 0.5})
 
     async def ask() -> None:
-        async with _both(provider, other) as spread:
+        async with _both(provider, other) as balancer:
             for number in range(4):
                 try:
-                    await posted(spread, f"question {number}")
+                    await posted(balancer, f"question {number}")
                 except AttemptError as error:
                     assert error.kind in ("server", "connection")
-                    await posted(spread, f"question {number}")
+                    await posted(balancer, f"question {number}")
 
     asyncio.run(ask())
     assert provider.requests == 1, "it rests after its failure"
@@ -122,12 +122,12 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_while(provider: Serve
     provider.control(fail={"hang": 1.0})
 
     async def ask() -> None:
-        async with _both(provider, other) as spread:
+        async with _both(provider, other) as balancer:
             for number in range(6):
                 try:
-                    await asyncio.wait_for(posted(spread, f"question {number}"), 0.5)
+                    await asyncio.wait_for(posted(balancer, f"question {number}"), 0.5)
                 except TimeoutError:
-                    await posted(spread, f"question {number}")
+                    await posted(balancer, f"question {number}")
 
     asyncio.run(ask())
     assert provider.requests < 4 and other.requests == 6
@@ -143,9 +143,9 @@ def test_a_server_that_always_fails_costs_retries_and_no_answer(
     assert_same_numbers(run, calm)
 
 
-def _both(first: Server, second: Server) -> Spread:
+def _both(first: Server, second: Server) -> Balancer:
     made = client_of([f"{one.base_url}/chat/completions" for one in (second, first)], {}, "")
-    assert isinstance(made, Spread)
+    assert isinstance(made, Balancer)
     return made
 
 

@@ -85,7 +85,7 @@ def sphinx(city: str, unit: Optional[Unit] = None) -> str:  # noqa: UP045 - as p
 
 
 def test_a_google_docstring_and_the_signature_say_what_a_tool_takes() -> None:
-    offer = function_tool(google, "record", "here").offer()
+    offer = function_tool(google, "record", "here").definition()
     assert offer["type"] == "function" and offer["function"]["name"] == "google"
     assert offer["function"]["description"] == "Forecast the weather.\n\nAs good as anybody can."
     schema = offer["function"]["parameters"]
@@ -99,7 +99,7 @@ def test_a_google_docstring_and_the_signature_say_what_a_tool_takes() -> None:
 
 
 def test_a_sphinx_docstring_says_it_too() -> None:
-    offer = function_tool(sphinx, "record", "here").offer()["function"]
+    offer = function_tool(sphinx, "record", "here").definition()["function"]
     assert offer["description"] == "Forecast the weather."
     properties = offer["parameters"]["properties"]
     assert properties["city"]["description"] == "where"
@@ -111,7 +111,7 @@ def test_a_tool_without_types_or_docstring_takes_anything() -> None:
     def tool(anything: Any, more: int = 1) -> Any:
         return [anything, more]
 
-    offer = function_tool(tool, "record", "here").offer()["function"]
+    offer = function_tool(tool, "record", "here").definition()["function"]
     assert offer["description"] == "" and offer["parameters"]["required"] == ["anything"]
     assert run_tool(tool, anything={"deep": [1]}) == '[{"deep":[1]},1]'
 
@@ -120,7 +120,7 @@ def test_parameters_may_have_any_name() -> None:
     def tool(schema: str, json: int, _hidden: bool = False, model_config: str = "m") -> str:
         return f"{schema} {json} {_hidden} {model_config}"
 
-    offer = function_tool(tool, "record", "here").offer()["function"]["parameters"]
+    offer = function_tool(tool, "record", "here").definition()["function"]["parameters"]
     assert list(offer["properties"]) == ["schema", "json", "_hidden", "model_config"]
     assert run_tool(tool, schema="s", json=1, _hidden=True) == "s 1 True m"
 

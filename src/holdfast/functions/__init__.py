@@ -3,6 +3,7 @@
 `loading`  finds a function by its file or module, loads it once, and says what code it depends on
 `calling`  calls a function with the values that its parameters name, and describes what it raises
 `given`    identifies functions that are handed over from Python, also those of a notebook
+`blocks`   replaces functions in blocks that are passed from Python by references
 `states`   remembers what identifies an object that a run changes
 """
 

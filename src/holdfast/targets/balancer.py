@@ -1,7 +1,7 @@
-"""Several servers of the same model: each request goes to the one that has the fewest in flight.
+"""Balances requests over several servers of one model: each goes to the server with the fewest in flight.
 
-A server that fails is left alone for a while: what is tried again goes to another one, and one that refuses everything
-at once does not draw all requests to itself. Only where all refuse connections is that a fault of the run.
+A server that fails rests for a while. Retries go to another server, and a server that refuses everything at once does
+not attract all requests. Only when all servers refuse connections does the run stop.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 _FIRST_REST: Final = 1.0
-"""longer than the engine waits before it tries something again"""
+"""seconds; longer than the engine waits before a retry"""
 _LONGEST_REST: Final = 30.0
 
 
-def client_of(urls: Sequence[str], headers: Mapping[str, str], key_hint: str) -> Client | Spread:
-    """A client for one URL, or for several."""
+def client_of(urls: Sequence[str], headers: Mapping[str, str], key_hint: str) -> Client | Balancer:
+    """Return a client for one URL, or a balancer for several."""
     clients = [Client(url, headers, key_hint=key_hint) for url in urls]
-    return clients[0] if len(clients) == 1 else Spread(clients)
+    return clients[0] if len(clients) == 1 else Balancer(clients)
 
 
-class Spread:
-    """Asks as a `Client` does, one of several servers."""
+class Balancer:
+    """Has the methods of a `Client`, for several servers."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._servers = [_Server(client) for client in clients]
-        self._turn = 0
+        self._next = 0
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -45,11 +45,11 @@ class Spread:
         await self._opened.aclose()
 
     async def post(self, body: Any) -> Any:
-        """The JSON that comes back."""
+        """Post JSON and return the JSON of the reply."""
         return await self._ask(lambda client: client.post(body))
 
     async def get(self, query: str = "") -> Any:
-        """The JSON at the URL."""
+        """Return the JSON at the URL."""
         return await self._ask(lambda client: client.get(query))
 
     async def _ask(self, call: Callable[[Client], Awaitable[Any]]) -> Any:
@@ -57,37 +57,37 @@ class Spread:
         while True:
             server = self._pick(tried)
             try:
-                with server.asked():
+                with server.request():
                     return await call(server.client)
             except Fault as fault:
-                self._go_on(fault, tried)
+                self._try_next(fault, tried)
 
     async def stream(self, body: Any) -> AsyncIterator[Any]:
-        """The JSON events of a reply."""
+        """Yield the JSON events of a reply."""
         tried: list[_Server] = []
         while True:
             server = self._pick(tried)
             try:
-                with server.asked():
+                with server.request():
                     async for event in server.client.stream(body):
                         yield event
                 return
             except Fault as fault:
-                self._go_on(fault, tried)
+                self._try_next(fault, tried)
 
-    def _go_on(self, fault: Fault, tried: list[_Server]) -> None:
-        """A server that cannot be reached was asked nothing, so another one can be asked at once."""
+    def _try_next(self, fault: Fault, tried: list[_Server]) -> None:
+        """Raise the fault, unless the server was not reached and there is another one to ask at once."""
         if fault.kind != "refused" or len(tried) == len(self._servers):
             raise fault
 
     def _pick(self, tried: list[_Server]) -> _Server:
-        """The next to ask; those that are as good as each other take turns."""
-        self._turn += 1
+        """Return the next server to ask; servers of equal rank take turns."""
+        self._next += 1
         count, now = len(self._servers), time.monotonic()
-        order = [self._servers[(self._turn + offset) % count] for offset in range(count)]
-        found = min((server for server in order if server not in tried), key=lambda server: server.rank(now))
-        tried.append(found)
-        return found
+        order = [self._servers[(self._next + offset) % count] for offset in range(count)]
+        best = min((server for server in order if server not in tried), key=lambda server: server.rank(now))
+        tried.append(best)
+        return best
 
 
 class _Server:
@@ -99,17 +99,17 @@ class _Server:
         self._rests_until = 0.0
 
     def rank(self, now: float) -> tuple[bool, int]:
-        """The least is asked first. After its rest a server that failed shows by one request how it is."""
+        """Return a sort key: the lowest is asked first. After its rest, a server that failed gets a single request."""
         resting = now < self._rests_until or (self._failures > 0 and self._in_flight > 0)
         return resting, self._in_flight
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Around a request."""
+    def request(self) -> Iterator[None]:
+        """Count a request, and its failure."""
         self._in_flight += 1
         try:
             yield
-        except asyncio.CancelledError:  # out of time, most likely; where it was Ctrl-C, a rest does no harm
+        except asyncio.CancelledError:  # probably a time-out; after Ctrl-C a rest does no harm
             self._rest(time.monotonic())
             raise
         except (AttemptError, Fault) as error:

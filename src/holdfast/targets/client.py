@@ -1,7 +1,7 @@
-"""The HTTP client, and what each of its failures means.
+"""The HTTP client, and the meaning of each of its failures.
 
-A failure is either an `AttemptError`, worth another try or at least not the other trials' concern, or a `Fault`
-that every other request would meet too. Nothing else leaves this module.
+A failure is either an `AttemptError`, which concerns one trial and may be retried, or a `Fault`, which every other
+request would meet too. No other exception leaves this module.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MAX_RETRY_AFTER = 600.0
 
 
 class Reported(NamedTuple):
-    """One thing that a reply reports."""
+    """An event of a stream, or a whole reply."""
 
     value: Any = UNSET
     """the JSON of an event, or of a whole reply"""
     other: tuple[bytes, ...] = ()
-    """lines of an event whose field is none of the standard's, such as `intermediate_data: …`"""
+    """lines of an event whose field is not in the standard, such as `intermediate_data: …`"""
     whole: bool = False
     """the reply was one JSON document and not a stream"""
 
@@ -63,11 +63,11 @@ class Client:
         secrets: Iterable[str] = (),
     ) -> None:
         self.url = bare_url(url)
-        """as messages show it"""
+        """without credentials and query, for messages"""
         self._url = URL(url)
         self._key_hint = key_hint
         self._path_hint = path_hint
-        """what to do about a 404; default: what helps with an OpenAI-compatible server"""
+        """a hint for 404; default: one for OpenAI-compatible servers"""
         self._headers = {
             "Content-Type": "application/json",
             "User-Agent": f"holdfast/{__version__}",
@@ -79,7 +79,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # Time-outs are the conversation's; the pool is as wide as the window of the engine.
+        # The engine sets time-outs and limits concurrency.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=300),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
@@ -94,7 +94,7 @@ class Client:
             await self._session.close()
 
     async def post(self, body: Any) -> Any:
-        """The JSON that comes back."""
+        """Post JSON and return the JSON of the reply."""
         assert self._session is not None
         try:
             async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
@@ -106,7 +106,7 @@ class Client:
         return self.parse(data)
 
     async def get(self, query: str = "") -> Any:
-        """The JSON at the URL."""
+        """Return the JSON at the URL."""
         assert self._session is not None
         try:
             async with self._session.get(self._url.with_query(query)) as response:
@@ -118,13 +118,13 @@ class Client:
         return self.parse(data)
 
     async def stream(self, body: Any) -> AsyncIterator[Any]:
-        """Yield the JSON events of a reply; whether the last one ends the answer is for the caller to check."""
+        """Yield the JSON events of a reply. Callers check that the last one ends the answer."""
         async for event in self.events(body, end="close"):
             if event.value is not UNSET:
                 yield event.value
 
     async def events(self, body: Any, *, end: str | None = None) -> AsyncGenerator[Reported]:
-        """Yield what a reply reports: the events of a stream, or one event where the reply is a JSON document.
+        """Yield the events of a stream, or one event where the reply is a JSON document.
 
         An error that the server reports inside a stream is raised. So is a stream that ended early: one without the
         event that `end` names, or, where nothing is named, one whose transport does not tell its end from a cut.
@@ -154,7 +154,7 @@ class Client:
 
     def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
         """Parse events, yield `_END` for the one that ends the stream, and raise the error that one reports."""
-        for event in chain.from_iterable(map(_apart, events)):
+        for event in chain.from_iterable(map(_split, events)):
             data = b"\n".join(event.data).strip()
             if data == b"[DONE]" or (end not in (None, "close") and end in (event.name, data.decode(errors="replace"))):
                 yield _END
@@ -195,12 +195,12 @@ class Client:
 
     @staticmethod
     def parse(data: bytes) -> Any:
-        """JSON, or an AttemptError that shows what came instead."""
+        """Parse JSON; raise an AttemptError that shows the data where it is none."""
         try:
             return _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            shown = data[:120].decode("utf-8", "replace")
-            raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {shown!r}") from error
+            text = data[:120].decode("utf-8", "replace")
+            raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {text!r}") from error
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
         code, message = _reason(data)
@@ -242,18 +242,18 @@ class Client:
         return AttemptError("bad_request", text, status=status, retry=False)
 
     def _without_secrets(self, text: str) -> str:
-        """Some servers repeat the key they refuse; it must not come into a log by them."""
+        """Remove secrets from a message: some servers repeat the key that they refuse."""
         for value in self._secrets:
             text = text.replace(value, "(hidden)")
         return text
 
     def _broken(self, error: BaseException) -> AttemptError | Fault:
-        broken = self._what_broke(error)
+        broken = self._classify(error)
         broken.message = self._without_secrets(broken.message)
         broken.remedy = broken.remedy and self._without_secrets(broken.remedy)
         return broken
 
-    def _what_broke(self, error: BaseException) -> AttemptError | Fault:
+    def _classify(self, error: BaseException) -> AttemptError | Fault:
         place = f"{urlsplit(self.url).hostname}:{urlsplit(self.url).port or 'default port'}"
         if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
             return Fault("refused", f"{place}: the certificate is not trusted ({error})")
@@ -266,11 +266,11 @@ class Client:
                 remedy=f"Is the server running at {self.url}? Start it, then run the same command again.",
             )
         if isinstance(error, aiohttp.InvalidURL):
-            return Fault("refused", f"{self.url} is not a URL that can be asked")
+            return Fault("refused", f"{self.url} is not a valid URL")
         return AttemptError("connection", f"{place}: {type(error).__name__}: {error}".rstrip(": "))
 
 
-def _apart(event: Event) -> list[Event]:
+def _split(event: Event) -> list[Event]:
     """Split an event whose data is no JSON as a whole by its lines: some servers leave out the blank lines."""
     if len(event.data) > 1:
         try:
@@ -281,7 +281,7 @@ def _apart(event: Event) -> list[Event]:
 
 
 def _is_error(value: Any) -> bool:
-    """Whether an event says that something failed, in one of the shapes that servers use."""
+    """Return True for an event that reports an error, in one of the shapes that servers use."""
     if not isinstance(value, dict):
         return False
     failed = bool(value.get("error")) or "error" in (value.get("type"), value.get("object"))
@@ -301,16 +301,16 @@ def _status_of(code: str) -> int:
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy the environment names for a URL; asked once, where aiohttp's `trust_env` asks for each request."""
+    """Return the environment's proxy for a URL, looked up once; aiohttp's `trust_env` looks it up for each request."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host == "localhost" or host.startswith("127.") or host == "::1" or urllib.request.proxy_bypass(host):
-        return None  # this machine is never asked through a proxy
+        return None  # never through a proxy to this machine
     return urllib.request.getproxies().get(parts.scheme)
 
 
 def _reason(data: bytes) -> tuple[str, str]:
-    """The error's code and message, from the shapes that servers use."""
+    """Return an error's code and message, from the shapes that servers use."""
     try:
         body = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -323,14 +323,14 @@ def _reason(data: bytes) -> tuple[str, str]:
 
 
 def _is_overload(status: int, headers: Mapping[str, str], reason: str) -> bool:
-    """Tell a server that has too much to do, and says so, from one that is broken."""
+    """Return True for a server that reports an overload, and is not broken."""
     if status == 503:
         return "overload" in reason.lower() or _retry_after(headers) is not None
     return status == 529
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms."""
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` in either of its forms."""
     if re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after-ms", "")):
         return min(float(headers["retry-after-ms"]) / 1000, _MAX_RETRY_AFTER)
     value = headers.get("Retry-After", "").strip()
@@ -346,6 +346,6 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def bearer(api_key_env: str) -> dict[str, str]:
-    """The Authorization header from the environment; none when the variable is not set, as local servers need none."""
+    """Return the Authorization header from the environment; none without the variable, as local servers need none."""
     key = os.environ.get(api_key_env)
     return {"Authorization": f"Bearer {key}"} if key else {}

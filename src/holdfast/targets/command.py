@@ -1,4 +1,4 @@
-"""A program as the target: its standard output is the answer."""
+"""Runs a program as the target: its standard output is the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 400
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """On Linux the kernel ends the program when we are killed; elsewhere it runs on to its own end."""
+    """Return a hook by which, on Linux, the kernel kills the program with this process."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes
@@ -37,7 +37,7 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def for_environment(text: str) -> str:
-    """A text as an environment variable can hold it: not all of them can be ids of rows."""
+    """Return a text as an environment variable can hold it: ids of rows may hold any character."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
@@ -57,7 +57,7 @@ class Command(Target):
         self._in_child = die_with_parent()
         self._proxy: Proxy | None = None
         word, where = block.command[0], origin.where("command")
-        # One in a workspace may be the row's, or the agent's own work; one with a template is known with its row.
+        # A program in the workspace may come from the row or the agent; one with a template depends on the row.
         if "{{" not in word and (spec.workspace is None or "/" not in word):
             check_program(word, spec.folder, where, by_name=spec.workspace is not None)
         if block.proxy:
@@ -83,7 +83,7 @@ class Command(Target):
             await self._proxy.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
-        """Run it to its end."""
+        """Run the program to its end."""
         calls = turn.calls
         if calls is None:
             return await self._run(turn, None, dict(os.environ))
@@ -99,7 +99,7 @@ class Command(Target):
         if self._proxy is None:
             return await self._run(turn, calls.workspace, environment)
         environment["OPENAI_BASE_URL"] = environment["OPENAI_API_BASE"] = self._proxy.base_url(calls)
-        environment.setdefault("OPENAI_API_KEY", "none")  # clients insist on one, and the proxy has the real one
+        environment.setdefault("OPENAI_API_KEY", "none")  # clients need one; the proxy has the real key
         self._proxy.admit(calls)
         try:
             return await self._run(turn, calls.workspace, environment)
@@ -107,7 +107,7 @@ class Command(Target):
             self._proxy.dismiss(calls)
 
     def _environment(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return what the row adds to the program's environment."""
+        """Return the variables that the row adds to the program's environment."""
         if self.block.env is None:
             return {}
         added = expression(self.block.env)(fields)
@@ -121,7 +121,7 @@ class Command(Target):
         name = template(self.block.working_directory or "").render(fields)
         place = start / name
         if not place.resolve().is_relative_to(start.resolve()):
-            raise ValueError(f"target.working_directory: {name!r} leads out of the workspace")
+            raise ValueError(f"target.working_directory: {name!r} is outside the workspace")
         if not place.is_dir():
             raise AttemptError(
                 "agent", f"target.working_directory: there is no folder {name!r} in the workspace", retry=False
@@ -133,24 +133,24 @@ class Command(Target):
         try:
             arguments = [template(argument).render(fields) for argument in self.block.command]
             if workspace is not None:
-                # Files of the eval's folder are named from there; what a row says is no file, even if one is called so.
+                # Only words of the eval file name files of its folder: text that comes from a row does not.
                 arguments = [
                     str(self._folder / word) if word == written and is_file(self._folder / word) else word
                     for written, word in zip(self.block.command, arguments, strict=True)
                 ]
-            given = None if self.block.stdin is None else template(self.block.stdin).render(fields)
+            stdin = None if self.block.stdin is None else template(self.block.stdin).render(fields)
             environment |= self._environment(fields)
             place = self._place(workspace, fields)
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render target.command: {error}", retry=False) from error
-        if any("\0" in argument for argument in arguments):  # what follows it would be left out without a word
+        if any("\0" in argument for argument in arguments):  # the rest would be cut off silently
             raise AttemptError("agent", "an argument of target.command holds a NUL character", retry=False)
         try:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
                 cwd=place,
                 env=environment,
-                stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -166,20 +166,20 @@ class Command(Target):
             raise AttemptError("agent", f"{arguments[0]} cannot be run: {error}", retry=False) from error
         out, err = bytearray(), bytearray()
         try:
-            if given is not None and process.stdin is not None:
-                # A program may end, or close its input, without having read it. uvloop says that with a RuntimeError.
+            if stdin is not None and process.stdin is not None:
+                # A program may exit, or close its input, without reading it. uvloop then raises RuntimeError.
                 with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
-                    process.stdin.write(given.encode())
+                    process.stdin.write(stdin.encode())
                     process.stdin.close()
             assert process.stdout is not None and process.stderr is not None
             await asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), process.wait())
         except asyncio.CancelledError as cancelled:
             if end := _end(out, err):
-                cancelled.add_note(f"{arguments[0]} had said: {end}")  # a time-out says it
+                cancelled.add_note(f"{arguments[0]} had printed: {end}")  # for the message of a time-out
             raise
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
+                os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
         if process.returncode != 0:
             raise AttemptError("agent", f"{arguments[0]} ended with {process.returncode}: {_end(out, err)}")
         return Reply(text=out.decode("utf-8", "replace").strip("\n"))
@@ -191,6 +191,6 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 
 
 def _end(out: bytearray, err: bytearray) -> str:
-    """The end of what a program has said on its standard error, else on its standard output."""
-    shown = err if err.strip() else out
-    return shown[-_SHOWN:].decode("utf-8", "replace").strip()
+    """Return the end of a program's standard error, or of its standard output where that is empty."""
+    stream = err if err.strip() else out
+    return stream[-_SHOWN:].decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""How many cores this process may use: by its affinity and by the quota of its control group, not by the machine."""
+"""Counts the cores that this process may use, by its affinity and the quota of its control group."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def _quotas(root: Path) -> list[float]:
-    """The quotas of our control group and of those around it, in cores, by version 1 and 2 of the interface."""
-    found: list[float] = []
+    """Return the quotas of this process's control group and its parents in cores, by both versions of the interface."""
+    quotas: list[float] = []
     mount = root / "sys/fs/cgroup"
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                found += [_v2(group) for group in _upwards(mount, path)]
+                quotas += [_v2(group) for group in _upwards(mount, path)]
             elif "cpu" in controllers.split(","):
                 places = (mount / controllers, mount / "cpu")
-                found += [_v1(group) for place in places for group in _upwards(place, path)]
-    return [quota for quota in found if quota > 0]
+                quotas += [_v1(group) for place in places for group in _upwards(place, path)]
+    return [quota for quota in quotas if quota > 0]
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """A group and all around it. Inside a container only the mount itself may be there."""
+    """Return a group and its parents. Inside a container only the mount itself may exist."""
     group = mount / path.strip("/")
     return [place for place in (group, *group.parents) if place == mount or mount in place.parents]
 
 
 def _v2(group: Path) -> float:
-    """The quota of a group by `cpu.max`, such as `150000 100000` or `max 100000`; 0 where it has none."""
+    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 where it has none."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -43,7 +43,7 @@ def _v2(group: Path) -> float:
 
 
 def _v1(group: Path) -> float:
-    """The same by `cpu.cfs_quota_us`, which is -1 where there is none."""
+    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 where there is none."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
         return int(quota) / int(period)

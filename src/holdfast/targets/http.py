@@ -1,4 +1,4 @@
-"""A workflow behind HTTP as the target."""
+"""Asks a workflow behind HTTP as the target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HttpWorkflow(Target):
         if not url.startswith(("http://", "https://")):
             raise UsageError("target.http is not the address of a web service once its variables are filled in")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]
-        named = [value for value in values if "://" not in value]  # where it is asked is no secret
+        named = [value for value in values if "://" not in value]  # addresses are no secrets
         self._client = Client(
             url,
             headers,
@@ -88,10 +88,10 @@ class HttpWorkflow(Target):
                 choices = [] if event.whole else _choices(event.value)
                 chat |= bool(choices)
                 finished |= any(choice.get("finish_reason") for choice in choices)
-                found = self._find(event.value, whole=event.whole)
-                if found is not None:
+                part = self._find(event.value, whole=event.whole)
+                if part is not None:
                     first = time.monotonic() - started if first is None else first
-                    parts.append(found if isinstance(found, str) else _compact(found))
+                    parts.append(part if isinstance(part, str) else _compact(part))
         if chat and not finished:
             raise AttemptError("bad_reply", "the stream ended before the answer did: no event has a finish_reason")
         if not parts:

@@ -18,11 +18,11 @@ def instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
     if not inspect.isclass(target):
         return target
     if "__call__" not in dir(target):
-        said = f"{target.__name__} has no method __call__, which answers a prompt"
-        raise ConfigError([Problem(where, said)], remedy="Write it as  def __call__(self, prompt): …")
+        message = f"{target.__name__} has no method __call__, which answers a prompt"
+        raise ConfigError([Problem(where, message)], remedy="Write it as  def __call__(self, prompt): …")
     try:
         instance: Any = target()
-    except Exception as error:  # the class is the user's: whatever it raises is theirs to see
+    except Exception as error:  # raised by the user's class
         raise ConfigError([Problem(where, f"{target.__name__}() failed: {said_with_place(error)}")]) from error
     return instance  # type: ignore[no-any-return]
 
@@ -37,8 +37,8 @@ async def lifetime(target: Callable[..., Any], params: dict[str, Any], where: st
         except HoldfastError:
             raise
         except Exception as error:
-            said = f"the target's open() failed: {said_with_place(error)}"
-            raise Fault("rejected", said, remedy="Fix it, then run the same command again.") from error
+            message = f"the target's open() failed: {said_with_place(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
     try:
         yield
     finally:

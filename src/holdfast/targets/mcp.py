@@ -33,7 +33,7 @@ _SHOWN: Final = 400
 
 
 def mcp_client() -> Any:
-    """The official package, or what to do where it is missing."""
+    """Import the official package; raise Fault where it is missing."""
     try:
         import mcp
         import mcp.client.stdio
@@ -42,12 +42,12 @@ def mcp_client() -> Any:
         raise Fault(
             "rejected", f"tools of MCP servers need the package mcp: {error}", remedy="pip install mcp"
         ) from error
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what matters comes as an exception
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # errors come as exceptions
     return mcp
 
 
 class McpServer:
-    """One entry of `tools` with `mcp`."""
+    """An MCP server of `target.tools`."""
 
     def __init__(self, block: ToolBlock, folder: Path, where: str, name: str) -> None:
         assert block.mcp is not None
@@ -64,12 +64,12 @@ class McpServer:
         self._opening = asyncio.Lock()
 
     @property
-    def shown(self) -> str:
-        """As messages name it."""
+    def label(self) -> str:
+        """The server's name in messages."""
         return bare_url(self._mcp.url) if self._mcp.url is not None else " ".join(self._mcp.command)
 
     async def open(self) -> None:
-        """See that it can be reached before a trial needs it; a shared one stays open."""
+        """Check that the server can be reached before a trial needs it; a shared connection stays open."""
         try:
             connection = await self._connect(None)
         except AttemptError as error:
@@ -82,13 +82,13 @@ class McpServer:
             await connection.close()
 
     async def close(self) -> None:
-        """Let a shared one go."""
+        """Close a shared connection."""
         shared, self._shared = self._shared, None
         if shared is not None:
             await shared.close()
 
     async def tools(self, calls: Calls) -> list[Tool]:
-        """What it offers to a trial."""
+        """Return the tools that the server offers to a trial."""
         if self._block.per == "trial":
 
             async def connect() -> Connection:
@@ -101,9 +101,9 @@ class McpServer:
                     await self.close()
                     self._shared = await self._connect(None)
             connection = self._shared
-        return [self._tool(connection, offered) for offered in connection.offered if self._wanted(offered.name)]
+        return [self._tool(connection, offered) for offered in connection.offered if self._is_selected(offered.name)]
 
-    def _wanted(self, name: str) -> bool:
+    def _is_selected(self, name: str) -> bool:
         return not self._block.only or name in self._block.only
 
     def _tool(self, connection: Connection, offered: Any) -> Tool:
@@ -114,13 +114,13 @@ class McpServer:
         return Tool(offered.name, offered.description or "", schema, self._block.replay, run, home=connection)
 
     async def _connect(self, workspace: Path | None) -> Connection:
-        connection = Connection(self.shown)
+        connection = Connection(self.label)
         await connection.open(self._client(workspace, connection))
-        there = {tool.name for tool in connection.offered}
-        if missing := set(self._block.only) - there:
+        names = {tool.name for tool in connection.offered}
+        if missing := set(self._block.only) - names:
             await connection.close()
-            said = f"MCP server {self.shown} has no tool called {', '.join(sorted(missing))}"
-            raise Fault("rejected", said, remedy=f"Pick with `only` among {', '.join(sorted(there))}.")
+            message = f"MCP server {self.label} has no tool called {', '.join(sorted(missing))}"
+            raise Fault("rejected", message, remedy=f"Pick with `only` among {', '.join(sorted(names))}.")
         return connection
 
     def _client(self, workspace: Path | None, connection: Connection) -> AbstractAsyncContextManager[Any]:
@@ -131,15 +131,15 @@ class McpServer:
         environment = dict(self._env)
         if workspace is not None:
             environment["HOLDFAST_WORKSPACE"] = str(workspace)
-        started = mcp.client.stdio.StdioServerParameters(
+        parameters = mcp.client.stdio.StdioServerParameters(
             command=command[0], args=command[1:], env=environment, cwd=workspace or self._folder
         )
-        return mcp.Client(mcp.client.stdio.stdio_client(started, errlog=connection.said))  # type: ignore[no-any-return]
+        return mcp.Client(mcp.client.stdio.stdio_client(parameters, errlog=connection.stderr))  # type: ignore[no-any-return]
 
 
 @asynccontextmanager
 async def _with_headers(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
-    """A client that sends headers of the user's."""
+    """Connect a client that sends the user's headers."""
     import httpx2
 
     mcp = mcp_client()
@@ -152,12 +152,12 @@ async def _with_headers(url: str, headers: dict[str, str]) -> AsyncIterator[Any]
 
 
 class Connection:
-    """A server in use. `alive` until it, or we, have closed it."""
+    """A connection to a server; `alive` until either side closes it."""
 
-    def __init__(self, shown: str) -> None:
-        self._shown = shown
-        self.said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        """what a program writes to its standard error"""
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self.stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        """of a server that is a program"""
         self.offered: list[Any] = []
         self.alive = False
         self._client: Any = None
@@ -165,7 +165,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, client: AbstractAsyncContextManager[Any]) -> None:
-        """Connect, and learn what there is."""
+        """Connect, and list the tools."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(client, ready))
         try:
@@ -192,7 +192,7 @@ class Connection:
                 if not ready.done():
                     ready.set_result(None)
                 await self._over.wait()
-        except Exception as error:  # whatever the server or the way to it did
+        except Exception as error:  # of the server, or of the connection
             if not ready.done():
                 ready.set_exception(self._gone(_why(error)))
         finally:
@@ -201,7 +201,7 @@ class Connection:
                 ready.set_exception(self._gone("ended before it answered"))
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool; an AttemptError where the server is gone."""
+        """Call a tool; raise AttemptError where the server is gone."""
         if self._task is None or not self.alive:
             raise self._gone("is gone")
         call = asyncio.ensure_future(self._client.call_tool(name, arguments))
@@ -215,34 +215,34 @@ class Connection:
             raise self._gone("ended during a call")
         error = call.exception()
         if error is None or _is_answer(error):
-            return error or call.result()  # where the server refuses a call, the model is told
+            return error or call.result()  # a call that the server refuses is reported to the model
         self.alive = False
         raise self._gone(_why(error)) from error
 
     async def close(self) -> None:
-        """Let it go; a program that does not leave is ended."""
+        """Close the connection; a program that does not exit is killed."""
         self._over.set()
         self.alive = False
         if self._task is not None:
-            done, _ = await asyncio.wait({self._task}, timeout=10)
-            if not done:
+            ended, _ = await asyncio.wait({self._task}, timeout=10)
+            if not ended:
                 self._task.cancel()
                 await asyncio.wait({self._task}, timeout=5)
-        self.said.close()
+        self.stderr.close()
 
     def _gone(self, what: str) -> AttemptError:
-        said = ""
+        stderr = ""
         with suppress(ValueError, OSError):
-            self.said.seek(0)
-            said = self.said.read()[-_SHOWN:].strip()
-        return AttemptError("agent", f"MCP server {self._shown}: {what}" + (f"; it said: {said}" if said else ""))
+            self.stderr.seek(0)
+            stderr = self.stderr.read()[-_SHOWN:].strip()
+        return AttemptError("agent", f"MCP server {self._label}: {what}" + (f"; stderr: {stderr}" if stderr else ""))
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether an error is the server's answer to a call, and not the end of the connection."""
+    """Tell the server's answer to a call from the end of the connection."""
     from mcp.shared.exceptions import MCPError
 
-    closed = -32000  # how the client says that the connection is closed
+    closed = -32000  # the client's code for a closed connection
     return isinstance(error, MCPError) and getattr(error.error, "code", closed) != closed
 
 
@@ -253,7 +253,7 @@ def _why(error: BaseException) -> str:
 
 
 def _as_text(result: Any) -> str:
-    """What a tool gave back, as a model reads it."""
+    """Return a tool's result as a model reads it."""
     if isinstance(result, Exception):
         return f"Error: {result}"
     text = "\n".join(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
     from holdfast.spec.schema import ResponderBlock
     from holdfast.store.records import Usage
-    from holdfast.targets.balancer import Spread
+    from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.types import Calls, Message, Turn
 
@@ -41,7 +41,7 @@ class Model(Target):
         self.block = block
         self._prices = prices
         self._tools = tools
-        self._client: Client | Spread | None = None
+        self._client: Client | Balancer | None = None
         self._opened = AsyncExitStack()
         if is_embedded(block.model):
             check_embedded(block.model, where)
@@ -67,7 +67,7 @@ class Model(Target):
 
     @classmethod
     def of(cls, block: PromptGrader | ResponderBlock, prices: Prices, where: str) -> Model:
-        """The model that a judge or a simulated user is."""
+        """Return the model of a judge or a simulated user."""
         assert block.model is not None
         asked = ModelTarget(
             model=block.model,
@@ -86,7 +86,7 @@ class Model(Target):
             )
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as opening:  # what was opened before something failed is let go
+        async with AsyncExitStack() as opening:  # closes what was opened before a failure
             await self._open(opening)
             self._opened = opening.pop_all()
         return self
@@ -117,29 +117,29 @@ class Model(Target):
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
         await self._tools.restore(tools, turn)
-        offered = [tool.offer() for tool in tools.values()]
-        said: list[Message] = []
+        offered = [tool.definition() for tool in tools.values()]
+        messages: list[Message] = []
         for _ in range(self.block.max_steps):
-            reply = await self.recorded([*turn.messages, *said], turn.calls, {"tools": offered})
-            said += reply.messages or []
-            wanted = said[-1].get("tool_calls") or []
-            if not wanted:
-                return replace(reply, messages=said)
-            for call in wanted:
-                said.append(await answer(tools, call, turn))
-        return Reply(text=reply.text, messages=said, stop="max_steps", first_token=reply.first_token)
+            reply = await self.recorded([*turn.messages, *messages], turn.calls, {"tools": offered})
+            messages += reply.messages or []
+            calls = messages[-1].get("tool_calls") or []
+            if not calls:
+                return replace(reply, messages=messages)
+            for call in calls:
+                messages.append(await answer(tools, call, turn))
+        return Reply(text=reply.text, messages=messages, stop="max_steps", first_token=reply.first_token)
 
     async def recorded(self, messages: list[Message], calls: Calls, more: dict[str, Any]) -> Reply:
-        """The model's answer to a conversation, from the trial's record where it is there."""
+        """Return the model's answer to a conversation, from the trial's record where it is there."""
 
-        async def live() -> Any:
+        async def ask() -> Any:
             return msgspec.to_builtins(await self.complete(messages, more))
 
         request = {"model": self.block.model, **self.block.params, **more, "messages": messages}
-        return msgspec.convert(await calls.model(request, live), Reply)
+        return msgspec.convert(await calls.model(request, ask), Reply)
 
     async def complete(self, messages: list[Message], more: dict[str, Any] | None = None) -> Reply:
-        """The model's answer to a conversation."""
+        """Return the model's answer to a conversation."""
         assert self._client is not None
         body: dict[str, Any] = {"model": self.block.model, **self.block.params, **(more or {})}
         if self.block.api == "chat":
@@ -164,19 +164,19 @@ class Model(Target):
             raise AttemptError("bad_reply", f"the reply has no answer in it: {str(data)[:200]}") from error
         if not isinstance(message.get("tool_calls") or [], list):
             raise AttemptError("bad_reply", f"not tool calls: {str(message)[:200]}")
-        text = "" if content is None else content  # all its tokens went into thinking, or it only calls tools
+        text = "" if content is None else content  # the model only thought, or only calls tools
         if not isinstance(text, str):
             raise AttemptError("bad_reply", f"the answer is not a text: {str(message)[:200]}")
-        # Beside tool calls null goes back to the model as null: some servers refuse an empty text there.
-        said: Message = {"role": "assistant", "content": content if message.get("tool_calls") else text}
+        # Beside tool calls, null is sent back as null: some servers refuse an empty text there.
+        reply: Message = {"role": "assistant", "content": content if message.get("tool_calls") else text}
         if self.block.api == "chat":
-            said |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
-        return Reply(text=text, messages=[said], usage=usage, stop=str(stop))
+            reply |= {key: message[key] for key in ("tool_calls", "reasoning_content") if message.get(key)}
+        return Reply(text=text, messages=[reply], usage=usage, stop=str(stop))
 
     async def _streamed(self, events: AsyncIterator[Any]) -> Reply:
         started, first = time.monotonic(), None
         parts: list[str] = []
-        wanted: dict[int, dict[str, Any]] = {}
+        calls: dict[int, dict[str, Any]] = {}
         stop, usage = None, None
         async for event in events:
             try:
@@ -188,19 +188,19 @@ class Model(Target):
                         first = time.monotonic() - started if first is None else first
                         parts.append(delta["content"])
                     for piece in delta.get("tool_calls") or []:
-                        join_tool_call(wanted, piece)
+                        join_tool_call(calls, piece)
                     stop = choice.get("finish_reason") or stop
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
         if stop is None:
             raise AttemptError("bad_reply", "the stream ended before the answer did")
         text = "".join(parts)
-        said: Message = {"role": "assistant", "content": text if parts or not wanted else None}
-        if wanted:
-            said["tool_calls"] = [wanted[number] for number in sorted(wanted)]
+        message: Message = {"role": "assistant", "content": text if parts or not calls else None}
+        if calls:
+            message["tool_calls"] = [calls[number] for number in sorted(calls)]
         return Reply(
             text=text,
-            messages=[said],
+            messages=[message],
             usage=self._usage(usage),
             stop=stop,
             first_token=first,
@@ -208,12 +208,14 @@ class Model(Target):
 
     def _usage(self, data: Any) -> Usage:
         counts = data if isinstance(data, dict) else {}
-        given, made = counts.get("prompt_tokens"), counts.get("completion_tokens")
-        return self._prices.usage(given if isinstance(given, int) else None, made if isinstance(made, int) else None)
+        sent, received = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        return self._prices.usage(
+            sent if isinstance(sent, int) else None, received if isinstance(received, int) else None
+        )
 
 
 def check_choice(choice: dict[str, Any]) -> None:
-    """Raise where a router reports a failure of the server behind it in the place of an answer, or in the middle."""
+    """Raise AttemptError where a router reports a failure of its server instead of an answer, or inside one."""
     if choice.get("error") or choice.get("finish_reason") == "error":
         error = choice.get("error")
         message = (error.get("message") if isinstance(error, dict) else error) or "no reason given"
@@ -221,9 +223,9 @@ def check_choice(choice: dict[str, Any]) -> None:
 
 
 def join_tool_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Add a piece of a tool call, as streams have them, to what came of it before."""
+    """Add a piece of a tool call, as streams have them, to its earlier pieces."""
     number = piece.get("index")
-    if number is None:  # some servers leave it out: a new name is a new call
+    if number is None:  # some servers omit the index: a new name is a new call
         number = len(calls) - 1 if calls and not (piece.get("function") or {}).get("name") else len(calls)
     call = calls.setdefault(number, {"type": "function", "function": {"name": "", "arguments": ""}})
     if piece.get("id"):

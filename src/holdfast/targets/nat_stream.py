@@ -22,7 +22,7 @@ class _Line(msgspec.Struct):
 
 
 def read_step(line: bytes) -> TraceStep | None:
-    """Read a step as NAT's own `nat eval --endpoint` does; None where the line is none, or only words for people.
+    """Read a step as `nat eval --endpoint` does; None where the line is none, or text for people.
 
     `/generate/full` sends steps, `/generate/stream` sends them as Markdown, which no evaluator can read.
     """
@@ -34,7 +34,7 @@ def read_step(line: bytes) -> TraceStep | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(payload.get("event_type"), str) or payload["event_type"] == "LLM_NEW_TOKEN":
-        return None  # one per token, and all of them again at the end of the call
+        return None  # one per token; the end of the call has all of them
     ancestry = {
         "function_id": payload.get("UUID") or "remote_function_id",
         "function_name": payload.get("name") or "remote_function",
@@ -51,9 +51,9 @@ def usage_of(trace: Iterable[TraceStep]) -> Usage:
         payload = step["payload"]
         if payload.get("event_type") == "LLM_END":
             counts.append((payload.get("usage_info") or {}).get("token_usage") or {})
-    known = bool(counts) and all(count.get("prompt_tokens") for count in counts)
+    complete = bool(counts) and all(count.get("prompt_tokens") for count in counts)
     return Usage(
-        sum(count["prompt_tokens"] for count in counts) if known else None,
-        sum(count.get("completion_tokens") or 0 for count in counts) if known else None,
+        sum(count["prompt_tokens"] for count in counts) if complete else None,
+        sum(count.get("completion_tokens") or 0 for count in counts) if complete else None,
         len(counts),
     )

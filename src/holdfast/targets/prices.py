@@ -1,4 +1,4 @@
-"""What tokens cost, in US dollars per million. Users add to it with `prices:` in the eval file.
+"""Prices of tokens, in US dollars per million. `prices:` in the eval file adds to the table.
 
 A model that is not listed has an unknown price, which is shown as unknown and never as zero.
 """
@@ -34,12 +34,12 @@ _TABLE: Final[dict[str, tuple[float, float]]] = {
 
 
 class Prices:
-    """The price of one model's tokens, known or not."""
+    """The prices of one model, which may be unknown."""
 
-    def __init__(self, model: str, own: Mapping[str, Price]) -> None:
+    def __init__(self, model: str, prices: Mapping[str, Price]) -> None:
         self._rates: tuple[float, float] | None = None
-        if model in own:
-            self._rates = own[model].input, own[model].output
+        if model in prices:
+            self._rates = prices[model].input, prices[model].output
         elif model.startswith("local/"):
             self._rates = 0.0, 0.0
         else:
@@ -47,11 +47,11 @@ class Prices:
 
     @property
     def known(self) -> bool:
-        """Whether a budget in dollars can be kept."""
+        """True where a budget in dollars can be enforced."""
         return self._rates is not None
 
     def usage(self, input_tokens: int | None, output_tokens: int | None, requests: int = 1) -> Usage:
-        """Tokens with what they cost; unknown where the price or the tokens are."""
+        """Return tokens with their cost, which is unknown where the price or the tokens are."""
         cost = None
         if self._rates == (0.0, 0.0):
             cost = 0.0

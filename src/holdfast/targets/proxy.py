@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.spec.schema import CommandTarget, Price, PythonTarget
-    from holdfast.targets.balancer import Spread
+    from holdfast.targets.balancer import Balancer
     from holdfast.targets.client import Client
     from holdfast.targets.types import Calls
 
@@ -50,7 +50,7 @@ class Proxy:
         self._key_env = block.api_key_env
         self._prices = prices
         self._trials: dict[str, Calls] = {}
-        self._clients: dict[str, Client | Spread] = {}
+        self._clients: dict[str, Client | Balancer] = {}
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -72,15 +72,15 @@ class Proxy:
             await client.__aexit__()
 
     def base_url(self, calls: Calls) -> str:
-        """Where a trial's agent asks; the same as long as this process lives."""
+        """Return the base URL of a trial's agent, which stays the same in this process."""
         return f"http://127.0.0.1:{self._port}/{calls.id}/v1"
 
     def admit(self, calls: Calls) -> None:
-        """From now on what comes to the trial's URL belongs to this attempt."""
+        """Assign requests to the trial's URL to this attempt from now on."""
         self._trials[calls.id] = calls
 
     def dismiss(self, calls: Calls) -> None:
-        """The attempt is over."""
+        """Refuse further requests of the attempt."""
         self._trials.pop(calls.id, None)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -98,11 +98,11 @@ class Proxy:
             return _refusal(400, f"only JSON is passed on, and the request is none: {error}")
         path = request.match_info["path"].strip("/")
         answer = _Answer(self, request, path, body)
-        asked = {"method": request.method, "path": path, "query": request.query_string, "body": body}
+        described = {"method": request.method, "path": path, "query": request.query_string, "body": body}
         try:
-            recorded = await calls.model(asked, answer.ask, self._usage)
+            recorded = await calls.model(described, answer.ask, self._usage)
         except (AttemptError, Fault) as error:
-            if answer.response is not None:  # it has begun: cut it off, so that nobody takes it as whole
+            if answer.response is not None:  # cut off what was sent, so that it is not taken as complete
                 if request.transport is not None:
                     request.transport.abort()
                 return answer.response
@@ -111,8 +111,8 @@ class Proxy:
             return _refusal(error.status or 502, error.message, error.kind, headers, error.body)
         return await answer.give(msgspec.convert(recorded, ProxiedResponse))
 
-    async def client(self, path: str, request: web.Request) -> Client | Spread:
-        """The client for one path of the real server, with our key, else the agent's own."""
+    async def client(self, path: str, request: web.Request) -> Client | Balancer:
+        """Return the client for a path of the real server, with the key of the eval, else the agent's own."""
         if request.query_string and request.method != "GET":
             path = f"{path}?{request.query_string}"
         headers = bearer(self._key_env) or {
@@ -140,7 +140,7 @@ class Proxy:
 
 
 class _Answer:
-    """One request on its way to the real server and back."""
+    """A request on its way to the real server and back."""
 
     def __init__(self, proxy: Proxy, request: web.Request, path: str, body: Any) -> None:
         self._proxy = proxy
@@ -148,9 +148,9 @@ class _Answer:
         self._body = body
         self._path = path
         self.response: web.StreamResponse | None = None
-        """what has been begun to be sent"""
+        """the response, once a part of it is sent"""
         self._held: list[Any] = []
-        """the end of a stream, which waits until all of it is on record"""
+        """the end of a stream, sent only when all of it is on record"""
 
     @property
     def _streams(self) -> bool:
@@ -182,7 +182,7 @@ class _Answer:
         wants_usage = not isinstance(options, dict) or bool(options.get("include_usage"))
         responses = self._path == "responses"
         chat = not responses and ("messages" in body or "prompt" in body)
-        if chat and not wants_usage:  # without it nobody could say what the call used
+        if chat and not wants_usage:  # else the usage of the call would be unknown
             body["stream_options"] = {**options, "include_usage": True}
         events: list[Any] = []
         counts, finished = None, not (chat or responses)
@@ -244,7 +244,7 @@ def _refusal(
     headers: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> web.Response:
-    """The real server's own words where it has said something, else ours, in the shape that clients read."""
+    """Return an error in the shape that clients read, with the real server's body where there is one."""
     if not isinstance(body, dict):
         body = {"error": {"message": message, "type": kind, "param": None, "code": kind}}
     return web.Response(status=status, headers=headers, body=msgspec.json.encode(body), content_type="application/json")

@@ -40,7 +40,7 @@ class Context:
     """The trial that a Python target answers for: its settings, and recorded calls of models and tools.
 
     Calls made with `model` and `tool` are on disk before their results are used. After a crash the function runs again
-    from the start of its turn, and they are answered from the record until new ground is reached.
+    from the start of its turn, and calls that are on record are answered from there.
     """
 
     trial: int
@@ -51,7 +51,7 @@ class Context:
     params: dict[str, Any] = field(default_factory=dict)
     """`target.params` of the eval file"""
     state: Any = None
-    """what the reply before this one gave as its `state`"""
+    """the `state` of the previous reply"""
     workspace: Path | None = None
     """the trial's folder, where the eval has a `workspace`"""
     base_url: str = ""
@@ -60,17 +60,17 @@ class Context:
     _owner: tuple[PythonFunction, Turn, asyncio.AbstractEventLoop] | None = field(default=None, repr=False)
 
     def model(self, messages: list[Message] | str, *, model: str | None = None, **params: Any) -> Any:
-        """Ask a model; gives a `holdfast.Reply` with `text`, `messages` (tool calls in them) and `usage`.
+        """Ask a model; returns a `holdfast.Reply` with `text`, `messages` (with the tool calls) and `usage`.
 
-        `await` it in an async function; in a plain one it waits by itself. `model` defaults to `params: {model: …}` of
-        the target; everything else goes into the request: temperature, tools, max_tokens …
+        Async functions `await` the result; in plain functions the call blocks. `model` defaults to `params: {model: …}`
+        of the target; everything else goes into the request: temperature, tools, max_tokens …
         """
         name = model or self.params.get("model")
         if not isinstance(name, str):
             raise UsageError("context.model needs a model: name it, or give target.params.model")
-        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         function, turn, loop = self._trial()
-        return _result(function.ask(turn, name, asked, params), loop)
+        return _result(function.ask(turn, name, conversation, params), loop)
 
     def tool(
         self,
@@ -79,10 +79,10 @@ class Context:
         *,
         replay: ReplayPolicy = "record",
     ) -> Any:
-        """Call a function, or by name one of `target.tools`; gives what it returns, as JSON has it.
+        """Call a function, or one of `target.tools` by name; returns its result as JSON.
 
-        `await` it in an async function; in a plain one it waits by itself. `replay="never"` is for one with side
-        effects: a trial that was cut off in it starts from scratch.
+        Async functions `await` the result; in plain functions the call blocks. `replay="never"` is for functions with
+        side effects: a trial that was cut off during the call starts from scratch.
         """
         function, turn, loop = self._trial()
         return _result(function.use(turn, tool, arguments or {}, replay), loop)
@@ -94,7 +94,7 @@ class Context:
 
 
 def _result(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """To be awaited by code that runs in the event loop; to any other thread, the result itself."""
+    """Return an awaitable to code in the event loop, and the result itself to any other thread."""
     try:
         if asyncio.get_running_loop() is loop:
             return work
@@ -115,13 +115,13 @@ class PythonFunction(Target):
 
         def load(reference: str, offered: tuple[str, ...], *key: str) -> Function:
             where = spec.document.where(("target", *key))
-            found = load_function(reference, spec.folder, where, spec.functions)
-            return Function(found, offered, where, takes_fields=offered is OFFERED)
+            function = load_function(reference, spec.folder, where, spec.functions)
+            return Function(function, offered, where, takes_fields=offered is OFFERED)
 
         self._prices = spec.prices
         where = spec.document.where(("target", "python"))
-        found = load_function(block.python, spec.folder, where, spec.functions)
-        self._object, self._where = instance_of(found, where), where
+        target = load_function(block.python, spec.folder, where, spec.functions)
+        self._object, self._where = instance_of(target, where), where
         self._function = Function(self._object, OFFERED, where, takes_fields=True)
         self._save = None if block.state is None else load(block.state.save, ("context",), "state", "save")
         restored = ("state", "context")
@@ -137,7 +137,7 @@ class PythonFunction(Target):
         """Return the code of all functions, and the values that they get."""
         spec = origin.spec
         name, source = function_source(block.python, spec.folder, origin.where("python"), spec.functions)
-        files = {**source}  # a copy: the scan of a file is shared by all that ask for it
+        files = {**source}  # a copy: callers share the scan of a file
         identity: dict[str, Any] = {"function": name, "source": files, "params": block.params, "version": block.version}
         if block.tools:
             identity["tools"] = tools_identity(block.tools, spec)
@@ -169,7 +169,7 @@ class PythonFunction(Target):
         await self._opened.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
-        """Whatever the function returns, as a reply."""
+        """Call the function and return its result as a reply."""
         calls, proxy = turn.calls, self._proxy
         context = Context(turn.trial, turn.number, turn.seed, turn.sample.id, self.block.params, turn.state)
         if calls is not None:
@@ -183,7 +183,7 @@ class PythonFunction(Target):
             return await self._call(turn, context)
         except (AttemptError, Fault):
             raise
-        except Exception as error:  # the agent's own: an error of this trial, never of the run
+        except Exception as error:  # raised by the agent: an error of this trial, never of the run
             raise user_error("agent", error) from error
         finally:
             if proxy is not None and calls is not None:
@@ -206,9 +206,9 @@ class PythonFunction(Target):
         return _settle(reply if self._save is None else replace(reply, state=await self._save({"context": context})))
 
     async def ask(self, turn: Turn, name: str, messages: list[Message], params: dict[str, Any]) -> Reply:
-        """A model's answer, for `context.model`."""
+        """Return a model's answer, for `context.model`."""
         assert turn.calls is not None
-        async with self._opening:  # calls may come side by side, and the embedded model takes its time
+        async with self._opening:  # calls may be concurrent, and the embedded model starts slowly
             if name not in self._models:
                 block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
@@ -217,7 +217,7 @@ class PythonFunction(Target):
     async def use(
         self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy
     ) -> Any:
-        """A tool's result, for `context.tool`."""
+        """Return a tool's result, for `context.tool`."""
         assert turn.calls is not None
         if isinstance(tool, str):
             tools = await self._tools_of(turn)
@@ -228,53 +228,53 @@ class PythonFunction(Target):
         name = getattr(tool, "__name__", type(tool).__name__)
         reference = _reference(tool)
         home = PROCESS if reference is not None else getattr(tool, "__self__", tool)
-        live = functools.partial(_called, tool, arguments)
-        return await turn.calls.tool(name, arguments, live, replay, home, reference)
+        call = functools.partial(_call_tool, tool, arguments)
+        return await turn.calls.tool(name, arguments, call, replay, home, reference)
 
     async def _tools_of(self, turn: Turn) -> dict[str, Tool]:
         assert turn.calls is not None
         return {} if self._tools is None else await self._tools.of(turn.calls)
 
     async def _restore_calls(self, turn: Turn) -> None:
-        """Bring the state back that earlier calls of `context.tool` have built, where it has been lost."""
+        """Rebuild lost state by repeating earlier calls of `context.tool`."""
         assert turn.calls is not None
 
         async def find(past: PastCall) -> Home | None:
             if isinstance(past.function, UnsetType):
                 return home_of(await self._tools_of(turn), past, turn)
-            function = None if past.function is None else _referenced(past.function)
-            return Home(PROCESS, None if function is None else functools.partial(_again, function, past.arguments))
+            function = None if past.function is None else _look_up(past.function)
+            return Home(PROCESS, None if function is None else functools.partial(_repeat, function, past.arguments))
 
         await turn.calls.restore(find)
 
 
 def _reference(function: Callable[..., Any]) -> str | None:
-    """A function as `module:name`; None for one that cannot be found so, such as a closure or a method."""
+    """Return a function as `module:name`; None for closures, methods and others without such a name."""
     reference = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
-    return reference if _referenced(reference) is function else None
+    return reference if _look_up(reference) is function else None
 
 
-def _referenced(reference: str) -> Any:
+def _look_up(reference: str) -> Any:
     module, _, name = reference.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
-async def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+async def _call_tool(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     name = getattr(function, "__name__", type(function).__name__)
     return _as_json(await Function(functools.partial(function, **arguments), (), f"context.tool({name})")({}))
 
 
-async def _again(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Call a function for the state it builds; whatever it raised the first time, the agent has dealt with it."""
+async def _repeat(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call a function for the state that it builds; the agent has dealt with its result already."""
     with suppress(Exception):
-        await _called(function, arguments)
+        await _call_tool(function, arguments)
 
 
 def _as_json(value: Any) -> Any:
-    """A result as the record will give it back."""
+    """Return a result as the record will give it back."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def scripted_tool(block: ScriptedTool, where: str) -> Tool:
-    """Return a tool that says what its responses say; a call that fits none is an error that its caller sees."""
+    """Return a tool that answers from its responses; a call that fits none gets an error as its result."""
     responses = [(_matching(response, where), response) for response in block.responses]
 
     async def run(arguments: dict[str, Any], _: ToolContext) -> str:
@@ -30,9 +30,9 @@ def scripted_tool(block: ScriptedTool, where: str) -> Tool:
 
 
 def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any]], bool]:
-    """Return whether a response is for a call, as a function of the call's arguments."""
+    """Return a test of a call's arguments: whether the response is for the call."""
     patterns = {name: _pattern(pattern, where) for name, pattern in response.match_regex.items()}
-    valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the other one is a method
+    valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the alternative is a method
     if response.match_schema:
         import jsonschema_rs  # few tools are told apart by schemas
 
@@ -55,7 +55,7 @@ def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any
 
 
 def _pattern(source: str, where: str) -> Any:
-    """Return a pattern whose matching takes no longer than the text is long."""
+    """Compile a pattern that is matched in linear time."""
     import re2  # type: ignore[import-untyped]  # few tools are told apart by patterns
 
     options = re2.Options()
@@ -63,8 +63,8 @@ def _pattern(source: str, where: str) -> Any:
     try:
         return re2.compile(source, options)
     except re2.error as error:
-        said = f"match_regex: {source!r} is no regular expression of RE2's: {error}"
-        raise ConfigError([Problem(where, said)]) from error
+        message = f"match_regex: {source!r} is not a regular expression of RE2: {error}"
+        raise ConfigError([Problem(where, message)]) from error
 
 
 def _no_retrieval(uri: str) -> dict[str, Any] | bool:

@@ -40,13 +40,13 @@ _SPHINX = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ToolContext:
-    """What a tool's function may ask for beside its arguments, as a parameter called `context`."""
+    """The trial that a tool is called in, for functions with a parameter `context`."""
 
     sample: dict[str, Any]
     trial: int
     turn: int
     workspace: Path | None
-    """the trial's folder, where the eval has one"""
+    """the trial's folder, where the eval has a workspace"""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Tool:
     replay: ReplayPolicy
     run: Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolFailure]]
     home: object = PROCESS
-    """what holds the state that calls build"""
+    """the object that holds the state which calls build"""
 
-    def offer(self) -> dict[str, Any]:
-        """As a model is told of it."""
+    def definition(self) -> dict[str, Any]:
+        """Return the tool definition that is sent to the model."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -106,7 +106,7 @@ class Toolbox:
             await server.close()
 
     async def of(self, calls: Calls) -> dict[str, Tool]:
-        """The tools one trial can call, by name; servers of its own are started where that is needed."""
+        """Return the tools that a trial can call, by name; starts the trial's own servers where needed."""
         tools = {tool.name: tool for tool in self._functions}
         for server in self._servers:
             for tool in await server.tools(calls):
@@ -116,7 +116,7 @@ class Toolbox:
         return tools
 
     async def restore(self, tools: dict[str, Tool], turn: Turn) -> None:
-        """Bring the state back that earlier calls of the trial have built, where it has been lost."""
+        """Rebuild lost state by repeating earlier calls of the trial."""
         assert turn.calls is not None
 
         async def find(past: PastCall) -> Home | None:
@@ -126,13 +126,13 @@ class Toolbox:
 
 
 async def use(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn) -> str:
-    """Call a tool, recorded; what it raises comes back as its result."""
+    """Call a tool and record the call; an exception of the tool becomes its result."""
     assert turn.calls is not None
     tool = tools.get(name)
-    live = functools.partial(_run, tools, name, arguments, turn, turn.number)
+    run = functools.partial(_run, tools, name, arguments, turn, turn.number)
     if tool is None:
-        return str(await turn.calls.tool(name, arguments, live, "record"))
-    return str(await turn.calls.tool(name, arguments, live, tool.replay, tool.home))
+        return str(await turn.calls.tool(name, arguments, run, "record"))
+    return str(await turn.calls.tool(name, arguments, run, tool.replay, tool.home))
 
 
 async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, number: int) -> str | ToolFailure:
@@ -147,7 +147,7 @@ async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, nu
         return await tool.run(arguments, context)
     except (AttemptError, Fault):
         raise
-    except Exception as error:  # the tool's own: the model sees the error, and may do better
+    except Exception as error:  # raised by the tool: the model sees the error, and may do better
         return _as_error(error)
 
 
@@ -156,7 +156,7 @@ def _as_error(error: Exception) -> str:
 
 
 def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
-    """The home of a past call of one of these tools; None where it is no `replay: again` call."""
+    """Return the home of a past call of one of the tools; None unless the tool has `replay: again`."""
     tool = tools.get(past.name)
     if tool is None or tool.replay != "again":
         return None
@@ -164,24 +164,24 @@ def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:
 
 
 async def answer(tools: dict[str, Tool], call: Any, turn: Turn) -> Message:
-    """The message that answers a model's tool call."""
+    """Return the message that answers a model's tool call."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise AttemptError("bad_reply", f"not a tool call: {call!r:.200}")
-    given = function.get("arguments")
+    text = function.get("arguments")
     try:
-        arguments = msgspec.json.decode(given or "{}") if isinstance(given, str | None) else given
+        arguments = msgspec.json.decode(text or "{}") if isinstance(text, str | None) else text
     except msgspec.DecodeError:
-        arguments = given  # the model is told that this is no JSON
+        arguments = text  # which is reported to the model
     result = await use(tools, function["name"], arguments, turn)
     return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": function["name"], "content": result}
 
 
 def function_tool(function: Callable[..., Any], replay: ReplayPolicy, where: str) -> Tool:
-    """A Python function as a tool: what it takes is in its signature, what it is for in its docstring."""
+    """Make a tool of a Python function, described by its signature and docstring."""
     name = getattr(function, "__name__", type(function).__name__)
     parameters = inspect.signature(function).parameters
-    said, documented = _described(inspect.getdoc(function) or "")
+    description, documented = _parse_docstring(inspect.getdoc(function) or "")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -194,42 +194,42 @@ def function_tool(function: Callable[..., Any], replay: ReplayPolicy, where: str
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         about = Field(default, alias=parameter.name, description=documented.get(parameter.name))
-        # Under names of ours: one called `schema` or `_x` is no business of pydantic's.
+        # Under names of its own: pydantic has rules for names such as `schema` and `_x`.
         fields[f"p{len(fields)}"] = (hints.get(parameter.name, Any), about)
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         schema = model.model_json_schema()
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
-        said_so = f"{name!r} has a parameter that JSON cannot say: {error}"
-        raise ConfigError([Problem(where, said_so)]) from error
+        message = f"{name!r} has a parameter that has no JSON Schema: {error}"
+        raise ConfigError([Problem(where, message)]) from error
     schema = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
     called = Function(function, (*(about.alias for _, about in fields.values()), "context"), where)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> str | ToolFailure:
         try:
-            checked = _checked(model, arguments)
+            values = _validate(model, arguments)
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             return f"Error: wrong arguments: {wrong}"
         try:
-            return as_text(await called({**checked, "context": context}))
+            return as_text(await called({**values, "context": context}))
         except (AttemptError, Fault):
             raise
         except Exception as error:
             return ToolFailure(_as_error(error), as_text(user_traceback(error)))
 
-    return Tool(name, said, {"properties": {}, **schema}, replay, run)
+    return Tool(name, description, {"properties": {}, **schema}, replay, run)
 
 
-def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+def _validate(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
     checked = model.model_validate(arguments)
     return {str(model.model_fields[name].alias): getattr(checked, name) for name in checked.model_fields_set}
 
 
 def as_text(result: Any) -> str:
-    """What a tool returned, as a model reads it."""
+    """Return a tool's result as a model reads it."""
     if isinstance(result, str):
-        return result.encode("utf-8", "replace").decode()  # names of files may hold halves of letters
+        return result.encode("utf-8", "replace").decode()  # names of files may hold lone surrogates
     if result is None:
         return ""
     try:
@@ -238,8 +238,8 @@ def as_text(result: Any) -> str:
         return as_text(str(result))
 
 
-def _described(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring's own words, and what it says of each parameter."""
+def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """Return the description in a docstring, and those of the parameters by name."""
     about = {match[1]: " ".join(match[2].split()) for match in _SPHINX.finditer(doc)}
     section = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
     if section is not None:
@@ -249,7 +249,7 @@ def _described(doc: str) -> tuple[str, dict[str, str]]:
 
 
 def tools_identity(blocks: Sequence[ToolBlock], spec: Eval) -> list[dict[str, Any]]:
-    """What of the tools can change an answer."""
+    """Return everything of the tools that can change an answer."""
     return [_tool_identity(block, spec, number) for number, block in enumerate(blocks)]
 
 

@@ -1,4 +1,4 @@
-"""The tool calls of one turn, gathered from everything that passes by: each once, in order, with its result.
+"""Collects the tool calls of one turn from requests, replies and tool calls: each once, in order, with its result.
 
 A call is asked for in a model's answer, run through `context.tool`, or both. Agents repeat it in the messages of later
 requests, where its result is too. A call that only stands in a request is one that the agent wrote itself: it counts
@@ -31,23 +31,23 @@ class Seen:
 
     name: str
     arguments: Any
-    """an object; what is none is kept as the model wrote it"""
+    """an object; where it is not JSON, the text that the model wrote"""
     id: str
     result: Any = UNSET
     step: Hashable = None
     """the recorded call in which it was first seen"""
 
     def same(self, other: Seen) -> bool:
-        """Whether both ask for the same."""
+        """Return True for a call with the same name and arguments."""
         return self.name == other.name and _decoded(self.arguments) == _decoded(other.arguments)
 
 
 def calls_in(message: Mapping[str, Any]) -> Iterator[Seen]:
-    """The tool calls of an assistant message, whether or not they have a name."""
-    asked = message.get("tool_calls") if message.get("role", "assistant") == "assistant" else None
-    for call in asked if isinstance(asked, list | tuple) else ():
+    """Yield the tool calls of an assistant message, also those without a name."""
+    calls = message.get("tool_calls") if message.get("role", "assistant") == "assistant" else None
+    for call in calls if isinstance(calls, list | tuple) else ():
         yield _call(call)
-    if not asked and isinstance(message.get("function_call"), dict):  # as the API had it before there were tools
+    if not calls and isinstance(message.get("function_call"), dict):  # from before the API had tools
         yield _call(message["function_call"])
 
 
@@ -73,7 +73,7 @@ def _decoded(arguments: Any) -> Any:
 
 
 def read_calls(messages: Iterable[Mapping[str, Any]]) -> list[Seen]:
-    """All tool calls of a conversation in their order; a tool's message answers the last call with its id."""
+    """Return the tool calls of a conversation in order; a tool's message answers the last call with its id."""
     calls: list[Seen] = []
     last: dict[str, Seen] = {}
     for message in messages:
@@ -86,7 +86,7 @@ def read_calls(messages: Iterable[Mapping[str, Any]]) -> list[Seen]:
 
 
 def _answers(message: Mapping[str, Any]) -> str | None:
-    """The id of the call that a tool's message answers, or in old messages the function's name."""
+    """Return the id of the call that a tool's message answers; in old messages, the function's name."""
     role = message.get("role")
     return str(message.get("tool_call_id" if role == "tool" else "name")) if role in ("tool", "function") else None
 
@@ -97,7 +97,7 @@ def _give(call: Seen | None, message: Mapping[str, Any]) -> None:
 
 
 def as_listed(calls: Iterable[Seen], turn: int) -> list[ToolCall]:
-    """The calls as an output keeps them."""
+    """Return calls in the form that outputs have."""
     return [ToolCall(turn, call.name, call.arguments, None if call.result is UNSET else call.result) for call in calls]
 
 
@@ -107,23 +107,23 @@ class Trace:
     def __init__(self) -> None:
         self._calls: list[Seen] = []
         self._asked: dict[str, list[Seen]] = {}
-        """what was asked for in answers to equal requests: a client that asks twice does not mean two calls"""
+        """calls in answers to equal requests: a client that repeats a request does not mean two calls"""
         self._heard: Sequence[Message] = ()
         """the messages of the last request"""
         self.observed = False
-        """the target's calls pass by here"""
+        """the target's calls are seen here"""
         self.unread = False
-        """some of them in a format that nobody can read here"""
+        """some of the calls are in a format that is not read here"""
 
     def request(self, body: Any) -> None:
-        """Read what a model is asked."""
+        """Read a request to a model."""
         messages = body.get("messages") if isinstance(body, dict) else None
         if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
             self._heard = messages
             self._matched(messages)
 
     def response(self, step: Hashable, request: str, path: str | None, response: Any) -> None:
-        """Read what a model answered; `request` is the digest of the request, `path` where it went."""
+        """Read a model's answer; `request` is the digest of the request, `path` its path on the server."""
         if path is not None and (path.rpartition("/")[2] in _UNREAD or "generateContent" in path):
             self.unread = self.observed = True
             return
@@ -137,7 +137,7 @@ class Trace:
         new: list[Seen] = []
         for answer in answers:
             for call in calls_in(answer):
-                if any(call.same(known) and call.id == known.id for known in before):
+                if any(call.same(earlier) and call.id == earlier.id for earlier in before):
                     continue
                 call.step = step
                 new.append(call)
@@ -148,21 +148,22 @@ class Trace:
         """Note a call that was run through `context.tool`, whether or not a model had asked for it."""
         self.observed = True
         call = Seen(name, arguments, "", step=step)
-        asked = next((known for known in self._calls if known.result is UNSET and known.same(call)), None)
-        if asked is None:
-            asked = call
+        open_calls = (earlier for earlier in self._calls if earlier.result is UNSET and earlier.same(call))
+        match = next(open_calls, None)
+        if match is None:
+            match = call
             self._calls.append(call)
-        asked.result = result
+        match.result = result
 
     def covered_by(self, messages: Sequence[Message]) -> bool:
-        """Whether messages that the target gives as its reply hold all calls; further calls in them are added."""
+        """Return True where the messages of a reply hold all calls; adds further calls that they hold."""
         matched = self._matched(messages, all_new=True)
         return len(matched) == len(self._calls)
 
     def transcript(self, text: str) -> tuple[list[Message], bool]:
-        """A reply with the calls that the last request tells of, and whether those are all."""
-        found = self._matched(self._heard)
-        places = set(found.values())
+        """Return a reply with the calls in the last request, and whether those are all."""
+        matched = self._matched(self._heard)
+        places = set(matched.values())
         messages: list[Message] = []
         answered: set[str | None] = set()
         for number, message in enumerate(self._heard):
@@ -170,20 +171,20 @@ class Trace:
                 answered |= {call.id or call.name for call in calls_in(message)}
             if number in places or _answers(message) in answered:
                 messages.append(message)
-        return [*messages, {"role": "assistant", "content": text}], len(found) == len(self._calls)
+        return [*messages, {"role": "assistant", "content": text}], len(matched) == len(self._calls)
 
     def calls(self, steps: Mapping[Any, int]) -> list[Seen]:
-        """All calls by the place of their steps in the record, which is the same in every process."""
+        """Return all calls in the order of their steps in the record, which is the same in every process."""
         places: list[int] = []
-        for call in self._calls:  # one without a step of its own comes after the call before it
+        for call in self._calls:  # a call without a step follows the one before it
             places.append(steps.get(call.step, places[-1] if places else -1))
         order = sorted(range(len(places)), key=lambda number: places[number])
         return [self._calls[number] for number in order]
 
     def _matched(self, messages: Sequence[Message], *, all_new: bool = False) -> dict[Seen, int]:
-        """The calls that messages tell of, each with the place of its message; results are taken from there.
+        """Return the calls in messages, each with the number of its message, and take their results from there.
 
-        Matched from the end, so that equal calls of earlier turns, which stand before, are left over.
+        Calls are matched from the end, so that equal calls of earlier turns stay unmatched.
         """
         users = [number for number, message in enumerate(messages) if message.get("role") == "user"]
         start = -1 if all_new or not users else users[-1]
@@ -191,23 +192,23 @@ class Trace:
         occurrences: list[tuple[int, Seen, Seen | None]] = []
         for number in reversed(range(len(messages))):
             for call in reversed(list(calls_in(messages[number]))):
-                known = self._known(call, matched)
-                if known is not None:
-                    matched[known] = number
-                occurrences.append((number, call, known))
+                match = self._match(call, matched)
+                if match is not None:
+                    matched[match] = number
+                occurrences.append((number, call, match))
         occurrences.reverse()
-        for at, (number, call, known) in enumerate(occurrences):
-            if known is None and number > start:
+        for at, (number, call, match) in enumerate(occurrences):
+            if match is None and number > start:
                 self._calls.append(call)
                 matched[call] = number
                 occurrences[at] = number, call, call
         self._take_results(messages, occurrences)
         return matched
 
-    def _known(self, call: Seen, taken: Mapping[Seen, int]) -> Seen | None:
-        free = [known for known in reversed(self._calls) if known not in taken]
-        by_id = (known for known in free if call.id and (known.id, known.name) == (call.id, call.name))
-        return next(by_id, None) or next((known for known in free if known.same(call)), None)
+    def _match(self, call: Seen, taken: Mapping[Seen, int]) -> Seen | None:
+        free = [earlier for earlier in reversed(self._calls) if earlier not in taken]
+        by_id = (earlier for earlier in free if call.id and (earlier.id, earlier.name) == (call.id, call.name))
+        return next(by_id, None) or next((earlier for earlier in free if earlier.same(call)), None)
 
     @staticmethod
     def _take_results(messages: Sequence[Message], occurrences: list[tuple[int, Seen, Seen | None]]) -> None:
@@ -236,7 +237,7 @@ def _messages(response: Any) -> list[Message]:
 
 
 def _joined(events: Iterable[Any]) -> list[Message]:
-    """The messages of a stream."""
+    """Return the messages of a stream."""
     from holdfast.targets.model import join_tool_call
 
     answers: dict[int, dict[int, dict[str, Any]]] = {}

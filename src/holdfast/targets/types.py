@@ -1,4 +1,4 @@
-"""What a target is given, and what it gives back."""
+"""Targets: the base class, the turns they answer, and their replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import TargetBlock
 
 Message = dict[str, Any]
-"""A message as OpenAI's chat API has it: role, content, and what belongs to tool calls."""
+"""a message as OpenAI's chat API has it: role, content, tool calls"""
 
 
 ReplayPolicy = Literal["record", "never", "again"]
@@ -27,14 +27,14 @@ is a side effect that must never happen twice; or it runs again, to bring a serv
 
 
 PROCESS: Final = object()
-"""The home of state that lives in this process, such as the globals of a Python module."""
+"""the home of state in this process, such as the globals of a Python module"""
 
 
 class ToolFailure(NamedTuple):
     """A tool's result where its Python function raised."""
 
     message: str
-    """what the model reads"""
+    """for the model"""
     traceback: str
     """of the user's code, for the record alone"""
 
@@ -51,7 +51,7 @@ class PastCall(NamedTuple):
 
 
 class Home(NamedTuple):
-    """What holds the state that a past call has built."""
+    """The object that holds the state which a past call built."""
 
     home: object
     """compared by identity"""
@@ -60,39 +60,43 @@ class Home(NamedTuple):
 
 
 FindHome = Callable[[PastCall], Awaitable[Home | None]]
-"""finds the home of a past call; None where it is no `replay: again` call"""
+"""finds the home of a past call; None unless the call has `replay: again`"""
 
 
 class Calls(Protocol):
-    """One attempt's model and tool calls: recorded before their results are used, answered from the record later."""
+    """The model and tool calls of an attempt, recorded before their results are used, and later replayed."""
 
     id: str
-    """the trial's, as long as this process lives"""
+    """the trial's id in this process"""
     workspace: Path | None
     """the trial's folder, where the eval has one"""
     first: bool
-    """nothing of this turn has been tried before, and the turn before it was had in this process"""
+    """the first attempt at the turn, and the previous turn was answered in this process"""
     observed: bool
-    """the target makes its tool calls through here: where there are none, it has made none"""
+    """the target makes its tool calls through this object: no calls here means no calls"""
 
     async def model(
-        self, request: Any, live: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
+        self, request: Any, ask: Callable[[], Awaitable[Any]], usage: Callable[[Any], Usage] | None = None
     ) -> Any:
-        """A model's answer, as JSON. `usage` reads what it used from that; default: its field `usage`."""
+        """Return a model's answer, as JSON; `ask` gets it where it is not on record.
+
+        `usage` reads the usage from the answer; default: its field `usage`.
+        """
         ...
 
     async def tool(
         self,
         name: str,
         arguments: Any,
-        live: Callable[[], Awaitable[Any]],
+        run: Callable[[], Awaitable[Any]],
         replay: ReplayPolicy,
         home: object = PROCESS,
         function: str | UnsetType | None = UNSET,
     ) -> Any:
-        """A tool's result, as JSON. `home` holds the state that a `replay: again` call builds.
+        """Return a tool's result, as JSON; `run` gets it where it is not on record.
 
-        Of a `ToolFailure`, the message is the result, and the traceback is recorded beside it.
+        `home` holds the state that a `replay: again` call builds. Of a `ToolFailure`, the message is the result, and
+        the traceback is recorded beside it.
         """
         ...
 
@@ -101,22 +105,22 @@ class Calls(Protocol):
         ...
 
     async def resource(self, name: str, open_: Callable[[], Awaitable[Closing]]) -> Any:
-        """Something that lives as long as the trial, opened when it is first asked for."""
+        """Return a resource that lives as long as the trial, opened on first use."""
         ...
 
 
 class Closing(Protocol):
-    """What can be let go."""
+    """A closable resource."""
 
     alive: bool
 
     async def close(self) -> None:
-        """Let it go."""
+        """Close the resource."""
         ...
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One user message, and all that was said before it."""
+    """A user message, and the conversation before it."""
 
     prompt: str
     """the user's message of this turn"""
@@ -129,34 +133,34 @@ class Turn(msgspec.Struct, frozen=True):
     seed: int
     """the same for the same sample and trial, whatever the order of execution"""
     state: Any = None
-    """what the reply before this one wanted kept"""
+    """the `state` of the previous reply"""
     calls: Calls | None = None
-    """where a trial may have calls of its own: tools, agents, programs"""
+    """recorded calls, for tools, agents and programs"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target says to one user message.
+    """A target's answer to one user message.
 
-    A Python target may return this instead of a text, to say more: `messages` with the tool calls it made,
+    A Python target may return this instead of a text, to add: `messages` with the tool calls it made,
     `usage`, or `stop` (why it ended).
     """
 
     text: str
     """the answer that graders see"""
     messages: list[Message] | None = None
-    """what to add to the conversation; default: one assistant message with the text"""
+    """messages to add to the conversation; default: one assistant message with the text"""
     usage: Usage = Usage()
     stop: str = "stop"
     first_token: float | None = None
     """seconds until the first token came"""
     state: Any = None
-    """what the target wants kept with the output, and gets back with the next turn; JSON"""
+    """data that is stored with the output, and given back with the next turn; JSON"""
     files: dict[str, str] | None = None
     """the workspace after this reply, filled in by the engine"""
     calls: list[ToolCall] | UnsetType = UNSET
     """every tool call of this turn, filled in by the engine where `messages` do not hold them all"""
     trace: list[TraceStep] | None = None
-    """the target's inner steps in this turn, where it reports them; kept with the output as `Output.trace`"""
+    """the target's inner steps in this turn, where it reports them; stored as `Output.trace`"""
 
 
 class Target:
