@@ -227,7 +227,7 @@ class Dataset:
                 yield where, row
 
     def _shuffled(self, rows: Iterator[tuple[str, Row]], seed: int) -> Iterator[tuple[str, Row]]:
-        """Order rows by a digest of seed and row: adding a row never reorders the others. Selected rows are in memory."""
+        """Order rows by a digest of seed and row: adding a row never reorders the others. Kept rows are in memory."""
         assert self._block is not None
         salt = b"%d:" % seed
         keyed = ((sha256(salt + encode_sorted(row[1])).digest(), place, row) for place, row in enumerate(rows))
@@ -262,7 +262,7 @@ def _rendered(compiled: Template, variables: Row, fields: Row) -> str:
 
 
 class _TemplateChecks:
-    """Templates, and graders' `where`, against rows: a variable that not all rows have is reported before anything runs."""
+    """Checks templates and graders' `where` against rows, so that a missing variable is reported before a run."""
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document

@@ -86,7 +86,11 @@ def export(view: RunView, block: ExportBlock) -> Exported:
             raise
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise ExportFailed(f"cannot export to {block.to}: {name}{message}") from error
-    _note(rundir, block.to, Entry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes))
+    _note(
+        rundir,
+        block.to,
+        Entry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes),
+    )
     return exported
 
 

@@ -11,8 +11,6 @@ from rich.text import Text
 from holdfast.display.format import share
 from holdfast.display.grid import Column, fitted, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
-from holdfast.graders.build import grader_places
-from holdfast.report.notices import without_rows
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -185,8 +183,8 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
     """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
     if as_json:
-        plan, *baseline = [_as_json(*each) for each in planned]
-        data = {**plan, **({"baseline": baseline[0]} if baseline else {})}
+        target, *baseline = [_as_json(*each) for each in planned]
+        data = {**target, **({"baseline": baseline[0]} if baseline else {})}
         sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
         return
     from io import StringIO
@@ -201,12 +199,8 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
-    for notice in _notices(planned[0][0]):
+    for notice in planned[0][0].idle_notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-
-
-def _notices(identity: RunIdentity) -> list[str]:
-    return without_rows(identity.spec, grader_places(identity.spec), identity.survey.panels)
 
 
 def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": _notices(identity),
+        "notices": identity.idle_notices,
         "preview": preview(identity, plan).as_dict(),
         "eval": without_secrets(identity.spec.document.data),
     }

@@ -118,15 +118,15 @@ class RunLease:
     def _only_looks_expired(self) -> bool:
         """Tell whether a lease is old by the clock, but was not watched for a whole lease, as filelock 4 does."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return False
-        if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
+        if time.time() - status.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
             return False
         holder = self.holder
         if holder is not None and holder.is_dead:
             return False
-        state = found.st_ino, found.st_mtime_ns
+        state = status.st_ino, status.st_mtime_ns
         if self._watched is None or self._watched[0] != state:
             self._watched = state, time.monotonic()
         return time.monotonic() - self._watched[1] < LEASE_SECONDS
@@ -144,8 +144,8 @@ class RunLease:
         pid = os.getpid()
         holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
         try:
-            found = self._path.stat()
-            self._identity = found.st_dev, found.st_ino
+            status = self._path.stat()
+            self._identity = status.st_dev, status.st_ino
             self.inherited = self._info.exists()
             self._info.write_bytes(msgspec.json.encode(holder))
         except OSError:
@@ -157,10 +157,10 @@ class RunLease:
         for pause in (0.0, 0.02, 0.1, 0.3):
             time.sleep(pause)
             try:
-                found = self._path.stat()
+                status = self._path.stat()
             except OSError:
                 continue
-            if (found.st_dev, found.st_ino) == self._identity:
+            if (status.st_dev, status.st_ino) == self._identity:
                 return True
         return False
 
@@ -181,7 +181,7 @@ class RunLease:
             return
         try:
             patience = time.monotonic() + _NAMELESS_SECONDS
-            while (found := os.fstat(fd)).st_size == 0 and found.st_nlink:
+            while (status := os.fstat(fd)).st_size == 0 and status.st_nlink:
                 if time.monotonic() > patience:
                     os.write(fd, b"lost\n")
                     return
