@@ -58,7 +58,7 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     from holdfast.cluster.watch.find import Subject
 
     if not isinstance(found, Subject):
-        picture = look_at_run(found)
+        picture = describe_run_run(found)
         click.echo(_json(picture) if as_json else "\n".join(_run_lines(picture)))
         return 0
     from holdfast.cluster.watch.status import look
@@ -186,15 +186,15 @@ def _ago(moment: float | None) -> str:
     return f"{duration(seconds)} ago" if seconds < 86400 else time.strftime("%Y-%m-%d", time.localtime(moment))
 
 
-def look_at_run(path: Path) -> RunPicture:
+def describe_run_run(path: Path) -> RunPicture:
     """An ordinary run. Nothing is written, so reading it needs no right but to read."""
-    from holdfast.store.catalog import look_at
+    from holdfast.store.catalog import describe_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)
     rundir.read_manifest()  # says what is wrong with it
-    listed = look_at(rundir)
+    listed = describe_run(rundir)
     if listed is None:
         raise UsageError(f"{path} is not a run directory")
     errors = 0

@@ -51,13 +51,13 @@ class Sample(NamedTuple):
 
     @property
     def is_nameless(self) -> bool:
-        """Whether the row has no id of its own, so that a digest of it stands for one."""
+        """True if the row has no id, so that its digest is the sample's id."""
         return self.id == self.digest[7:19]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What one reading of the whole dataset tells."""
+    """The result of one pass over the dataset."""
 
     count: int
     digest: str
@@ -67,7 +67,7 @@ class Survey:
     panels: Panels
     """which graders look at which sample"""
     unsendable: ConfigError | None = None
-    """why a new run cannot be made of it: a list or an object would be sent as a text"""
+    """the reason why no new run can be started: a list or an object would be sent as a text"""
     typed: bytes = b""
     """a 1 for each sample whose HTTP request holds values that are no texts; empty where there is none"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
@@ -78,7 +78,7 @@ class Survey:
         return self.digests[position * 16 : position * 16 + 16]
 
     def is_typed(self, position: int) -> bool:
-        """Whether the request of the sample at a position holds values that are no texts."""
+        """Tell whether the request of the sample at a position holds values other than texts."""
         return bool(self.typed) and self.typed[position] == 1
 
 
@@ -92,9 +92,9 @@ class Dataset:
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
-        self._wanted = None
+        self._selection = None
         if self._block and (self._block.ids or self._block.tags):
-            self._wanted = Selection(self._block.ids, self._block.tags)
+            self._selection = Selection(self._block.ids, self._block.tags)
         if self._block and self._block.where:
             try:
                 self._where = expression(self._block.where)
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def source(self) -> list[str]:
-        """Where the rows come from, for the manifest."""
+        """The files that the rows come from, for the manifest."""
         return list(self._block.path) if self._block else ["samples"]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -212,12 +212,12 @@ class Dataset:
                 yield from read_rows(path, layout)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:
-        if self._where is None and self._wanted is None:
+        if self._where is None and self._selection is None:
             yield from self._rows()
             return
-        wanted = self._wanted
+        selection = self._selection
         for where, row in self._rows():
-            if wanted is not None and not wanted.takes(row, self._sample((where, row)).id):
+            if selection is not None and not selection.takes(row, self._sample((where, row)).id):
                 continue
             try:
                 chosen = self._where is None or self._where(row)
@@ -227,19 +227,19 @@ class Dataset:
                 yield where, row
 
     def _shuffled(self, rows: Iterator[tuple[str, Row]], seed: int) -> Iterator[tuple[str, Row]]:
-        """By a digest of seed and row: adding a row never reorders the others. Holds what is kept in memory."""
+        """Order rows by a digest of seed and row: adding a row never reorders the others. Kept rows are in memory."""
         assert self._block is not None
         salt = b"%d:" % seed
-        keyed = ((sha256(salt + encode_sorted(found[1])).digest(), place, found) for place, found in enumerate(rows))
+        keyed = ((sha256(salt + encode_sorted(row[1])).digest(), place, row) for place, row in enumerate(rows))
         if self._block.limit is None:
             ordered = sorted(keyed, key=lambda item: item[:2])
         else:
             keep = self._block.offset + self._block.limit
             ordered = heapq.nsmallest(keep, keyed, key=lambda item: item[:2])
-        return (found for _, _, found in ordered)
+        return (row for _, _, row in ordered)
 
-    def _sample(self, found: tuple[str, Row]) -> Sample:
-        where, row = found
+    def _sample(self, located: tuple[str, Row]) -> Sample:
+        where, row = located
         try:
             encoded = encode_sorted(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
@@ -248,8 +248,8 @@ class Dataset:
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
-        given = row.get(name or "id")
-        name = content[7:19] if given is None else str(given)
+        value = row.get(name or "id")
+        name = content[7:19] if value is None else str(value)
         return Sample(name, row, content, where, self._request.is_typed(row))
 
     @cached_property
@@ -257,12 +257,12 @@ class Dataset:
         return _Request(self._eval)
 
 
-def _rendered(compiled: Template, given: Row, fields: Row) -> str:
-    return compiled.render({**fields, **given})
+def _rendered(compiled: Template, variables: Row, fields: Row) -> str:
+    return compiled.render({**fields, **variables})
 
 
 class _TemplateChecks:
-    """Templates, and graders' `where`, against rows: a variable that not all rows have is said before anything runs."""
+    """Checks templates and graders' `where` against rows, so that a missing variable is reported before a run."""
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
@@ -309,17 +309,17 @@ class _TemplateChecks:
         for location, (where, message, names) in self._missing.items():
             nowhere = sorted(names - self._fields)
             if nowhere:
-                known = ", ".join(sorted(self._fields))
-                said = f"no sample has a field {', '.join(map(repr, nowhere))}; they have: {known}"
+                fields = ", ".join(sorted(self._fields))
+                problem = f"no sample has a field {', '.join(map(repr, nowhere))}; they have: {fields}"
             else:
-                said = f"{where}: {message}"
-            problems.append(Problem(self._document.where(location), said))
+                problem = f"{where}: {message}"
+            problems.append(Problem(self._document.where(location), problem))
         if problems:
             raise ConfigError(problems)
 
     def unsendable(self) -> ConfigError | None:
-        """What is wrong with templates that would send a list or an object as a text."""
-        problems = [Problem(self._document.where(location), said) for location, said in self._not_texts.items()]
+        """Report templates that would send a list or an object as a text."""
+        problems = [Problem(self._document.where(location), message) for location, message in self._not_texts.items()]
         return ConfigError(problems, remedy=NotText.hint) if problems else None
 
 
@@ -330,29 +330,29 @@ def _any_nested(fields: Row, names: Iterable[str]) -> bool:
 class _Request:
     """The values in the body that an HTTP target is sent: all texts, or not."""
 
-    _GIVEN: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
+    _VARIABLES: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
     """stands for what a request takes from the conversation"""
 
     def __init__(self, spec: Eval) -> None:
         block = spec.target
         sources = texts(block.request) if isinstance(block, HttpTarget) else ()
         templates = [Template(source) for source in sources if "{{" in source]
-        self._templates = [compiled for compiled in templates if compiled.names - self._GIVEN.keys()]
+        self._templates = [compiled for compiled in templates if compiled.names - self._VARIABLES.keys()]
         """those that depend on the row"""
         fixed = [compiled for compiled in templates if compiled not in self._templates]
-        self._always = any(self._gives_value(compiled, self._GIVEN) for compiled in fixed)
+        self._always = any(self._gives_value(compiled, self._VARIABLES) for compiled in fixed)
 
     def is_typed(self, fields: Row) -> bool:
-        """Whether the request for a row holds anything but texts."""
+        """Tell whether the request for a row holds anything but texts."""
         if self._always or not self._templates:
             return self._always
-        known = {**fields, **self._GIVEN}
-        return any(self._gives_value(compiled, known) for compiled in self._templates)
+        variables = {**fields, **self._VARIABLES}
+        return any(self._gives_value(compiled, variables) for compiled in self._templates)
 
     @staticmethod
-    def _gives_value(compiled: Template, known: Row) -> bool:
+    def _gives_value(compiled: Template, variables: Row) -> bool:
         with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
-            return not isinstance(compiled.value(known), str)
+            return not isinstance(compiled.value(variables), str)
         return False
 
 

@@ -1,4 +1,4 @@
-"""Which graders look at which rows, by their `where`: decided once for each row, when the dataset is surveyed.
+"""The graders that look at each row, by their `where`: decided once for each row, when the dataset is surveyed.
 
 A grader that does not look at a row costs that row nothing: no line, no verdict that is waited for, no number.
 """
@@ -9,15 +9,18 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
+
+_NAMED: Final = 5
+"""graders that a notice names"""
 
 
 Stale = Callable[[Collection[str]], bool]
@@ -66,9 +69,9 @@ class Conditions:
             if (equality := condition.holds.equality) is None:
                 self._others.append(condition)
             else:
-                known = self._texts.setdefault(equality[0], {}).setdefault(equality[1], condition)
-                if known is not condition:  # the same in other words
-                    known.graders.extend(numbers)
+                earlier = self._texts.setdefault(equality[0], {}).setdefault(equality[1], condition)
+                if earlier is not condition:  # written in another way, with the same meaning
+                    earlier.graders.extend(numbers)
 
     def of(self, fields: Mapping[str, Any]) -> Panel:
         """The panel of a row."""
@@ -125,17 +128,24 @@ class Panels:
 
     @property
     def mean(self) -> float:
-        """How many graders look at a row, on average."""
+        """Mean number of graders that look at a row."""
         return sum(len(self._kinds[number].graders) for number in self._rows) / max(1, len(self._rows))
 
     def rows(self) -> list[int]:
-        """How many rows each grader looks at."""
-        found = [0] * len(self._everyone.graders)
+        """Return the number of rows that each grader looks at."""
+        counts = [0] * len(self._everyone.graders)
         for kind, rows in Counter(self._rows).items():
             for number in self._kinds[kind].graders:
-                found[number] += rows
-        return found
+                counts[number] += rows
+        return counts
 
     def reread(self) -> frozenset[int]:
         """The graders that read some row differently than earlier versions did."""
         return frozenset().union(*(kind.reread for kind in self._kinds))
+
+
+def name_graders(names: Sequence[str]) -> str:
+    """Return `grader a` or `graders a, b`, and at most five names."""
+    shown = ", ".join(f"`{name}`" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"grader{'' if len(names) == 1 else 's'} {shown}{more}"

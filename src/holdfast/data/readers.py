@@ -58,7 +58,7 @@ def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
 
 
 class Layout(NamedTuple):
-    """How files of a dataset are to be read, where their names do not say so."""
+    """The layout of a dataset's files, where their names do not tell it."""
 
     format: str | None = None
     delimiter: str | None = None
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 
     @property
     def is_utf8(self) -> bool:
-        """Whether text files are in UTF-8."""
+        """True if text files are in UTF-8."""
         return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
@@ -83,10 +83,10 @@ def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
             "cannot tell the format from the name",
             remedy="Set dataset.format to jsonl, json, csv or parquet.",
         )
-    for key, value, wanted in (("field", layout.field, "json"), ("delimiter", layout.delimiter, "csv")):
-        if value is not None and kind != wanted:
+    for key, value, needed in (("field", layout.field, "json"), ("delimiter", layout.delimiter, "csv")):
+        if value is not None and kind != needed:
             raise DataError(
-                str(path), f"dataset.{key} is for {wanted} files, and this one is {kind}", remedy="Leave it out."
+                str(path), f"dataset.{key} is for {needed} files, and this one is {kind}", remedy="Leave it out."
             )
     try:
         yield from _READERS[kind](path, layout)
@@ -130,7 +130,7 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Zstandard(io.RawIOBase):
-    """What `zstandard.open` reads, but a file that was cut off is an error: there it looks like a shorter file."""
+    """Read as `zstandard.open` does, but report a truncated file, which it takes for a shorter one."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -226,8 +226,8 @@ def _keys_of(value: Any, inside: str = "") -> str:
 
 
 def _not_json(where: str, data: bytes, error: Exception) -> DataError:
-    if found := re.search(rb"[:\[,]\s*(-?(?:NaN|Infinity))\b", data):
-        name = found[1].decode()
+    if match := re.search(rb"[:\[,]\s*(-?(?:NaN|Infinity))\b", data):
+        name = match[1].decode()
         return DataError(where, f"not valid JSON: JSON has no {name}", remedy="Write null, or leave the field out.")
     return DataError(where, f"not valid JSON: {error}")
 
@@ -326,7 +326,7 @@ def hub_commit(name: str, revision: str | None) -> str:
     try:
         return str(HfApi().dataset_info(name, revision=revision).sha)
     except (OSError, ValueError, HfHubHTTPError) as error:
-        raise DataError(f"hf://{name}", f"cannot be found: {error}") from error
+        raise DataError(f"hf://{name}", f"not found: {error}") from error
 
 
 def _hub_library() -> Any:

@@ -55,21 +55,21 @@ def dollars(cost: float) -> str:
 
 
 def tokens(spent: Spent) -> str:
-    """How many tokens a run has taken, where that is known."""
+    """Format the tokens of a run, as far as they are known."""
     if not spent.unmetered:
         return f"{spent.tokens:,} tokens"
     return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
 
 
 def money(spent: Spent) -> str:
-    """What a run has cost; an unknown price is said, not counted as nothing."""
+    """Format the cost of a run; an unknown price is named, not counted as nothing."""
     if not spent.unpriced:
         return dollars(spent.cost)
     return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"
 
 
 def inside(progress: Progress) -> list[str]:
-    """How far trials of many turns or calls have come: they may take minutes, and nothing else would move."""
+    """Format the progress of trials with many turns or calls, which may take minutes each."""
     counts = ((progress.turns, "turn"), (progress.calls, "call"))
     return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
 

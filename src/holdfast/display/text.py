@@ -64,7 +64,7 @@ class Plain(Quiet):
         self._errors = ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
-        """What is about to happen."""
+        """Show the plan."""
         say(plan_lines(name, target, path, plan))
 
     def error(self, record: ErrorRecord) -> None:

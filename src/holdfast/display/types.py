@@ -1,4 +1,4 @@
-"""What the engine tells whoever shows it. Every method returns at once."""
+"""The base of displays, and the result of a command. Every method of a display returns at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Result(Struct, frozen=True):
-    """How a command ended, for programs."""
+    """The result of a command, for programs."""
 
     exit_code: int
     reason: str

@@ -45,7 +45,7 @@ class Blobs:
         return self._folder / name[:2] / name[2:]
 
     def keep(self, data: bytes) -> str:
-        """Keep contents, on the medium when this returns; the digest they are found by."""
+        """Store contents durably, and return their digest."""
         digest = digest_bytes(data)
         path = self._path(digest)
         if path.exists():
@@ -59,20 +59,20 @@ class Blobs:
         """Have all that another run's folder has, by links where the file system has them."""
         linked = set()
         for path in other.glob("*/*"):
-            own = self._folder / path.parent.name / path.name
-            if own.exists() or path.name.startswith("."):
+            target = self._folder / path.parent.name / path.name
+            if target.exists() or path.name.startswith("."):
                 continue
-            make_directory(own.parent)
+            make_directory(target.parent)
             try:
-                own.hardlink_to(path)
-                linked.add(own.parent)
+                target.hardlink_to(path)
+                linked.add(target.parent)
             except OSError:
                 self.keep(path.read_bytes())
         for folder in linked:
             sync_directory(folder)
 
     def read(self, digest: str) -> bytes:
-        """The contents behind a digest; ValueError where they are other ones, or what is given is no digest."""
+        """Read the contents of a digest; ValueError where they differ, or where the text is not a digest."""
         data = self._path(digest).read_bytes()
         if digest_bytes(data) != digest.removesuffix("+x"):
             raise ValueError(f"files/ does not hold what belongs to {digest[:80]}")
@@ -102,7 +102,7 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
 
 
 def link_of(path: Path, folder: Path) -> str:
-    """What stands for a link. One that names the folder itself is made relative, for the folder is not always there."""
+    """Return the text that represents a link. A link into the folder is made relative, for the folder may move."""
     target = os.readlink(path)  # noqa: PTH115 - the very text: a Path drops `./` and `/` at the end
     if Path(target).is_relative_to(folder):
         target = os.path.relpath(target, path.parent)
@@ -110,7 +110,7 @@ def link_of(path: Path, folder: Path) -> str:
 
 
 def _entry(path: Path, folder: Path) -> str | None:
-    """What stands for a path that is no folder; None for what is not kept."""
+    """Return the text that represents a path other than a folder; None for paths that are not kept."""
     if path.is_symlink():
         return link_of(path, folder)
     return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
@@ -123,12 +123,12 @@ def restore(files: Files, blobs: Blobs, folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place, folders, names in os.walk(folder, topdown=False):
         for path in [Path(place, name) for name in names + folders]:
-            known = path.relative_to(folder).as_posix()
+            name = path.relative_to(folder).as_posix()
             if path.is_dir() and not path.is_symlink():
-                if known + "/" not in files:
+                if name + "/" not in files:
                     with suppress(OSError):  # something in it stays
                         path.rmdir()
-            elif files.get(known) != _entry(path, folder):
+            elif files.get(name) != _entry(path, folder):
                 path.unlink()
     # Links come last: no file is written through one.
     for name, digest in sorted(files.items(), key=lambda item: item[1].startswith(LINK)):
@@ -178,7 +178,7 @@ def _utf8(name: str) -> str:
 
 
 def mode_of(path: Path) -> str:
-    """What stands behind a file's digest: `+x` where it may be executed."""
+    """Return the suffix of a file's digest: `+x` for an executable file."""
     return "+x" if path.stat().st_mode & 0o100 else ""
 
 

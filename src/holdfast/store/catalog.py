@@ -1,4 +1,4 @@
-"""The runs below a runs directory, and as a list shows them. Whatever else lies there is skipped, never a crash."""
+"""The runs below a runs directory. Anything else there is skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
-    """Every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
+    """Yield every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
     for folder in _folders(root):
         if archived:
             yield from map(RunDir, _folders(folder / ARCHIVE))
@@ -32,7 +32,7 @@ def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
 
 
 def sound_runs(root: Path) -> Iterator[tuple[RunDir, Manifest]]:
-    """The runs whose manifest can be read."""
+    """Yield the runs whose manifest can be read."""
     for rundir in find_runs(root):
         with suppress(UsageError, OSError):
             manifest = rundir.read_manifest()
@@ -49,7 +49,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Not hidden, and named by a text: other names are nobody's eval, and could not be printed."""
+    """Tell whether an entry is a folder that is not hidden, with a name that can be printed."""
     try:
         entry.name.encode()
         return not entry.name.startswith(".") and entry.is_dir()
@@ -83,7 +83,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> str:
-        """Outputs of trials."""
+        """Outputs and trials, as text."""
         return f"{self.done:,}/{self.total:,}" if self.total else "?"
 
     @property
@@ -93,7 +93,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     @property
     def size_text(self) -> str:
-        """In the unit that suits it."""
+        """As text, in a suitable unit."""
         size = float(self.size)
         for unit in ("B", "kB", "MB"):
             if size < 1000:
@@ -103,12 +103,12 @@ class Listed(msgspec.Struct, frozen=True):
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it was last written."""
+        """Seconds since the run was last written."""
         return max(0.0, time.time() - self.written)
 
     @property
     def age(self) -> str:
-        """In the unit that suits it."""
+        """As text, in a suitable unit."""
         seconds = self.age_seconds
         for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
             if seconds >= size:
@@ -122,16 +122,16 @@ _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
     """List the runs below a runs directory, the one last written first."""
-    found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
-    return sorted(found, key=lambda run: (-run.written, run.name, run.id))
+    runs = [listed for rundir in find_runs(root, archived=archived) if (listed := describe_run(rundir)) is not None]
+    return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 
-def look_at(rundir: RunDir) -> Listed | None:
-    """A run as a list shows it; None for a folder that is none of ours."""
+def describe_run(rundir: RunDir) -> Listed | None:
+    """Return a run as a list shows it; None for a folder that is not a run."""
     files = dict(_files(rundir.path))
-    own = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
-    if own.isdisjoint(files):
-        return None  # somebody else's folder, whatever lies further down in it
+    expected = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
+    if expected.isdisjoint(files):
+        return None  # not a run, whatever is further down in it
     manifest: Manifest | None = None
     metrics: Metrics | None = None
     unread: Status = "damaged"
@@ -191,7 +191,7 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def is_surely_ours(run: Listed) -> bool:
-    """Whether a run may go without being named: its manifest is sound, or an output in it is one that we sealed."""
+    """Tell whether a run may be removed without being named: its manifest or one of its outputs is sound."""
     if run.status not in ("damaged", "foreign"):
         return True
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which worker does what: the trials left are cut into chunks, and a chunk's state is the name of one empty file.
+"""Claims of workers: the pending trials are cut into chunks, and a chunk's state is the name of one empty file.
 
     claims/0001/plan.json       the cut, and the eval that the workers run
     claims/0001/00017.free      nobody has taken it
@@ -62,9 +62,9 @@ def check_worker_id(worker: str) -> None:
         raise UsageError(f"{worker!r} is not a worker id", remedy="Use letters, digits, `-`, `_` and `.`.")
 
 
-def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
-    """Chunks of the trials that are left, given by their numbers in ascending order."""
-    numbers = list(left)
+def cut(pending: Iterable[int], workers: int) -> list[tuple[int, int]]:
+    """Cut pending trials, by their numbers in ascending order, into chunks."""
+    numbers = list(pending)
     size = max(1, min(MOST_TRIALS, len(numbers) // (workers * CHUNKS_EACH)))
     return [
         (numbers[start], numbers[min(start + size, len(numbers)) - 1] + 1) for start in range(0, len(numbers), size)
@@ -72,7 +72,7 @@ def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
 
 
 def begin_round(rundir: RunDir, plan: Round) -> Path:
-    """Share out what is left. Needs the run's lease; earlier rounds are gone afterwards."""
+    """Share out the pending trials. Needs the run's lease; earlier rounds are gone afterwards."""
     make_directory(rundir.claims)
     earlier = [path for path in rundir.claims.iterdir() if path.is_dir()]
     number = 1 + max((int(path.name) for path in earlier if path.name.isdigit()), default=0)
@@ -172,7 +172,7 @@ class Claims:
 
     @property
     def all_done(self) -> bool:
-        """Whether no chunk needs anything more."""
+        """True if no chunk needs anything more."""
         # Counted: a name that is just being changed may be missing from a listing.
         return sum(state == "done" for state in self._states().values()) == self._count
 
@@ -184,8 +184,8 @@ class Claims:
             raise Fault(
                 "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
             ) from None
-        found = (name.partition(".") for name in names if name[:1].isdigit())
-        return {chunk: state for chunk, _, state in found}
+        states = (name.partition(".") for name in names if name[:1].isdigit())
+        return {chunk: state for chunk, _, state in states}
 
     def _move(self, chunk: str, before: str, after: str) -> bool:
         """One step of a chunk; False where somebody else was faster."""

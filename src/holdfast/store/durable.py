@@ -108,9 +108,9 @@ def keep_backup(path: Path) -> Path:
 
 def overwrite(path: Path, data: bytes, *, like: Path) -> None:
     """Replace a file's content in one step, with the mode, and where we may the owner, of another."""
-    known = like.stat()
+    original = like.stat()
     with replacing(path) as file:
         with suppress(PermissionError):
-            os.fchown(file.fileno(), known.st_uid, known.st_gid)
-        os.fchmod(file.fileno(), stat.S_IMODE(known.st_mode))
+            os.fchown(file.fileno(), original.st_uid, original.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(original.st_mode))
         file.write(data)

@@ -1,6 +1,6 @@
-"""What a run directory already holds, read once when it is opened and kept up as the run goes on.
+"""An index of a run's journals, read once when the run is opened and updated as it continues.
 
-Transcripts stay on disk: the index knows where each output lies, what it used, and the verdicts on it.
+Transcripts stay on disk: the index holds where each output is, its usage, and the verdicts on it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class OutputRef(NamedTuple):
     started: float = 0.0
 
     def at(self, turn: int | None) -> Moment | None:
-        """The conversation after a turn, or at its end; None where it did not get so far."""
+        """Return the conversation after a turn, or at its end; None where it did not get so far."""
         if turn is None or (turn == 1 and not self.marks):
             return Moment(self.digest, self.usage.tokens, self.seconds)
         return self.marks[turn - 1] if turn <= len(self.marks) else None
 
 
 def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment, ...]:
-    """What the index keeps of marks; early ones do not say what was used, and it is taken from the whole."""
+    """Return what the index keeps of marks. Earlier versions recorded no usage in marks: the whole output's is used."""
     return tuple(
         Moment(
             mark.digest,
@@ -63,7 +63,7 @@ def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment
 
 
 class VerdictRef(NamedTuple):
-    """What a grade said."""
+    """The verdict of a grade."""
 
     status: GradeStatus
     score: float | None
@@ -84,7 +84,7 @@ class Damage(NamedTuple):
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Description of the damage."""
         return "an unfinished last line" if self.torn else "a damaged line"
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Damage(NamedTuple):
 
 @dataclass
 class Spent:
-    """What a run has used so far, in all its processes: outputs, judges and failed attempts alike."""
+    """Usage of a run so far, in all its processes: outputs, judges and failed attempts alike."""
 
     tokens: int = 0
     requests: int = 0
@@ -117,7 +117,7 @@ class Spent:
             self.cost += times * usage.cost
 
     def take_back(self, usage: Usage) -> None:
-        """It is counted elsewhere."""
+        """Subtract usage that is counted elsewhere."""
         self.add(usage, -1)
 
     def add_time(self, started: float, ended: float) -> None:
@@ -134,7 +134,7 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """Wall time with work in hand, the pauses between processes left out."""
+        """Seconds with work in progress, without the pauses between processes."""
         total, busy_until = 0.0, 0.0
         for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
             total += max(0.0, ended - max(started, busy_until))
@@ -160,12 +160,12 @@ class Index:
 
     @property
     def begun(self) -> tuple[Container[str], ...]:
-        """What has the keys of trials that were begun: those with calls on record first."""
+        """Keys of trials that were begun: those with recorded calls first."""
         return self.steps, self.attempts
 
 
 class OutputHead(msgspec.Struct):
-    """What of an output the index is made of."""
+    """The fields of an output that the index reads."""
 
     key: str
     digest: str
@@ -183,7 +183,7 @@ class OutputHead(msgspec.Struct):
 
 
 class GradeHead(msgspec.Struct):
-    """What of a grade the index is made of."""
+    """The fields of a grade that the index reads."""
 
     grade_key: str
     status: GradeStatus
@@ -198,7 +198,7 @@ class GradeHead(msgspec.Struct):
 
     @property
     def verdict(self) -> VerdictRef:
-        """What the index keeps of it."""
+        """The verdict as the index keeps it."""
         return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
 
 
@@ -212,7 +212,7 @@ class _StepHead(msgspec.Struct):
 
 
 class ErrorHead(msgspec.Struct):
-    """What of a failed attempt the index, a summary and whoever follows a run are made of."""
+    """The fields of a failed attempt that the index and summaries read."""
 
     key: str
     where: str
@@ -236,7 +236,7 @@ _step = msgspec.json.Decoder(Step)
 
 
 def read_output_head(line: bytes) -> OutputHead | None:
-    """An output line's head; None where the line is not an output."""
+    """Decode the head of an output line; None where the line is not an output."""
     try:
         return _output_head.decode(line)
     except msgspec.DecodeError:
@@ -244,7 +244,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
 
 
 def read_grade_head(line: bytes) -> GradeHead | None:
-    """A grade line's head; None where the line is not a grade."""
+    """Decode the head of a grade line; None where the line is not a grade."""
     try:
         return _grade_head.decode(line)
     except msgspec.DecodeError:
@@ -252,7 +252,7 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 
 
 def read_error_head(line: bytes) -> ErrorHead | None:
-    """A failed attempt's head; None where the line is not one."""
+    """Decode the head of a failed attempt; None where the line is not one."""
     try:
         return _error_head.decode(line)
     except msgspec.DecodeError:
@@ -260,7 +260,7 @@ def read_error_head(line: bytes) -> ErrorHead | None:
 
 
 def read_output(ref: OutputRef) -> Output:
-    """The whole record behind a reference."""
+    """Read a whole output."""
     return _output.decode(ref.line.read())
 
 
@@ -303,7 +303,7 @@ class TextReader:
         return _output_text.decode(os.pread(fd, length, offset)).output
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
@@ -395,8 +395,8 @@ def _take_grade(index: Index, entry: Entry) -> None:
 
 def keep_verdict(index: Index, head: GradeHead) -> None:
     """Of several verdicts on an output the one given last counts, in whichever file it is."""
-    known = index.verdicts.get(head.grade_key)
-    if known is None or known.time <= head.time:
+    earlier = index.verdicts.get(head.grade_key)
+    if earlier is None or earlier.time <= head.time:
         index.verdicts[head.grade_key] = head.verdict
 
 
@@ -435,7 +435,7 @@ def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[En
 
 
 def _settle_on_medium(path: Path) -> None:
-    """What a killed process left in the page cache is synced before it is believed, then read from the medium."""
+    """Sync what a killed process left in the page cache, so that it is read back from the medium."""
     with suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

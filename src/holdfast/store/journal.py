@@ -250,9 +250,9 @@ class Journal:
         """Retire a file whose sync failed and open one on fresh ground."""
         self._segments.pop(name).retire()
         token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        own = self.directory
+        folder = self.directory
         # Beside a worker's own directory, whose name it carries: readers look no deeper.
-        spare = own.with_name(f"{own.name}+{token}") if self._worker else own / "workers" / token
+        spare = folder.with_name(f"{folder.name}+{token}") if self._worker else folder / "workers" / token
         make_directory(spare)
         self._spare = spare
         path = spare / f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""Who may write a run: a lease file with a heartbeat, so that it also works between machines.
+"""The right to write a run: a lease file with a heartbeat, which works between machines, too.
 
 The file is held for as long as the process lives and touches it. A holder that is provably dead on this
 machine is replaced at once; one on another machine once its heartbeat has been missing for a whole lease.
@@ -35,16 +35,16 @@ def _lease_seconds() -> float:
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""How long a silent holder on another machine keeps the run. The same for all processes on a run."""
+"""seconds that a silent holder on another machine keeps the run; equal for all processes on a run"""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
 """filelock 3 takes a lease for expired by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
-"""How long a lease may name nobody, where it is only just being written."""
+"""seconds that a lease may name no holder, while it is being written"""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds a run."""
+    """The holder of a run."""
 
     host: str
     pid: int
@@ -118,15 +118,15 @@ class RunLease:
     def _only_looks_expired(self) -> bool:
         """Tell whether a lease is old by the clock, but was not watched for a whole lease, as filelock 4 does."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return False
-        if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
+        if time.time() - status.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
             return False
         holder = self.holder
         if holder is not None and holder.is_dead:
             return False
-        state = found.st_ino, found.st_mtime_ns
+        state = status.st_ino, status.st_mtime_ns
         if self._watched is None or self._watched[0] != state:
             self._watched = state, time.monotonic()
         return time.monotonic() - self._watched[1] < LEASE_SECONDS
@@ -144,8 +144,8 @@ class RunLease:
         pid = os.getpid()
         holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
         try:
-            found = self._path.stat()
-            self._identity = found.st_dev, found.st_ino
+            status = self._path.stat()
+            self._identity = status.st_dev, status.st_ino
             self.inherited = self._info.exists()
             self._info.write_bytes(msgspec.json.encode(holder))
         except OSError:
@@ -153,14 +153,14 @@ class RunLease:
             raise
 
     def still_held(self) -> bool:
-        """Whether the lease file is still the one this process made. A contender may move it aside for an instant."""
+        """Tell whether the lease file is still that of this process. A contender may move it aside for an instant."""
         for pause in (0.0, 0.02, 0.1, 0.3):
             time.sleep(pause)
             try:
-                found = self._path.stat()
+                status = self._path.stat()
             except OSError:
                 continue
-            if (found.st_dev, found.st_ino) == self._identity:
+            if (status.st_dev, status.st_ino) == self._identity:
                 return True
         return False
 
@@ -181,7 +181,7 @@ class RunLease:
             return
         try:
             patience = time.monotonic() + _NAMELESS_SECONDS
-            while (found := os.fstat(fd)).st_size == 0 and found.st_nlink:
+            while (status := os.fstat(fd)).st_size == 0 and status.st_nlink:
                 if time.monotonic() > patience:
                     os.write(fd, b"lost\n")
                     return
@@ -215,18 +215,18 @@ class RunLease:
 
     @property
     def holder(self) -> Holder | None:
-        """Who holds it, where that can be read."""
+        """Return the holder, where it can be read."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._info.read_bytes(), type=Holder)
         return None
 
     def describe(self) -> str:
-        """Who holds it, in words."""
+        """Describe the holder."""
         return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process is writing the run, as far as can be told without taking the lease."""
+    """Tell whether a process is writing the run, as far as that shows without taking the lease."""
     try:
         if time.time() - path.stat().st_mtime > LEASE_SECONDS:
             return False

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a run is."""
+"""`manifest.json`, which defines a run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a run is. Written first, once, and never changed."""
+    """The definition of a run. Written first, once, and never changed."""
 
     schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
     id: str

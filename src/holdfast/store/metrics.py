@@ -1,4 +1,4 @@
-"""`metrics.json` and `results.json`: what a finished run amounts to, as a whole and trial by trial."""
+"""`metrics.json` and `results.json`: the numbers of a finished run, and its verdicts trial by trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
 
 
 class Rule(NamedTuple):
-    """How a grader's scores enter a report. Rules are part of no key, so a report keeps those it was made with."""
+    """Threshold and weight of a grader. They are part of no key, so a report keeps those it was made with."""
 
     threshold: float | None
     weight: float

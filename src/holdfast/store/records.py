@@ -1,4 +1,4 @@
-"""What the journals hold. One struct per file; the field names are the documented format."""
+"""Records of the journals, one struct per file. The field names are the documented format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, float)
 
 
 def status_by(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
-    """A verdict's status by the present threshold; without one it is what its grader decided."""
+    """Return a verdict's status by the present threshold; without one, the grader's decision."""
     if threshold is None or score is None or status not in ("passed", "failed"):
         return status
     return "passed" if score >= threshold else "failed"
@@ -34,7 +34,7 @@ class Usage(Struct, frozen=True):
 
     @property
     def tokens(self) -> int | None:
-        """Those that went in and those that came out."""
+        """Input and output tokens together."""
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
@@ -215,7 +215,7 @@ class ErrorRecord(Struct, frozen=True):
 
     @property
     def named_sample(self) -> str:
-        """The sample as people find it: by its id, or with the place of its row."""
+        """The sample's id, or the place of its row where the id is only a digest."""
         return named_sample(self.sample, self.row)
 
 
@@ -251,5 +251,5 @@ _encoder = Encoder()
 
 
 def to_line(record: Record) -> bytes:
-    """The record as a sealed journal line."""
+    """Return the record as a sealed journal line."""
     return seal(_encoder.encode(record))

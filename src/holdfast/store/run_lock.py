@@ -1,4 +1,4 @@
-"""Who works on a run: one process alone, or workers side by side, and never both.
+"""Exclusive and shared use of a run: one process alone, or workers side by side, and never both.
 
 A worker makes its own lease, `workers/<id>/lease`, and then takes the run's lease for an instant, which shows that
 nobody has the run alone. Whoever wants it alone takes the run's lease and then looks for leases of workers. So of
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _INSTANT: Final = 5.0
-"""How long others may be in the way who take the run's lease for an instant only: many workers that begin at once."""
+"""seconds to wait for processes that take the run's lease for an instant, such as many workers that start at once"""
 _LOOK_SECONDS: Final = 0.1
 
 
 def worker_lease(rundir: RunDir, worker: str) -> Path:
-    """The file by which a worker is known to be alive."""
+    """Return the file that shows that a worker is alive."""
     return rundir.workers / worker / "lease"
 
 
@@ -43,7 +43,7 @@ def hold(
 ) -> RunLease:
     """Take a run for oneself, waiting up to `wait` seconds for those who are at work, for ever when it is negative."""
     lease = RunLease(rundir.lease, lost=lost)
-    end, said = time.monotonic() + wait, False
+    end, reported = time.monotonic() + wait, False
     while True:
         lease.acquire(wait if wait < 0 else max(0.0, end - time.monotonic()), notice)
         try:
@@ -56,9 +56,9 @@ def hold(
         lease.release()
         if wait >= 0 and time.monotonic() >= end:
             raise RunHeld(f"workers hold this run: {busy}", remedy=HELD_REMEDY)
-        if not said:
+        if not reported:
             notice(f"waiting for workers, which hold this run: {busy}")
-            said = True
+            reported = True
         time.sleep(10 * _LOOK_SECONDS)
 
 
@@ -81,7 +81,7 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
     Needs that we hold no lease of a worker: whoever makes the report waits until these are gone.
     """
     lease = RunLease(rundir.lease, finishing=True)
-    said, patience = False, time.monotonic() + _INSTANT
+    reported, patience = False, time.monotonic() + _INSTANT
     while not (rundir.finished or stopped()):
         holder = lease.holder  # of one that has left there is no note any more, of one that died there is
         if holder is None or not holder.finishing:
@@ -92,15 +92,15 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
                 return None
             notice(f"{holder} stopped without a report; writing it here")
             return lease
-        if not said and time.monotonic() > patience:
+        if not reported and time.monotonic() > patience:
             notice(f"all trials are done; waiting for {holder} to write the report")
-            said = True
+            reported = True
         time.sleep(5 * _LOOK_SECONDS)
     return None
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """Whether somebody makes the run's report just now."""
+    """Tell whether a process is writing the run's report."""
     holder = RunLease(rundir.lease).holder
     return holder is not None and holder.finishing and is_held(rundir.lease)
 
@@ -142,24 +142,24 @@ def join(
     """Become one of a run's workers; raise RunBeingFinished if its work is done."""
     path = worker_lease(rundir, worker)
     make_directory(path.parent)
-    own, alone = RunLease(path, lost=lost), RunLease(rundir.lease)
+    lease, alone = RunLease(path, lost=lost), RunLease(rundir.lease)
     end = time.monotonic() + max(wait, _INSTANT)
     while True:
         try:
-            own.acquire(_INSTANT / 5)
+            lease.acquire(_INSTANT / 5)
         except RunHeld:
-            raise RunHeld(f"worker {worker} is already running: {own.describe()}", remedy="Use another id.") from None
+            raise RunHeld(f"worker {worker} is already running: {lease.describe()}", remedy="Use another id.") from None
         try:
             alone.acquire(0, notice)
         except RunHeld as held:
-            own.release()  # never kept while waiting: who has the run may be waiting for workers to leave
+            lease.release()  # never kept while waiting: who has the run may be waiting for workers to leave
             if is_being_finished(rundir):
                 raise RunBeingFinished(held.message, remedy=held.remedy) from held
             if wait >= 0 and time.monotonic() > end:
                 raise
         else:
             alone.release()
-            return own
+            return lease
         time.sleep(_LOOK_SECONDS)
 
 

@@ -51,21 +51,21 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The lease lies beside the directory, so that it stays when the directory is set aside."""
+        """The lease file, beside the directory, so that it stays when the directory is archived."""
         return self.path.with_name(f"{self.path.name}.lock")
 
     @property
     def finished(self) -> bool:
-        """Whether the run has its numbers."""
+        """True if the run has its metrics."""
         return self.metrics.exists()
 
     def journals(self, name: str) -> Iterator[Path]:
-        """The files of one kind of journal, of every writer there was."""
+        """Yield the files of one kind of journal, of every writer."""
         yield self.path / f"{name}.jsonl"
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
     def journal_bytes(self) -> dict[str, int]:
-        """Sizes of the journals that a report is made of, summed over all writers, as `metrics.json` notes them."""
+        """Return the sizes of the journals that a report is made of, as `metrics.json` records them."""
         return {
             f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
             for name in ("outputs", "grades")
@@ -86,13 +86,13 @@ class RunDir:
         return load_index(self.journals, mend=self.aside if mend else None)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Create the directory and say what it is."""
+        """Create the directory with its manifest."""
         make_directory(self.path)
         with replacing(self.manifest) as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def read_manifest(self) -> Manifest | None:
-        """What this run is; None where no manifest has been written."""
+        """Read the manifest; None where none has been written. Raises ManifestError where it is damaged."""
         try:
             data = self.manifest.read_bytes()
         except FileNotFoundError:
@@ -129,7 +129,7 @@ class RunDir:
         return results.trials
 
     def newer(self, manifest: Manifest) -> str | None:
-        """What to say of a run that a newer Holdfast began."""
+        """Return a notice about a run that a newer Holdfast began."""
         return self._check(self.manifest, manifest.schema_version)
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
@@ -162,7 +162,7 @@ class RunDir:
         sync_directory(self.path)
 
     def reopen(self) -> None:
-        """Take back the mark of a finished run, so that it can go on."""
+        """Remove the results of a finished run, so that it can continue."""
         for path in (self.metrics, self.results):
             with suppress(FileNotFoundError):
                 path.unlink()

@@ -1,4 +1,4 @@
-"""Keeping up with what other workers write. Their files are read and never touched.
+"""The records that other workers write, as they write them. Their files are only read.
 
 A last line without its end is not yet there; a damaged one is passed over until the run is next opened alone.
 """
@@ -23,7 +23,7 @@ News = list[tuple[str, Entry]]
 
 
 class Follower:
-    """What is new in the journals of a run since the last look, for an index that is there already."""
+    """Reads the new lines in the journals of a run since the last look, for an existing index."""
 
     def __init__(self, rundir: RunDir, index: Index, *, own: str | None = None) -> None:
         self._rundir = rundir
@@ -34,7 +34,7 @@ class Follower:
         """what was counted of conversations that have no output yet, call by call"""
 
     def read(self) -> News:
-        """The new lines. Touches nothing but files, so that a thread may do it."""
+        """Return the new lines. Only files are read, so that a thread may do it."""
         return [(kind.name, entry) for kind in KINDS for entry in self._lines(kind.name, kind.decoder)]
 
     def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Entry]:
@@ -52,7 +52,7 @@ class Follower:
                         continue
 
     def apply(self, news: News) -> None:
-        """Add them to the index, and what they cost to what is spent."""
+        """Add new lines to the index, and their usage to what is spent."""
         takers = {kind.name: kind.take for kind in KINDS}
         for name, entry in news:
             if name == "outputs":  # which says what its calls used together
@@ -63,5 +63,5 @@ class Follower:
             takers[name](self._index, entry)
 
     def refresh(self) -> None:
-        """Read and add."""
+        """Read the new lines and add them to the index."""
         self.apply(self.read())
