@@ -18,7 +18,7 @@ from holdfast.spec.schema import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.store.catalog import Listed
+    from holdfast.store.catalog import RunSummary
 
 _STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
@@ -76,14 +76,14 @@ def listing(as_json: bool, **given: Any) -> int:
         for row in (head, *rows):
             click.echo("\t".join(row))
         return 0
-    from holdfast.display.grid import Column, fitted, make_console
+    from holdfast.display.grid import Column, fit_table, make_console
 
     spare = {"size": 5, "dataset": 4, "progress": 3, "target": 2, "age": 1}
     names = ("name", "target", "dataset")
     words = ("status", "id")
     columns = [Column(title, title in names, spare.get(title, 0), title in words) for title in head]
     console = make_console()
-    console.print(fitted(columns, rows, console.width, plain=True) if rows else "no runs")
+    console.print(fit_table(columns, rows, console.width, plain=True) if rows else "no runs")
     return 0
 
 
@@ -153,10 +153,10 @@ def _remove(path: Path) -> None:
         lease.release()
 
 
-def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
+def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
     if not ids:
         return runs
-    chosen: dict[str, Listed] = {}
+    chosen: dict[str, RunSummary] = {}
     for wanted in ids:
         # Every id begins with an empty text, as an unset variable of the shell leaves it.
         matches = [
@@ -171,7 +171,7 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
     return list(chosen.values())
 
 
-def _chosen(given: dict[str, Any]) -> list[Listed]:
+def _chosen(given: dict[str, Any]) -> list[RunSummary]:
     from holdfast.store.catalog import list_runs
 
     for name in ("model", "dataset", "older_than"):

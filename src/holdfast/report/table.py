@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from holdfast.display.format import share
-from holdfast.display.grid import Column, fitted, make_console
+from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
@@ -87,7 +87,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         )
         for name, values in rows.items()
     ]
-    return fitted(columns, cells, width, title=title)
+    return fit_table(columns, cells, width, title=title)
 
 
 def _colour(values: GraderMetrics) -> str:
@@ -141,7 +141,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
             )
         )
     console = make_console()
-    console.print(fitted(columns, rows, console.width, title="side by side"))
+    console.print(fit_table(columns, rows, console.width, title="side by side"))
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
