@@ -88,8 +88,11 @@ class TestPublicNames:
             "Verdict",
             "WaitingGrader",
             "__version__",
+            "compare",
             "evaluate",
             "evaluate_async",
+            "gate",
+            "load_run",
         ]
         for name in holdfast.__all__:
             assert getattr(holdfast, name) is not None

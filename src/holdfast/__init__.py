@@ -3,6 +3,9 @@
 The public names, imported on first use so that `holdfast --version` stays fast:
 
 `evaluate`       run an eval from Python and get its `Run`; `evaluate_async` in an async program
+`load_run`       read a run from its directory
+`compare`        compare two runs on the samples they share
+`gate`           check a run against minimum values and a baseline
 `Run`            a run: its `Metrics`, results and outputs
 `Reply`          what a Python target may return instead of plain text, with its `Usage`
 `Verdict`        what a Python grader may return instead of a bool or a number
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.export.result import Run as Run
+    from holdfast.export.result import compare as compare
+    from holdfast.export.result import gate as gate
+    from holdfast.export.result import load_run as load_run
     from holdfast.formats import Format as Format
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
@@ -76,8 +82,11 @@ _HOMES = {
     "Usage": "holdfast.store.records",
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
+    "compare": "holdfast.export.result",
     "evaluate": "holdfast.api",
     "evaluate_async": "holdfast.api",
+    "gate": "holdfast.export.result",
+    "load_run": "holdfast.export.result",
 }
 
 __all__ = [
@@ -104,8 +113,11 @@ __all__ = [
     "Verdict",
     "WaitingGrader",
     "__version__",
+    "compare",
     "evaluate",
     "evaluate_async",
+    "gate",
+    "load_run",
 ]
 
 

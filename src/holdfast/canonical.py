@@ -1,4 +1,4 @@
-"""Digests of content: the same value gives the same digest on every machine and in every version.
+"""Digests of content: equal values have equal digests on every machine and in every version.
 
 Canonical JSON: keys sorted, no white space, UTF-8, numbers that are equal written alike (`1.0` as `1`). The
 digest is the first 128 bits of its SHA-256, with the algorithm's name in front.
@@ -15,15 +15,15 @@ from msgspec.json import Encoder
 _encoder = Encoder(order="sorted")
 
 
-def _settled(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             return {"float": repr(value)}  # JSON has no such number, and null would hide it
         return int(value) if value.is_integer() else value
     if isinstance(value, dict):
-        return {str(key): _settled(inner) for key, inner in value.items()}
+        return {str(key): _normalize(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_settled(inner) for inner in value]
+        return [_normalize(inner) for inner in value]
     return value
 
 
@@ -32,12 +32,12 @@ encode_sorted = _encoder.encode
 
 
 def canonical(value: Any) -> bytes:
-    """The canonical JSON of a JSON-like value."""
-    return _encoder.encode(_settled(value))
+    """Encode a JSON-like value as canonical JSON."""
+    return _encoder.encode(_normalize(value))
 
 
 def digest_bytes(data: bytes) -> str:
-    """The tagged digest of some bytes."""
+    """Return the tagged digest of bytes."""
     return "sha256:" + sha256(data).hexdigest()[:32]
 
 

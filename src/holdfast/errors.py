@@ -1,4 +1,4 @@
-"""Every error Holdfast raises, one tree.
+"""The tree of all errors that Holdfast raises.
 
 HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
@@ -8,15 +8,15 @@ HoldfastError
 │   ├── ResultsError      a run directory whose metrics.json or results.json cannot be read
 │   └── VersionError      a file of a version that this Holdfast does not read
 ├── RunHeld               exit 4: another process holds this run
-│   └── RunBeingFinished  all work is done, and that process writes the report
-├── Interrupted           exit 130 or 143: told to stop
+│   └── RunBeingFinished  all trials are finished, and that process writes the report
+├── Interrupted           exit 130 or 143: stopped by a signal
 ├── ClusterError          exit 3: a cluster's program refused or failed
 ├── Unreachable           exit 3: no answer from the cluster; says nothing about jobs, which may be running
-├── ExportFailed          exit 3: a run could not be handed on; the run itself is whole
+├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
-└── AttemptError          one attempt at a turn or a grade failed; retried by class, never a score
+└── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
 
-A message says what is wrong and where; `remedy` says what to do. `BudgetReached` is no error, but stops a run too.
+A message says what is wrong and where; `remedy` says what to do. `BudgetReached` is not an error, but stops a run too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AttemptKind = Literal["connection", "rate_limit", "server", "timeout", "bad_repl
 
 
 class HoldfastError(Exception):
-    """The root of all of them."""
+    """The base class of all errors of Holdfast."""
 
     exit_code = 2
 
@@ -48,12 +48,12 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError):
-    """The command line asks for something that cannot be done."""
+    """A request that cannot be fulfilled: the command line, a file or the data are wrong."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a file: where it is and what it is."""
+    """A mistake in a file: its place and a message."""
 
     where: str
     message: str
@@ -63,7 +63,7 @@ class Problem:
 
 
 class ConfigError(UsageError):
-    """The eval file is wrong. Carries every problem found, not only the first."""
+    """The eval file is wrong. Carries all problems, not only the first."""
 
     def __init__(self, problems: Sequence[Problem], *, remedy: str | None = None) -> None:
         self.problems = tuple(sorted(problems, key=_line))
@@ -71,9 +71,9 @@ class ConfigError(UsageError):
 
 
 def _line(problem: Problem) -> tuple[str, int]:
-    """Sort key: problems of one file by their lines, those without a line last."""
-    found = re.match(r"(.*?):(\d+)(?=:|$)", problem.where)
-    return (found[1], int(found[2])) if found else (problem.where.partition(":")[0], sys.maxsize)
+    """Return a sort key: problems of one file by their lines, those without a line last."""
+    match = re.match(r"(.*?):(\d+)(?=:|$)", problem.where)
+    return (match[1], int(match[2])) if match else (problem.where.partition(":")[0], sys.maxsize)
 
 
 class DataError(UsageError):
@@ -92,7 +92,7 @@ class ResultsError(UsageError):
 
 
 class VersionError(UsageError):
-    """A file of ours is of another major version, or says none that can be read."""
+    """A file of Holdfast has another major version, or no valid version."""
 
 
 class RunHeld(HoldfastError):
@@ -102,17 +102,17 @@ class RunHeld(HoldfastError):
 
 
 class RunBeingFinished(RunHeld):
-    """Another process is writing the report of this run, whose work is done."""
+    """Another process is writing the report of this run; all trials are finished."""
 
 
 class ExportFailed(HoldfastError):
-    """Another tool, or the way to it, did not take a run; nothing of the run is touched by that."""
+    """An export failed: the other tool refused it or could not be reached. The run itself is unchanged."""
 
     exit_code = 3
 
 
 class Interrupted(HoldfastError):
-    """A signal told the run to stop; everything that finished is on disk."""
+    """A signal stopped the run; everything that finished is on disk."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted")
@@ -121,30 +121,30 @@ class Interrupted(HoldfastError):
 
 @dataclass(frozen=True)
 class BudgetReached:
-    """A limit the user set was met."""
+    """A limit that the user set is reached."""
 
     message: str
     remedy: str
     option: str = ""
-    """of the command line, such as `--max-time`"""
+    """option of the command line, such as `--max-time`"""
     raised: str = ""
-    """a value for it with which the run would get further"""
+    """a higher value of the option, with which the run would continue"""
 
 
 class ClusterError(HoldfastError):
-    """A program on the cluster answered, and the answer is no."""
+    """A program on the cluster refused or failed."""
 
     exit_code = 3
 
 
 class Unreachable(HoldfastError):
-    """Nobody answered: ssh, or Slurm's controller behind it. What was asked is unknown, never "failed" or "none"."""
+    """Neither ssh nor Slurm's controller answered. The state of jobs is unknown, never "failed" or "none"."""
 
     exit_code = 3
 
 
 class Fault(HoldfastError):
-    """Every further trial would fail the same way, so none is started."""
+    """A failure that every further trial would share, so none is started."""
 
     exit_code = 3
 
@@ -153,11 +153,11 @@ class Fault(HoldfastError):
         self.kind = kind
         self.status = status
         self.body: Any = None
-        """what the server answered with that status, where it was JSON"""
+        """JSON body of the server's error response, if it had one"""
 
 
 class AttemptError(HoldfastError):
-    """One attempt failed through no fault of the answer. The trial stays pending."""
+    """A failed attempt that says nothing about the answer. The trial stays pending."""
 
     exit_code = 3
 
@@ -174,12 +174,12 @@ class AttemptError(HoldfastError):
     ) -> None:
         super().__init__(message, remedy=remedy)
         self.usage = usage
-        """what the failed attempt has used all the same, where that is known"""
+        """tokens and cost of the failed attempt, where known"""
         self.kind = kind
         self.status = status
         self.body: Any = None
-        """what the server answered with that status, where it was JSON"""
+        """JSON body of the server's error response, if it had one"""
         self.traceback: str | None = None
-        """of the user's code that raised"""
+        """traceback of the user's code that raised"""
         self.retry = retry
         self.retry_after = retry_after

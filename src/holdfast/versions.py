@@ -1,7 +1,7 @@
-"""Versions of our files, MAJOR.MINOR: one rule for all that are read.
+"""Versions of Holdfast's files, MAJOR.MINOR: one rule for all files that are read.
 
-The same major version is accepted, a newer minor one with a word about it. Another major version, or none that can be
-read, is refused with the command to type. What changed in which version: docs/versions.md.
+A file of the same major version is accepted, with a notice if its minor version is newer. Another major version, or an
+invalid one, is refused, and the error names the command to run. docs/versions.md lists the changes of each version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WRITTEN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
 class Version(NamedTuple):
-    """A version, in the order of versions: 1.9 comes before 1.10."""
+    """A version; 1.9 sorts before 1.10."""
 
     major: int
     minor: int
@@ -26,7 +26,7 @@ class Version(NamedTuple):
 
 
 def parse_version(written: object) -> Version:
-    """A version as it stands in a file; a ValueError says what is wrong with it. YAML reads a bare 1.0 as a number."""
+    """Parse a version from a file; raise ValueError if it is invalid. YAML reads a bare 1.0 as a number."""
     match = _WRITTEN.fullmatch(str(written)) if isinstance(written, str | float) else None
     if match is None:
         raise ValueError(f'{written!r} is not a version: write MAJOR.MINOR in quotes, for example "1.0"')
@@ -34,9 +34,9 @@ def parse_version(written: object) -> Version:
 
 
 def check_version(where: object, written: object, ours: str, path: object = None) -> str | None:
-    """What to say of a file's version: nothing, or that it is newer than ours. Raises VersionError where it is refused.
+    """Check a file's version: return a notice if it is newer than ours, raise VersionError if it is not supported.
 
-    `where` names the version in messages, `path` is what `holdfast migrate` is given.
+    `where` names the version in messages; `path` is the argument of `holdfast migrate` in hints.
     """
     if written is None:
         raise VersionError(
@@ -60,10 +60,10 @@ def check_version(where: object, written: object, ours: str, path: object = None
 
 
 def migrate_command(path: object) -> str:
-    """What to type."""
+    """Return the command that brings a file up to date."""
     return f"holdfast migrate {'FILE' if path is None else shlex.quote(str(path))}"
 
 
 def migrate_remedy(path: object) -> str:
-    """The same as an error's last line."""
+    """Return a hint with the command that brings a file up to date."""
     return f"Update it with: {migrate_command(path)}"

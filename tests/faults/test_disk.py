@@ -294,7 +294,7 @@ def test_a_torn_last_line_is_set_aside_told_and_done_again(
     start = data.rfind(b"\n", 0, -1) + 1
     file.write_bytes(data[:-20])
     seen = holdfast("eval", eval_file, cwd=tmp_path).stderr
-    damage = f"{name}.jsonl: an unfinished last line at byte {start} was set aside; it counts as not done"
+    damage = f"{name}.jsonl: an unfinished last line at byte {start} was set aside; its work counts as not done"
     assert damage in seen and damage in (run / "run.log").read_text()
     assert (run / "set-aside" / file.name).read_bytes() == data[start:-20] + b"\n"
     assert provider.requests == (name == "outputs")

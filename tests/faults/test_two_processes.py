@@ -187,7 +187,7 @@ def test_a_frozen_process_on_another_machine_loses_the_run_and_leaves_it_alone_w
     assert safe < ROWS
     lock = run.with_name(f"{run.name}.lock")
     assert ELSEWHERE in lock.read_text()
-    os.utime(lock, (0, 0))  # it has been silent for long
+    os.utime(lock, (0, 0))  # an old heartbeat
     taken = holdfast("eval", eval_file, cwd=tmp_path)
     assert f"process {holder.pid} on {ELSEWHERE}" in taken.stderr and "has no heartbeat" in taken.stderr
     assert "which holds this run, has no heartbeat" in (run / "run.log").read_text()

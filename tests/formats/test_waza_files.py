@@ -218,7 +218,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../eval.yaml}]}\n",
-            "inputs.files[0].path: '../eval.yaml' leads out of the workspace",
+            "inputs.files[0].path: '../eval.yaml' is outside the workspace",
         ),
         (
             "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: tool, name: t}\n",

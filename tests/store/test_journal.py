@@ -335,7 +335,7 @@ class TestASecondWriter:
 
     def test_its_lines_are_never_cut_off(self, tmp_path: Path) -> None:
         fault, content, (first, others, _) = self.meets(tmp_path)
-        assert fault.kind == "lease_lost" and "Nothing of its work was touched" in str(fault)
+        assert fault.kind == "lease_lost" and "None of its work was touched" in str(fault)
         assert content.startswith(first + others)
 
     def test_nothing_is_written_once_the_lease_is_known_to_be_lost(self, tmp_path: Path) -> None:

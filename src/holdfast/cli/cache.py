@@ -18,7 +18,7 @@ from holdfast.spec.schema import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.store.catalog import Listed
+    from holdfast.store.catalog import RunSummary
 
 _STATUSES = ["running", "unfinished", "finished", "foreign", "damaged"]
 
@@ -153,10 +153,10 @@ def _remove(path: Path) -> None:
         lease.release()
 
 
-def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
+def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
     if not ids:
         return runs
-    chosen: dict[str, Listed] = {}
+    chosen: dict[str, RunSummary] = {}
     for wanted in ids:
         # Every id begins with an empty text, as an unset variable of the shell leaves it.
         matches = [
@@ -171,7 +171,7 @@ def _by_id(runs: list[Listed], ids: tuple[str, ...]) -> list[Listed]:
     return list(chosen.values())
 
 
-def _chosen(given: dict[str, Any]) -> list[Listed]:
+def _chosen(given: dict[str, Any]) -> list[RunSummary]:
     from holdfast.store.catalog import list_runs
 
     for name in ("model", "dataset", "older_than"):

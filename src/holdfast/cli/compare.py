@@ -40,7 +40,7 @@ def command(
     With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
     runs directory; the same command resumes the comparison and asks nothing twice.
     """
-    from holdfast.report.compare import compare, read_scores
+    from holdfast.report.compare import compare_scores, read_scores
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
@@ -53,7 +53,7 @@ def command(
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
     first, *others = [read_scores(RunView(RunDir(find_run(run, runs_directory(runs_dir))))) for run in runs]
-    comparisons = [compare(first, other) for other in others]
+    comparisons = [compare_scores(first, other) for other in others]
     if as_json:
         import msgspec
 
@@ -96,7 +96,7 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 def _print(comparison: Comparison) -> None:
     from holdfast.display.grid import Column, fitted, make_console
     from holdfast.plan.changes import counted
-    from holdfast.report.compare import OVERALL
+    from holdfast.report.compare import COLUMNS
 
     console = make_console(piped_width=140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
@@ -104,33 +104,10 @@ def _print(comparison: Comparison) -> None:
         console.print(f"the runs differ in: {'; '.join(comparison.differences)}", soft_wrap=True)
     for name in comparison.not_compared:
         console.print(f"{name}: not compared, because it is not the same grader in both runs", soft_wrap=True)
-    columns = [
-        Column("metric", name=True),
-        Column("first"),
-        Column("second"),
-        Column("first − second"),
-        Column("95 % interval", spare=1),
-        Column("p (Holm)", spare=2),
-        Column("test", name=True, spare=3),
-        Column("verdict", name=True),
-    ]
-    rows = []
-    for row in comparison.metrics:
-        gap = row.difference
-        known = gap.low is not None and gap.high is not None
-        rows.append(
-            (
-                "passed (all graders)" if row.metric == OVERALL else row.metric,
-                f"{row.first:.3f}",
-                f"{row.second:.3f}",
-                f"{gap.mean:+.3f}",
-                f"{gap.low:+.3f} – {gap.high:+.3f}" if known else "–",
-                f"{row.adjusted:.3g}",
-                row.test,
-                row.verdict,
-            )
-        )
-    console.print(fitted(columns, rows, console.width))
+    spare = {"95 % interval": 1, "p (Holm)": 2, "test": 3}
+    texts = ("metric", "test", "verdict")
+    columns = [Column(title, name=title in texts, spare=spare.get(title, 0)) for title in COLUMNS]
+    console.print(fitted(columns, comparison.rows(), console.width))
     for row in comparison.metrics:
         if row.difference.detectable is not None:
             console.print(

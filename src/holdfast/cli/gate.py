@@ -14,9 +14,9 @@ from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.report.gate import Check
-    from holdfast.report.run_view import RunView
-    from holdfast.store.metrics import Metrics
+    from collections.abc import Sequence
+
+    from holdfast.report.gate import Check, GateResult
 
 
 @click.command("gate")
@@ -69,73 +69,39 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
     code is 0 if all conditions are met, and 1 if not. A run that is not finished is an error, never a pass.
     """
-    from holdfast.report.compare import read_scores
-    from holdfast.report.gate import Rules, check_gate
+    from holdfast.report.gate import Rules, gate_run
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
     root = runs_directory(given["runs_dir"])
-    views = [RunView(RunDir(find_run(name, root))) for name in (current, baseline) if name]
-    run, *others = map(read_scores, views)
-    base = others[0] if others else None
-    wanted = dict(_minimum(text, run.metrics) for text in minima)
-    must_pass = set(golden)
-    if not given["ignore_golden_rows"]:
-        for view in views:
-            must_pass.update(_golden_rows(view))
-    if base is None and not wanted and not must_pass:
-        raise UsageError(
-            "the gate has nothing to check", remedy="Give --baseline RUN, --min METRIC=VALUE or --golden ID."
-        )
-    rules = Rules(given["max_regression_pct"], must_pass, wanted, given["new"], given["removed"])
-    checks = check_gate(run, base, rules)
-    _show(checks, given["shape"])
-    return 0 if all(check.passed for check in checks) else 1
+    view, base = (RunView(RunDir(find_run(name, root))) if name else None for name in (current, baseline))
+    assert view is not None
+    rules = Rules(given["max_regression_pct"], golden, dict(map(_minimum, minima)), given["new"], given["removed"])
+    result = gate_run(view, base, rules, golden_rows=not given["ignore_golden_rows"])
+    for notice in result.notices:
+        click.echo(notice, err=True)
+    _show(result, given["shape"])
+    return 0 if result else 1
 
 
-def _minimum(text: str, metrics: Metrics) -> tuple[str, float]:
-    from holdfast.report.gate import metric_value
-
+def _minimum(text: str) -> tuple[str, float]:
     name, equals, value = text.rpartition("=")
     try:
-        least = float(value)
+        minimum = float(value)
     except ValueError:
-        equals = ""
-        least = 0.0
+        equals, minimum = "", 0.0
     if not equals:
         raise UsageError(f"--min {text!r} is not METRIC=VALUE, for example --min correct=0.8")
-    if metric_value(metrics, name) is None and name not in metrics.graders:
-        names = ", ".join([*metrics.graders, "score", "passed"])
-        raise UsageError(f"--min {text!r}: there is no metric {name!r}", remedy=f"This run has: {names}.")
-    if not 0 <= least <= 1:  # also refuses NaN
-        raise UsageError(f"--min {text!r}: scores are between 0 and 1", remedy="For 80 %, give 0.8.")
-    return name, least
+    return name, minimum
 
 
-def _golden_rows(view: RunView) -> list[str]:
-    """Return the samples whose row says `golden: true`, where the dataset is still there."""
-    golden, unknown = set(), 0
-    for trial in view.trials():
-        unknown += not trial.fields
-        if trial.fields.get("golden") is True:
-            golden.add(trial.output.sample)
-    if unknown:  # said, because a gate that silently asks for less is a pass nobody gave
-        click.echo(
-            f"{view.rundir.path}: the dataset is gone or has changed: which rows say `golden: true` is not known; "
-            "name them with --golden",
-            err=True,
-        )
-    return sorted(golden)
-
-
-def _show(checks: list[Check], shape: str) -> None:
-    passed = all(check.passed for check in checks)
-    word = "passed" if passed else "failed"
+def _show(result: GateResult, shape: str) -> None:
+    checks, word = result.checks, "passed" if result else "failed"
     count = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
     if shape == "json":
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode({"passed": passed, "checks": checks}).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode({"passed": result.passed, "checks": checks}).decode() + "\n")
     elif shape == "markdown":
         click.echo(_markdown(checks, word))
     elif shape == "github":
@@ -151,9 +117,7 @@ def _show(checks: list[Check], shape: str) -> None:
             except OSError as error:
                 click.echo(f"::warning title=holdfast gate::cannot write the step summary: {_annotation(str(error))}")
     else:
-        for check in checks:
-            click.echo(f"{_mark(check, 'ok  ', 'warn', 'FAIL')}  {check.message}")
-        click.echo(f"gate {word}")
+        click.echo(str(result))
 
 
 def _mark(check: Check, passed: str, warning: str, failed: str) -> str:
@@ -162,7 +126,7 @@ def _mark(check: Check, passed: str, warning: str, failed: str) -> str:
     return warning if check.warning else passed
 
 
-def _markdown(checks: list[Check], word: str) -> str:
+def _markdown(checks: Sequence[Check], word: str) -> str:
     rows = [f"| {_mark(check, '✓', '⚠', '✗')} | {_cell(check.what)} | {_cell(check.message)} |" for check in checks]
     return "\n".join([f"**Gate {word}**", "", "| | check | |", "|---|---|---|", *rows])
 

@@ -109,10 +109,10 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
 def _run(path: Path, dry_run: bool) -> dict[str, Any]:
     from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
     from holdfast.store.rundir import RunDir
-    from holdfast.store.upgrade import outdated, upgrade
+    from holdfast.store.upgrade import find_outdated, upgrade
 
     rundir = RunDir(path)
-    changed = outdated(rundir) if dry_run else upgrade(rundir)
+    changed = find_outdated(rundir) if dry_run else upgrade(rundir)
     entry: dict[str, Any] = {"path": str(path), "kind": "run"}
     if not changed:
         manifest = rundir.read_manifest()

@@ -188,13 +188,13 @@ def _ago(moment: float | None) -> str:
 
 def look_at_run(path: Path) -> RunPicture:
     """An ordinary run. Nothing is written, so reading it needs no right but to read."""
-    from holdfast.store.catalog import look_at
+    from holdfast.store.catalog import summarize_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)
     rundir.read_manifest()  # says what is wrong with it
-    listed = look_at(rundir)
+    listed = summarize_run(rundir)
     if listed is None:
         raise UsageError(f"{path} is not a run directory")
     errors = 0

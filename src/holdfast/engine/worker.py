@@ -179,7 +179,7 @@ def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Cal
     )
     for damage in index.damage:
         notice(f"{worker}: {damage}")
-    follower = Follower(rundir, index, own=worker)
+    follower = Follower(rundir, index, skip_worker=worker)
     follower.refresh()
     index.outputs = {key: ref for key, ref in index.outputs.items() if identity.work.fits(ref)}
     return Loaded(index, make_plan(identity.survey, identity.work, index), follower=follower)

@@ -1,29 +1,36 @@
-"""A run as `holdfast.evaluate` returns it."""
+"""Runs in Python: read back, shown in notebooks, compared and gated."""
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
-from html import escape
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.data.dataset import Dataset
-from holdfast.errors import HoldfastError
+from holdfast.display.notebook import html_table, html_text
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.export.tables import columns, rows
+from holdfast.report.compare import compare_scores, read_scores
+from holdfast.report.gate import Rules, gate_run, missed_minima
 from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Collection, Iterator, Mapping
 
+    from holdfast.report.compare import Comparison
+    from holdfast.report.gate import GateResult, NewPolicy, RemovedPolicy
     from holdfast.store.metrics import Metrics
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run as it is on disk after `evaluate`."""
+    """A run as it is on disk. In a notebook it displays as a table."""
 
     path: Path
     """the run directory"""
@@ -47,7 +54,7 @@ class Run:
         `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
         """
         entries: list[dict[str, Any]] = msgspec.json.decode((self.path / "results.json").read_bytes())["trials"]
-        view = RunView(RunDir(self.path))
+        view = self.view()
         trials = {trial.output.key: trial for trial in view.trials()}
         rows: dict[str, dict[str, Any]] = {}
         with suppress(HoldfastError):  # the dataset may be gone
@@ -73,28 +80,86 @@ class Run:
         return f"<Run {_summary(self.metrics)}, {self.path}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a run: its numbers by grader."""
+        """Return the numbers by grader as a table, for notebooks."""
         if self.metrics is None:
-            return f"<p>{escape(repr(self))}</p>"
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f"<td>{cell}</td>"
-                for cell in (
-                    escape(name),
-                    _number(values.score),
-                    f"{_number(values.low)} – {_number(values.high)}",
-                    values.passed,
-                    values.n,
-                )
+            return html_text(repr(self))
+        cells = [
+            (
+                name,
+                _number(values.score),
+                f"{_number(values.low)} – {_number(values.high)}",
+                values.passed,
+                values.n,
             )
-            + "</tr>"
             for name, values in [*self.metrics.graders.items(), ("overall", self.metrics.overall)]
             if values is not None
-        )
-        head = "".join(f"<th>{title}</th>" for title in ("grader", "score", "95 % interval", "passed", "graded"))
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-        return f"<p>{escape(_summary(self.metrics))}</p>{table}<p><code>{escape(str(self.path))}</code></p>"
+        ]
+        titles = ("grader", "score", "95 % interval", "passed", "graded")
+        table = html_table(titles, cells) if cells else ""
+        return f"{html_text(_summary(self.metrics))}{table}{html_text(str(self.path))}"
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row per trial and the columns of `holdfast export --to csv`."""
+        view = self.view()
+        return _import("pandas").DataFrame(list(rows(view, typed=True)), columns=columns(view))
+
+    def to_polars(self) -> Any:
+        """Return a polars DataFrame with a row per trial and the columns of `holdfast export --to csv`."""
+        view = self.view()
+        options = {"schema": columns(view), "infer_schema_length": None, "strict": False}
+        return _import("polars").DataFrame(list(rows(view, typed=True)), **options)
+
+    def view(self) -> RunView:
+        """Return the run as exporters read it: rows, trials and verdicts, one after another."""
+        return RunView(RunDir(self.path))
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run, finished or not, from its directory."""
+    view = RunView(RunDir(Path(path)))
+    metrics = view.metrics
+    if metrics is None:
+        reason = f"resume it with `{shlex.join(['holdfast', 'resume', str(path)])}`"
+        return Run(Path(path), finished=False, metrics=None, exit_code=3, reason=reason)
+    missed = missed_minima(metrics, view.manifest.eval.get("gate") or {})
+    return Run(Path(path), finished=True, metrics=metrics, exit_code=1 if missed else 0, reason=None)
+
+
+def compare(first: Run | str | Path, second: Run | str | Path) -> Comparison:
+    """Compare two finished runs on the samples they share, with paired statistics, as `holdfast compare` does."""
+    return compare_scores(read_scores(_view(first)), read_scores(_view(second)))
+
+
+def gate(
+    run: Run | str | Path,
+    baseline: Run | str | Path | None = None,
+    *,
+    minima: Mapping[str, float] | None = None,
+    max_regression_pct: float = 0.0,
+    golden: Collection[str] = (),
+    golden_rows: bool = True,
+    new: NewPolicy = "ignore",
+    removed: RemovedPolicy = "warn",
+) -> GateResult:
+    """Check a finished run against minimum values, a baseline and samples that must pass, as `holdfast gate` does.
+
+    `minima` maps metrics, such as `score`, `passed`, a grader's name or `NAME/pass@3`, to values from 0 to 1.
+    `golden` are ids of samples that must pass; with `golden_rows` so must those whose row has `golden: true`.
+    The result is true if all checks passed.
+    """
+    rules = Rules(max_regression_pct, golden, minima, new, removed)
+    return gate_run(_view(run), None if baseline is None else _view(baseline), rules, golden_rows=golden_rows)
+
+
+def _view(run: Run | str | Path) -> RunView:
+    return run.view() if isinstance(run, Run) else RunView(RunDir(Path(run)))
+
+
+def _import(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UsageError(f"{package} is not installed", remedy=f"pip install {package}") from None
 
 
 def _summary(metrics: Metrics) -> str:

@@ -34,15 +34,16 @@ def columns(view: RunView) -> list[str]:
     return [*_OWN, *verdicts, *(f"row.{name}" for name in view.field_names())]
 
 
-def rows(view: RunView) -> Iterator[dict[str, Any]]:
-    """A row per trial, also of those without an output: what was asked, said and used, and each grader's verdict.
+def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield a row per trial, also of those without an output: prompt, answer, usage, and each grader's verdict.
 
-    All have the same columns in the same order.
+    All have the same columns in the same order. With `typed`, numbers of the dataset's rows stay numbers.
     """
+    cell = _typed_cell if typed else _cell
     empty: dict[str, Any] = dict.fromkeys(columns(view))
     names = _names(view)
     for trial in view.everything():
-        row = empty | {f"row.{name}": _cell(value) for name, value in trial.fields.items()}
+        row = empty | {f"row.{name}": cell(value) for name, value in trial.fields.items()}
         if isinstance(trial, Pending):
             yield {**row, "sample": trial.sample, "trial": trial.trial, "status": "error", "error": trial.error}
             continue
@@ -82,6 +83,11 @@ def _prompt(output: Output) -> str | None:
 def _cell(value: Any) -> Any:
     """A value of a row as one cell: texts as they are, the rest as JSON."""
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _typed_cell(value: Any) -> Any:
+    """Return a value of a row as one cell of a data frame: lists and mappings become JSON."""
+    return value if isinstance(value, int | float) else _cell(value)
 
 
 def write_csv(view: RunView, folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from holdfast.canonical import digest
 from holdfast.data.dataset import changed_under_us
 from holdfast.plan.changes import counted
 from holdfast.plan.keys import generation_key, grade_key, work_digests
-from holdfast.store.records import status_by
+from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -41,7 +41,7 @@ class Slot(NamedTuple):
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
         """Whether a verdict is a failure by the present threshold."""
-        return status_by(self.threshold, status, score) == "failed"
+        return apply_threshold(self.threshold, status, score) == "failed"
 
     def identified(self, *, reread: bool) -> tuple[str, ...]:
         """Return what stands for it in the keys under which its verdict counts. New verdicts get the first.

@@ -7,10 +7,11 @@ rubric would show as a difference between the models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.display.notebook import html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_alone, grader_changes, identity_changes
 from holdfast.report.paired import Difference, gaps, holm, mcnemar, paired_difference, sign_flip
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Scores = dict[str, list[float]]
 """scores of the trials, by sample"""
+
+COLUMNS: Final = ("metric", "first", "second", "first − second", "95 % interval", "p (Holm)", "test", "verdict")
+"""of a comparison, shown as a table"""
 
 OVERALL = "passed"
 """the metric that says whether a trial passes every grader"""
@@ -150,14 +154,20 @@ class Compared:
     test: str
 
     @property
+    def interval(self) -> str:
+        """The 95 % interval of the difference as text."""
+        low, high = self.difference.low, self.difference.high
+        return "–" if low is None or high is None else f"{low:+.3f} – {high:+.3f}"
+
+    @property
     def verdict(self) -> str:
-        """In words, at the usual 5 %."""
+        """The conclusion in words, at the usual level of 5 %."""
         if self.adjusted >= 0.05:
             return "no evidence of a difference"
         return "higher" if self.difference.mean > 0 else "lower"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two runs, metric by metric."""
 
@@ -172,8 +182,51 @@ class Comparison:
     not_compared: tuple[str, ...] = ()
     """graders that both runs have under one name, and that are not the same grader"""
 
+    def __getitem__(self, metric: str) -> Compared:
+        """Return the comparison of one metric."""
+        for row in self.metrics:
+            if row.metric == metric:
+                return row
+        raise KeyError(metric)
 
-def compare(first: ScoredRun, second: ScoredRun) -> Comparison:
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{row.metric} {row.difference.mean:+.3f}" for row in self.metrics)
+        return f"<Comparison of {self.first.metrics.run} with {self.second.metrics.run}: {rows}>"
+
+    def __str__(self) -> str:
+        rows = [
+            f"{row.metric}: {row.first:.3f} and {row.second:.3f}, difference {row.difference.mean:+.3f} "
+            f"({row.interval}), p = {row.adjusted:.3g}: {row.verdict}"
+            for row in self.metrics
+        ]
+        return "\n".join([*self._heads(), *rows])
+
+    def _repr_html_(self) -> str:
+        """Return the comparison as a table, for notebooks."""
+        return "".join(map(html_text, self._heads())) + html_table(COLUMNS, self.rows())
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row of texts for each metric, under `COLUMNS`."""
+        return [
+            (
+                "passed (all graders)" if row.metric == OVERALL else row.metric,
+                f"{row.first:.3f}",
+                f"{row.second:.3f}",
+                f"{row.difference.mean:+.3f}",
+                row.interval,
+                f"{row.adjusted:.3g}",
+                row.test,
+                row.verdict,
+            )
+            for row in self.metrics
+        ]
+
+    def _heads(self) -> list[str]:
+        heads = [f"first: {self.first.label}", f"second: {self.second.label}"]
+        return [*heads, f"the runs differ in: {'; '.join(self.differences)}"] if self.differences else heads
+
+
+def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
     """Compare two runs on the samples both have."""
     shared = first.samples & second.samples
     if not shared:

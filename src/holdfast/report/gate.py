@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.report.compare import OVERALL, ScoredRun, changed_graders, metric_names, shared_names
+from holdfast.display.notebook import html_table, html_text
+from holdfast.errors import UsageError
+from holdfast.report.compare import OVERALL, ScoredRun, changed_graders, metric_names, read_scores, shared_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from holdfast.report.run_view import RunView
     from holdfast.store.metrics import Metrics
 
 NewPolicy = Literal["ignore", "must-pass"]
@@ -26,6 +29,11 @@ class Check:
     warning: bool = False
     """passed, and worth a look all the same"""
 
+    @property
+    def mark(self) -> str:
+        """`ok`, `warn` or `FAIL`, as wide as the widest of them."""
+        return "FAIL" if not self.passed else "warn" if self.warning else "ok  "
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -36,6 +44,77 @@ class Rules:
     minima: Mapping[str, float] | None = None
     new: NewPolicy = "ignore"
     removed: RemovedPolicy = "warn"
+
+
+@dataclass(frozen=True, repr=False)
+class GateResult:
+    """What a gate decided, check by check. True if all checks passed."""
+
+    checks: tuple[Check, ...]
+    notices: tuple[str, ...] = ()
+    """what the gate could not look at"""
+
+    @property
+    def passed(self) -> bool:
+        """True if all checks passed."""
+        return all(check.passed for check in self.checks)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        failed = [check.message for check in self.checks if not check.passed]
+        return f"<gate {'passed' if self else 'failed'}{': ' if failed else ''}{'; '.join(failed)}>"
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{check.mark}  {check.message}" for check in self.checks), self._conclusion])
+
+    def _repr_html_(self) -> str:
+        """Return the checks as a table, for notebooks."""
+        rows = [(check.mark, check.what, check.message) for check in self.checks]
+        return html_text(self._conclusion) + html_table(("", "check", ""), rows)
+
+    @property
+    def _conclusion(self) -> str:
+        return f"gate {'passed' if self else 'failed'}"
+
+
+def gate_run(view: RunView, baseline: RunView | None, rules: Rules, *, golden_rows: bool = True) -> GateResult:
+    """Check a finished run. With `golden_rows`, samples whose row has `golden: true` must pass."""
+    run, base = read_scores(view), None if baseline is None else read_scores(baseline)
+    _check_minima_exist(run.metrics, rules.minima or {})
+    golden, notices = set(rules.golden), []
+    for each in (view, baseline) if golden_rows else ():
+        if each is not None:
+            samples, unknown = _golden_rows(each)
+            golden |= samples
+            if unknown:  # a gate that silently checks less would pass what nobody has approved
+                notices.append(
+                    f"{each.rundir.path}: the dataset is gone or has changed: which rows say `golden: true` is not "
+                    "known; name the golden samples"
+                )
+    if base is None and not rules.minima and not golden:
+        raise UsageError("the gate has nothing to check", remedy="Give it a baseline, a minimum or a golden sample.")
+    return GateResult(tuple(check_gate(run, base, replace(rules, golden=golden))), tuple(notices))
+
+
+def _check_minima_exist(metrics: Metrics, minima: Mapping[str, float]) -> None:
+    for name, minimum in minima.items():
+        if metric_value(metrics, name) is None and name not in metrics.graders:
+            names = ", ".join([*metrics.graders, "score", "passed", "coverage"])
+            raise UsageError(f"there is no metric {name!r}", remedy=f"This run has: {names}.")
+        if not 0 <= minimum <= 1:  # also refuses NaN
+            raise UsageError(f"minimum of {name}: {minimum:g} is not between 0 and 1", remedy="For 80 %, give 0.8.")
+
+
+def _golden_rows(view: RunView) -> tuple[set[str], bool]:
+    """Return the samples whose row has `golden: true`, and whether some rows could not be read."""
+    golden, unknown = set(), False
+    for trial in view.trials():
+        unknown = unknown or not trial.fields
+        if trial.fields.get("golden") is True:
+            golden.add(trial.output.sample)
+    return golden, unknown
 
 
 def check_gate(current: ScoredRun, baseline: ScoredRun | None, rules: Rules) -> list[Check]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.graders.build import grader_places, threshold
 from holdfast.store.metrics import Rule
-from holdfast.store.records import GradeStatus, status_by
+from holdfast.store.records import GradeStatus, apply_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def judge_output(
         if verdict is None:
             verdicts[number] = None
             continue
-        status = status_by(work.slots[number].threshold, verdict.status, verdict.score)
+        status = apply_threshold(work.slots[number].threshold, verdict.status, verdict.score)
         verdicts[number] = Judged(status, verdict.score, verdict)
     return JudgedOutput(verdicts, *combine_verdicts([places[number] for number in verdicts], [*verdicts.values()]))
 

@@ -1,21 +1,21 @@
-"""The run directory: journals that survive anything, and the files made from them.
+"""The run directory: crash-safe journals, and the files derived from them.
 
-`lines`      how a line is sealed and checked
-`records`    what a line holds
+`lines`      seals and checks journal lines
+`records`    the records in the journals, as structs
 `manifest`   manifest.json as a struct
 `metrics`    metrics.json and results.json as structs
-`journal`    the one thread that appends and syncs
+`journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
-`index`      what is already there, read once when a run is opened
-`tail`       what other workers have written since the last look
-`lease`      who may write
-`run_lock`   one process alone on a run, or workers side by side; lists and stops them
+`index`      the content of the journals, read once when a run is opened
+`tail`       follows the journals of other workers
+`lease`      the right to write a run, with a heartbeat
+`run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
-`claims`     which worker does which trials
-`blobs`      the files a trial works on, kept by content
+`claims`     assigns trials to workers
+`blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
-`upgrade`    runs of earlier versions brought up to date
-`catalog`    the runs below a runs directory, and as a list shows them
+`upgrade`    brings runs of earlier versions up to date
+`catalog`    finds and summarizes the runs below a runs directory
 
-Of our packages only `canonical`, `versions`, `errors` are imported here.
+Of the other packages this one imports only `canonical`, `versions`, `errors`.
 """

@@ -1,7 +1,7 @@
-"""The files a trial works on: kept by content after each turn, so that any turn can be graded or gone on from later.
+"""Store the files of trials by content after each turn, so that any turn can be graded or resumed later.
 
-A workspace is a folder while a trial runs. What it holds after a turn is a map from path to digest, kept with the
-turn; the contents are in the run directory's `files/`, one file for each, however many turns and trials share it.
+A workspace is a folder while a trial runs. Its snapshot after a turn maps paths to digests and is stored with the turn.
+The contents are in the run directory's `files/`, once for each, however many turns and trials share them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Files = dict[str, str]
-"""paths, relative and with `/`, to the digests of their contents; `+x` behind one that may be executed. A symbolic
-link has `link:` and its target in place of a digest. An empty folder is a path that ends in `/`, with no digest: some
-programs miss it, git for one"""
+"""a snapshot: relative paths with `/`, mapped to the digests of their contents, with `+x` appended if executable.
+A symbolic link has `link:` and its target in place of a digest. An empty folder is a path that ends in `/`, with an
+empty digest: some programs, such as git, need such folders"""
 
 MOST_BYTES: Final = 256 * 1024 * 1024
-"""more than this is not a workspace but a data set"""
+"""maximum size of a workspace; anything larger is a dataset"""
 
 
 LINK: Final = "link:"
@@ -31,11 +31,11 @@ _MOST_LINKS: Final = 40
 
 
 class TooLarge(ValueError):
-    """A workspace that cannot be kept."""
+    """A workspace that is too large to be stored."""
 
 
 class Blobs:
-    """Contents by digest."""
+    """Stores contents by digest."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,7 +45,7 @@ class Blobs:
         return self._folder / name[:2] / name[2:]
 
     def keep(self, data: bytes) -> str:
-        """Keep contents, on the medium when this returns; the digest they are found by."""
+        """Store contents durably and return their digest."""
         digest = digest_bytes(data)
         path = self._path(digest)
         if path.exists():
@@ -55,34 +55,34 @@ class Blobs:
             file.write(data)
         return digest
 
-    def take_from(self, other: Path) -> None:
-        """Have all that another run's folder has, by links where the file system has them."""
+    def take_from(self, folder: Path) -> None:
+        """Copy all contents of another run's folder, as hard links where the file system supports them."""
         linked = set()
-        for path in other.glob("*/*"):
-            own = self._folder / path.parent.name / path.name
-            if own.exists() or path.name.startswith("."):
+        for source in folder.glob("*/*"):
+            path = self._folder / source.parent.name / source.name
+            if path.exists() or source.name.startswith("."):
                 continue
-            make_directory(own.parent)
+            make_directory(path.parent)
             try:
-                own.hardlink_to(path)
-                linked.add(own.parent)
+                path.hardlink_to(source)
+                linked.add(path.parent)
             except OSError:
-                self.keep(path.read_bytes())
-        for folder in linked:
-            sync_directory(folder)
+                self.keep(source.read_bytes())
+        for directory in linked:
+            sync_directory(directory)
 
     def read(self, digest: str) -> bytes:
-        """The contents behind a digest; ValueError where they are other ones, or what is given is no digest."""
+        """Read the contents of a digest; raise ValueError if they do not match it, or it is not a digest."""
         data = self._path(digest).read_bytes()
         if digest_bytes(data) != digest.removesuffix("+x"):
-            raise ValueError(f"files/ does not hold what belongs to {digest[:80]}")
+            raise ValueError(f"the content in files/ does not match its digest {digest[:80]}")
         return data
 
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:
-    """Keep every regular file and every symbolic link below a folder. Links are kept as links and never followed."""
+    """Store every regular file and symbolic link below a folder. Links are stored as links and never followed."""
     if folder.is_symlink():
-        raise ValueError("it has been replaced by a link")
+        raise ValueError("the workspace folder has been replaced by a symbolic link")
     files: Files = {}
     total = 0
     for place, folders, names in os.walk(folder):
@@ -102,33 +102,33 @@ def snapshot(folder: Path, blobs: Blobs) -> Files:
 
 
 def link_of(path: Path, folder: Path) -> str:
-    """What stands for a link. One that names the folder itself is made relative, for the folder is not always there."""
-    target = os.readlink(path)  # noqa: PTH115 - the very text: a Path drops `./` and `/` at the end
+    """Return the entry of a link. A target inside the folder is made relative, since the folder may move."""
+    target = os.readlink(path)  # noqa: PTH115 - the exact text: a Path drops `./` and a trailing `/`
     if Path(target).is_relative_to(folder):
         target = os.path.relpath(target, path.parent)
     return LINK + _utf8(target)
 
 
 def _entry(path: Path, folder: Path) -> str | None:
-    """What stands for a path that is no folder; None for what is not kept."""
+    """Return the entry of a file or link; None for anything that is not stored."""
     if path.is_symlink():
         return link_of(path, folder)
     return digest_bytes(path.read_bytes()) + mode_of(path) if path.is_file() else None
 
 
 def restore(files: Files, blobs: Blobs, folder: Path) -> None:
-    """Make a folder hold exactly these files. What is right already is not touched: a server may have it open."""
+    """Make a folder hold exactly these files. Correct files are not touched, since a server may have them open."""
     if folder.is_symlink():
         folder.unlink()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place, folders, names in os.walk(folder, topdown=False):
         for path in [Path(place, name) for name in names + folders]:
-            known = path.relative_to(folder).as_posix()
+            name = path.relative_to(folder).as_posix()
             if path.is_dir() and not path.is_symlink():
-                if known + "/" not in files:
-                    with suppress(OSError):  # something in it stays
+                if name + "/" not in files:
+                    with suppress(OSError):  # it still holds files
                         path.rmdir()
-            elif files.get(known) != _entry(path, folder):
+            elif files.get(name) != _entry(path, folder):
                 path.unlink()
     # Links come last: no file is written through one.
     for name, digest in sorted(files.items(), key=lambda item: item[1].startswith(LINK)):
@@ -146,7 +146,7 @@ def restore(files: Files, blobs: Blobs, folder: Path) -> None:
 
 
 def follow(files: Mapping[str, str], path: str) -> str | None:
-    """A path with the links of a snapshot followed; None where they lead out of the workspace, or in a circle."""
+    """Resolve the links of a path in a snapshot; None if they leave the workspace or form a loop."""
     ahead, behind = path.split("/")[::-1], list[str]()
     links = 0
     while ahead:
@@ -178,14 +178,14 @@ def _utf8(name: str) -> str:
 
 
 def mode_of(path: Path) -> str:
-    """What stands behind a file's digest: `+x` where it may be executed."""
+    """Return the suffix of a file's digest: `+x` if it is executable."""
     return "+x" if path.stat().st_mode & 0o100 else ""
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A path below a folder, its last part not followed; ValueError for one that would leave the folder."""
+    """Join a name to a folder without resolving its last part; raise ValueError if it leaves the folder."""
     path, root = folder / name, folder.resolve()
     parent = path.parent.resolve()
     if (root != parent and root not in parent.parents) or path.name in ("", ".."):
-        raise ValueError(f"{name!r} leads out of the workspace, or is no file in it")
+        raise ValueError(f"{name!r} is outside the workspace, or is not a file in it")
     return path

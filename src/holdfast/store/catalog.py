@@ -1,4 +1,4 @@
-"""The runs below a runs directory, and as a list shows them. Whatever else lies there is skipped, never a crash."""
+"""Find and summarize the runs below a runs directory. Other files and folders there are skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
-    """Every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
+    """Yield every directory that has, or should have, a manifest: `<eval>/<run>`, or `<eval>/archived/<run>`."""
     for folder in _folders(root):
         if archived:
             yield from map(RunDir, _folders(folder / ARCHIVE))
@@ -32,7 +32,7 @@ def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
 
 
 def sound_runs(root: Path) -> Iterator[tuple[RunDir, Manifest]]:
-    """The runs whose manifest can be read."""
+    """Yield the runs whose manifest can be read."""
     for rundir in find_runs(root):
         with suppress(UsageError, OSError):
             manifest = rundir.read_manifest()
@@ -49,20 +49,20 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Not hidden, and named by a text: other names are nobody's eval, and could not be printed."""
+    """True for a folder that is not hidden and whose name can be printed."""
     try:
         entry.name.encode()
         return not entry.name.startswith(".") and entry.is_dir()
     except (OSError, UnicodeEncodeError):
-        return False  # a symbolic link to itself, say, which must not hide its neighbours
+        return False  # such as a symbolic link to itself; the other entries are still listed
 
 
 Status = Literal["running", "unfinished", "finished", "foreign", "damaged"]
-"""`foreign`: of a version that this Holdfast does not read"""
+"""`foreign`: written by a version that this Holdfast cannot read"""
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """One line of the list."""
+class RunSummary(msgspec.Struct, frozen=True):
+    """Summary of a run, for lists."""
 
     id: str
     name: str
@@ -77,23 +77,23 @@ class Listed(msgspec.Struct, frozen=True):
     size: int
     """bytes on disk"""
     written: float
-    """when it was last written, seconds since the epoch"""
+    """time of the last write, seconds since the epoch"""
     created: str
     path: str
 
     @property
     def progress(self) -> str:
-        """Outputs of trials."""
+        """Number of outputs and of trials."""
         return f"{self.done:,}/{self.total:,}" if self.total else "?"
 
     @property
     def score_text(self) -> str:
-        """The overall score, once there is one."""
+        """The overall score, or `-` if there is none yet."""
         return "-" if self.score is None else f"{self.score:.3f}"
 
     @property
     def size_text(self) -> str:
-        """In the unit that suits it."""
+        """The size on disk, with a suitable unit."""
         size = float(self.size)
         for unit in ("B", "kB", "MB"):
             if size < 1000:
@@ -103,12 +103,12 @@ class Listed(msgspec.Struct, frozen=True):
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it was last written."""
+        """Seconds since the last write."""
         return max(0.0, time.time() - self.written)
 
     @property
     def age(self) -> str:
-        """In the unit that suits it."""
+        """Time since the last write, with a suitable unit."""
         seconds = self.age_seconds
         for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
             if seconds >= size:
@@ -120,18 +120,18 @@ _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 
 
-def list_runs(root: Path, *, archived: bool = False) -> list[Listed]:
-    """List the runs below a runs directory, the one last written first."""
-    found = [listed for rundir in find_runs(root, archived=archived) if (listed := look_at(rundir)) is not None]
-    return sorted(found, key=lambda run: (-run.written, run.name, run.id))
+def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
+    """List the runs below a runs directory, the most recently written first."""
+    runs = [summary for rundir in find_runs(root, archived=archived) if (summary := summarize_run(rundir)) is not None]
+    return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 
-def look_at(rundir: RunDir) -> Listed | None:
-    """A run as a list shows it; None for a folder that is none of ours."""
+def summarize_run(rundir: RunDir) -> RunSummary | None:
+    """Summarize a run; None for a folder that is not a run of Holdfast."""
     files = dict(_files(rundir.path))
-    own = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - a thousand runs, pathlib takes its time
-    if own.isdisjoint(files):
-        return None  # somebody else's folder, whatever lies further down in it
+    markers = {os.path.join(rundir.path, name) for name in _OURS}  # noqa: PTH118 - pathlib is slow for thousands of runs
+    if markers.isdisjoint(files):
+        return None  # not a run, whatever its subfolders hold
     manifest: Manifest | None = None
     metrics: Metrics | None = None
     unread: Status = "damaged"
@@ -142,7 +142,7 @@ def look_at(rundir: RunDir) -> Listed | None:
     except VersionError:
         unread = "foreign"
     except (UsageError, OSError):
-        pass  # damaged, and listed so
+        pass  # listed as damaged
     common: dict[str, Any] = {
         "size": sum(stat.st_size for stat in files.values()),
         "written": max(stat.st_mtime for stat in files.values()),
@@ -153,7 +153,7 @@ def look_at(rundir: RunDir) -> Listed | None:
     }
     if manifest is None:
         name = rundir.path.name
-        return Listed(
+        return RunSummary(
             id=name.rpartition("-")[2],
             name=rundir.path.parent.name,
             target=name.rpartition("-")[0],
@@ -168,7 +168,7 @@ def look_at(rundir: RunDir) -> Listed | None:
         status, common["done"] = "damaged", _count_outputs(rundir)
     if is_held(rundir.lease) or any(map(is_held, rundir.workers.glob("*/lease"))):
         status = "running"
-    return Listed(
+    return RunSummary(
         id=manifest.id,
         name=manifest.name,
         target=manifest.target,
@@ -190,8 +190,8 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
                     yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def is_surely_ours(run: Listed) -> bool:
-    """Whether a run may go without being named: its manifest is sound, or an output in it is one that we sealed."""
+def is_surely_ours(run: RunSummary) -> bool:
+    """True if a run may be deleted without being named: its manifest is sound, or it holds an output that we sealed."""
     if run.status not in ("damaged", "foreign"):
         return True
     with suppress(OSError):
@@ -203,7 +203,7 @@ def _count_outputs(rundir: RunDir) -> int:
     first, *others = rundir.journals("outputs")
     if not others:
         return _count_lines(first)
-    keys: set[bytes] = set()  # a trial may have been done by two workers
+    keys: set[bytes] = set()  # two workers may have written an output for the same trial
     with suppress(OSError):
         for path in (first, *others):
             keys.update(line[:_KEY_END] for _, line in scan_raw(path))

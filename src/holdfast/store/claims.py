@@ -1,14 +1,14 @@
-"""Which worker does what: the trials left are cut into chunks, and a chunk's state is the name of one empty file.
+"""Assign trials to workers: the pending trials are cut into chunks, and a chunk's state is the name of an empty file.
 
-    claims/0001/plan.json       the cut, and the eval that the workers run
-    claims/0001/00017.free      nobody has taken it
-    claims/0001/00017.by.w3     worker w3 has
-    claims/0001/00017.left      given back half done: whoever takes it reads first what is there
-    claims/0001/00017.done
+    claims/0001/plan.json       the chunks, and the eval that the workers run
+    claims/0001/00017.free      not yet claimed
+    claims/0001/00017.by.w3     claimed by worker w3
+    claims/0001/00017.left      released unfinished: the next worker reads the existing records first
+    claims/0001/00017.done      finished
 
-Each step is one rename of a name that only one state has, so of many who try the same step one succeeds, on network
-file systems, too. A claim lives as long as its worker's lease: who holds the lease of a dead worker may take its
-claims, and nobody else does. Each preparation of a run is a round of its own; only the newest counts.
+Each step renames a file whose name only one state has, so of several workers that try the same step one succeeds, on
+network file systems, too. A claim lives as long as its worker's lease: only the process that takes over the lease of a
+dead worker may take its claims. Each preparation of a run starts a new round; only the newest round counts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 MOST_TRIALS: Final = 256
-"""of a chunk"""
+"""maximum number of trials in a chunk"""
 CHUNKS_EACH: Final = 8
-"""how many chunks a worker gets, where there are few trials: the last to end then keeps the others waiting little"""
+"""chunks per worker if there are few trials, so that the last worker does not keep the others waiting for long"""
 _WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan.json`: what a round of workers does."""
+    """`plan.json`: the work of a round of workers."""
 
     schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
     chunks: list[tuple[int, int]]
-    """first trial and one past the last; trials are counted through the dataset, those of one sample together"""
+    """first trial and one past the last; trials are numbered in the dataset's order, those of one sample together"""
     eval: dict[str, Any]
     folder: str
     eval_file: str | None
@@ -53,18 +53,18 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     log_samples: bool = False
     output_path: str | None = None
     command: str = ""
-    """what goes on with the run"""
+    """command that resumes the run"""
 
 
 def check_worker_id(worker: str) -> None:
-    """A worker's id is part of file names."""
+    """Check a worker's id, which is part of file names."""
     if not _WORKER.fullmatch(worker):
         raise UsageError(f"{worker!r} is not a worker id", remedy="Use letters, digits, `-`, `_` and `.`.")
 
 
-def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
-    """Chunks of the trials that are left, given by their numbers in ascending order."""
-    numbers = list(left)
+def cut(pending: Iterable[int], workers: int) -> list[tuple[int, int]]:
+    """Cut the pending trials, given by their numbers in ascending order, into chunks."""
+    numbers = list(pending)
     size = max(1, min(MOST_TRIALS, len(numbers) // (workers * CHUNKS_EACH)))
     return [
         (numbers[start], numbers[min(start + size, len(numbers)) - 1] + 1) for start in range(0, len(numbers), size)
@@ -72,11 +72,11 @@ def cut(left: Iterable[int], workers: int) -> list[tuple[int, int]]:
 
 
 def begin_round(rundir: RunDir, plan: Round) -> Path:
-    """Share out what is left. Needs the run's lease; earlier rounds are gone afterwards."""
+    """Distribute the pending trials and delete earlier rounds. Needs the run's lease."""
     make_directory(rundir.claims)
     earlier = [path for path in rundir.claims.iterdir() if path.is_dir()]
     number = 1 + max((int(path.name) for path in earlier if path.name.isdigit()), default=0)
-    place = rundir.claims / f"{number:04}"
+    folder = rundir.claims / f"{number:04}"
     new = rundir.claims / f".{number:04}.tmp"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -84,20 +84,20 @@ def begin_round(rundir: RunDir, plan: Round) -> Path:
         (new / f"{chunk:05}.free").touch()
     with replacing(new / "plan.json") as file:
         file.write(msgspec.json.encode(plan))
-    new.rename(place)
+    new.rename(folder)
     sync_directory(rundir.claims)
     for old in earlier:
         shutil.rmtree(old, ignore_errors=True)
-    return place
+    return folder
 
 
 def end_rounds(rundir: RunDir) -> None:
-    """Take back what was shared out: the run is finished. Needs the run's lease."""
+    """Delete all rounds of a finished run. Needs the run's lease."""
     shutil.rmtree(rundir.claims, ignore_errors=True)
 
 
 def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
-    """The round that workers join."""
+    """Return the round that workers join."""
     places = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
     if not places:
         return None
@@ -118,15 +118,15 @@ class Claims:
         self._count = count
         self._worker = worker
         self._rundir = rundir
-        # Of an earlier process of the same id. Asked for once, at the start: later such a name is a chunk in hand.
+        # Claims of an earlier process with this id. Read once, at the start: later they are claims of this process.
         self._leftovers = [chunk for chunk, state in self._states().items() if state == f"by.{worker}"]
         self._watched: dict[str, RunLease] = {}
 
     def take(self) -> tuple[int, bool] | None:
-        """Claim a chunk: its number, and whether somebody may have done a part of it. None when none is free.
+        """Claim a chunk; return its number and whether a part of it may be done, or None if no chunk is free.
 
-        Looks first for what an earlier process of the same id has left, then for what nobody has, then for the
-        claims of the dead.
+        Looks first for chunks that an earlier process of the same id left, then for free ones, then for the claims of
+        dead workers.
         """
         if self._leftovers:
             return int(self._leftovers.pop(0)), True
@@ -141,23 +141,23 @@ class Claims:
         return None
 
     def _inherit(self, owner: str, chunks: list[str]) -> bool:
-        """Make the chunks of a dead worker everybody's. Whoever holds its lease is the only one to judge it dead."""
+        """Free the chunks of a dead worker. Only the process that takes its lease may declare it dead."""
         lease = self._watched.setdefault(owner, RunLease(worker_lease(self._rundir, owner)))
         if not lease.take_if_dead():
             return False
         try:
-            # Looked at again: the owner may have finished or given back, and left, since the names were read.
+            # Moved by name: the owner may have finished or released chunks, and exited, since the names were read.
             moved = [self._move(chunk, f"by.{owner}", "left") for chunk in chunks]
         finally:
             lease.release()
         return any(moved)
 
     def finish(self, number: int) -> None:
-        """A chunk needs nothing more in this round."""
+        """Mark a chunk as done for this round."""
         self._give(number, "done")
 
     def give_back(self, number: int) -> None:
-        """Let others have a chunk at once. Where it is not ours any more, they have it already."""
+        """Release a chunk to other workers. Does nothing if another worker has taken it already."""
         with suppress(Fault):
             self._give(number, "left")
 
@@ -172,27 +172,27 @@ class Claims:
 
     @property
     def all_done(self) -> bool:
-        """Whether no chunk needs anything more."""
-        # Counted: a name that is just being changed may be missing from a listing.
+        """True if all chunks are done."""
+        # Counted, since a name that is being changed may be missing from a listing.
         return sum(state == "done" for state in self._states().values()) == self._count
 
     def _states(self) -> dict[str, str]:
-        """Every chunk's state by its number, in order."""
+        """Return the state of each chunk by its number, in order."""
         try:
             names = sorted(path.name for path in self._place.iterdir())
         except FileNotFoundError:
             raise Fault(
                 "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
             ) from None
-        found = (name.partition(".") for name in names if name[:1].isdigit())
-        return {chunk: state for chunk, _, state in found}
+        parts = (name.partition(".") for name in names if name[:1].isdigit())
+        return {chunk: state for chunk, _, state in parts}
 
     def _move(self, chunk: str, before: str, after: str) -> bool:
-        """One step of a chunk; False where somebody else was faster."""
+        """Change the state of a chunk; False if another worker was faster."""
         new = self._place / f"{chunk}.{after}"
         try:
             (self._place / f"{chunk}.{before}").rename(new)
         except FileNotFoundError:
-            # NFS may repeat a rename whose reply was lost, and then says that the old name is not there.
+            # NFS may repeat a rename whose reply was lost, and then reports that the old name does not exist.
             return new.exists()
         return True

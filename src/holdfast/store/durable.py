@@ -1,4 +1,4 @@
-"""Durable small writes. A name appears only with its whole content behind it, and stays after a power cut."""
+"""Durable small writes: a file appears only with its whole content, and survives a power cut."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if sys.platform == "darwin":
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
     def drop_cache(fd: int) -> None:
-        """macOS has no call for it."""
+        """Do nothing: macOS has no such call."""
 
 else:
     sync = os.fdatasync
 
     def drop_cache(fd: int) -> None:
-        """Forget clean cached pages, so that the next read shows what the medium holds.
+        """Forget clean cached pages, so that the next read comes from the medium.
 
         After a failed sync Linux keeps pages that never reached the disk and calls them clean.
         """
@@ -38,7 +38,7 @@ else:
 
 
 def slug(text: str) -> str:
-    """A name that is safe as a file's or a folder's."""
+    """Turn a text into a safe name for a file or folder."""
     return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:80] or "unnamed"
 
 
@@ -54,9 +54,9 @@ def sync_directory(path: Path) -> None:
 def advice_for(error: OSError) -> str:
     """Advise what to do about a file or directory that cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Make room on the disk."
+        return "Free some disk space."
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "Check who may write there."
+        return "Check the permissions."
     if error.errno == errno.EROFS:
         return "The file system is mounted read-only."
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
@@ -77,7 +77,7 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name; on leaving, sync it and give it its name in one step."""
+    """Write a file under a temporary name; on exit, sync it and rename it in one step."""
     # Two containers that share a disk may have the same process and thread ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{secrets.token_hex(3)}.tmp")
     try:
@@ -94,23 +94,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def keep_backup(path: Path) -> Path:
-    """A durable copy beside a file, as `.bak`, `.bak.1` …; one that has the same bytes already is the copy."""
+    """Copy a file durably to `.bak`, `.bak.1` …, unless a copy with the same content exists; return its path."""
     data, number = path.read_bytes(), 0
     while True:
-        place = path.with_name(f"{path.name}.bak{f'.{number}' if number else ''}")
-        if not place.exists():
-            overwrite(place, data, like=path)
-            return place
-        if place.is_file() and place.read_bytes() == data:
-            return place
+        backup = path.with_name(f"{path.name}.bak{f'.{number}' if number else ''}")
+        if not backup.exists():
+            overwrite(backup, data, like=path)
+            return backup
+        if backup.is_file() and backup.read_bytes() == data:
+            return backup
         number += 1
 
 
 def overwrite(path: Path, data: bytes, *, like: Path) -> None:
-    """Replace a file's content in one step, with the mode, and where we may the owner, of another."""
-    known = like.stat()
+    """Replace a file's content in one step, with the mode, and if permitted the owner, of the file `like`."""
+    status = like.stat()
     with replacing(path) as file:
         with suppress(PermissionError):
-            os.fchown(file.fileno(), known.st_uid, known.st_gid)
-        os.fchmod(file.fileno(), stat.S_IMODE(known.st_mode))
+            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
         file.write(data)

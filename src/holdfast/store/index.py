@@ -1,6 +1,6 @@
-"""What a run directory already holds, read once when it is opened and kept up as the run goes on.
+"""Index of a run directory, read once when the run is opened and updated as the run goes on.
 
-Transcripts stay on disk: the index knows where each output lies, what it used, and the verdicts on it.
+Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """A conversation after a turn, or at its end: all of it that a grade's key may be made of."""
+    """The state of a conversation after a turn or at its end, as far as grade keys depend on it."""
 
     digest: str
     tokens: int | None
@@ -32,26 +32,26 @@ class Moment(NamedTuple):
 
 
 class OutputRef(NamedTuple):
-    """A finished trial: where its line is, and what grading needs to know of it."""
+    """A finished trial: the place of its line, and the values that grading needs."""
 
     line: LineRef
     digest: str
     usage: Usage
     seconds: float
     marks: tuple[Moment, ...] = ()
-    """the ends of the turns, where they are on record"""
+    """the ends of the turns, if recorded"""
     stopped_by: str | None = None
     started: float = 0.0
 
     def at(self, turn: int | None) -> Moment | None:
-        """The conversation after a turn, or at its end; None where it did not get so far."""
+        """Return the state after a turn, or at the end; None if the conversation ended earlier."""
         if turn is None or (turn == 1 and not self.marks):
             return Moment(self.digest, self.usage.tokens, self.seconds)
         return self.marks[turn - 1] if turn <= len(self.marks) else None
 
 
 def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment, ...]:
-    """What the index keeps of marks; early ones do not say what was used, and it is taken from the whole."""
+    """Convert marks for the index. Marks of early versions lack usage and time; those of the whole output are used."""
     return tuple(
         Moment(
             mark.digest,
@@ -63,50 +63,50 @@ def moments(marks: Iterable[Mark], usage: Usage, seconds: float) -> tuple[Moment
 
 
 class VerdictRef(NamedTuple):
-    """What a grade said."""
+    """The verdict of a grade."""
 
     status: GradeStatus
     score: float | None
     usage: Usage | None
     time: float = 0.0
     counts: tuple[int, ...] | None = None
-    """what is summed over the run, of graders that have a number for the whole"""
+    """numbers to be summed over the run, of graders with run-wide metrics"""
 
 
 class Damage(NamedTuple):
-    """Bytes of a journal file that are no sound line."""
+    """Bytes of a journal file that are not a sound line."""
 
     path: Path
     offset: int
     length: int
     torn: bool
-    """an unfinished last line, as a kill in the middle of a write leaves it"""
+    """an unfinished last line, left by a process that was killed while writing"""
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Human-readable description."""
         return "an unfinished last line" if self.torn else "a damaged line"
 
     def __str__(self) -> str:
-        return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; it counts as not done"
+        return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
 
 
 @dataclass
 class Spent:
-    """What a run has used so far, in all its processes: outputs, judges and failed attempts alike."""
+    """Usage of a run so far, over all its processes: outputs, judges and failed attempts."""
 
     tokens: int = 0
     requests: int = 0
     cost: float = 0.0
     unpriced: int = 0
-    """how many trials and grades have no known price"""
+    """number of trials and grades without a known price"""
     unmetered: int = 0
-    """how many of them do not say how many tokens they took"""
+    """number of trials and grades that do not report their tokens"""
     _starts: array[float] = field(default_factory=lambda: array("d"))
     _ends: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, usage: Usage, times: int = 1) -> None:
-        """Count what one trial or grade used."""
+        """Add the usage of a trial or grade."""
         if usage.input_tokens is None or usage.output_tokens is None:
             self.unmetered += times
         self.tokens += times * ((usage.input_tokens or 0) + (usage.output_tokens or 0))
@@ -117,16 +117,16 @@ class Spent:
             self.cost += times * usage.cost
 
     def take_back(self, usage: Usage) -> None:
-        """It is counted elsewhere."""
+        """Subtract usage that is counted elsewhere."""
         self.add(usage, -1)
 
     def add_time(self, started: float, ended: float) -> None:
-        """Note a stretch of work; stretches may overlap and come in any order."""
+        """Add a period of work; periods may overlap and come in any order."""
         self._starts.append(started)
         self._ends.append(ended)
 
     def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
-        """Count a verdict: what its judge used, and its time where that is worth a word."""
+        """Add a grade: the usage of its judge, and its time if noticeable."""
         if usage is not None:
             self.add(usage)
         if seconds >= 0.001:
@@ -134,7 +134,7 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """Wall time with work in hand, the pauses between processes left out."""
+        """Wall time with work in flight, without the pauses between processes."""
         total, busy_until = 0.0, 0.0
         for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
             total += max(0.0, ended - max(started, busy_until))
@@ -144,7 +144,7 @@ class Spent:
 
 @dataclass
 class Index:
-    """Everything a resumed run needs to know about its past."""
+    """Everything that a resumed run needs from its records."""
 
     outputs: dict[str, OutputRef] = field(default_factory=dict)
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
@@ -160,12 +160,12 @@ class Index:
 
     @property
     def begun(self) -> tuple[Container[str], ...]:
-        """What has the keys of trials that were begun: those with calls on record first."""
+        """Containers of the keys of trials that were begun, those with recorded calls first."""
         return self.steps, self.attempts
 
 
 class OutputHead(msgspec.Struct):
-    """What of an output the index is made of."""
+    """The fields of an output that the index uses."""
 
     key: str
     digest: str
@@ -176,14 +176,14 @@ class OutputHead(msgspec.Struct):
     source: str | None = None
 
     def ref(self, line: LineRef) -> OutputRef:
-        """Return what the index keeps of an output on a given line."""
+        """Return the index's reference to an output on the given line."""
         timing = self.timing
         marks = moments(self.marks, self.usage, timing.seconds)
         return OutputRef(line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started)
 
 
 class GradeHead(msgspec.Struct):
-    """What of a grade the index is made of."""
+    """The fields of a grade that the index uses."""
 
     grade_key: str
     status: GradeStatus
@@ -198,7 +198,7 @@ class GradeHead(msgspec.Struct):
 
     @property
     def verdict(self) -> VerdictRef:
-        """What the index keeps of it."""
+        """The verdict, as the index holds it."""
         return VerdictRef(self.status, self.score, self.usage, self.time, self.counts)
 
 
@@ -212,7 +212,7 @@ class _StepHead(msgspec.Struct):
 
 
 class ErrorHead(msgspec.Struct):
-    """What of a failed attempt the index, a summary and whoever follows a run are made of."""
+    """The fields of a failed attempt that the index, summaries and followers of a run use."""
 
     key: str
     where: str
@@ -236,7 +236,7 @@ _step = msgspec.json.Decoder(Step)
 
 
 def read_output_head(line: bytes) -> OutputHead | None:
-    """An output line's head; None where the line is not an output."""
+    """Decode the head of an output line; None if the line is not an output."""
     try:
         return _output_head.decode(line)
     except msgspec.DecodeError:
@@ -244,7 +244,7 @@ def read_output_head(line: bytes) -> OutputHead | None:
 
 
 def read_grade_head(line: bytes) -> GradeHead | None:
-    """A grade line's head; None where the line is not a grade."""
+    """Decode the head of a grade line; None if the line is not a grade."""
     try:
         return _grade_head.decode(line)
     except msgspec.DecodeError:
@@ -252,7 +252,7 @@ def read_grade_head(line: bytes) -> GradeHead | None:
 
 
 def read_error_head(line: bytes) -> ErrorHead | None:
-    """A failed attempt's head; None where the line is not one."""
+    """Decode the head of an error line; None if the line is not an error."""
     try:
         return _error_head.decode(line)
     except msgspec.DecodeError:
@@ -260,20 +260,20 @@ def read_error_head(line: bytes) -> ErrorHead | None:
 
 
 def read_output(ref: OutputRef) -> Output:
-    """The whole record behind a reference."""
+    """Read the whole record of a reference."""
     return _output.decode(ref.line.read())
 
 
 def read_steps(lines: Iterable[LineRef]) -> list[Step]:
-    """Read the recorded calls of one conversation that count, in the order in which they were made.
+    """Read the valid recorded calls of a conversation, in the order in which they were made.
 
-    Where several workers had it in hand that is not the order of their files, in which they may be given here.
+    If several workers ran the conversation, its lines may be passed in another order, file by file.
     """
-    each: dict[Path, list[Step]] = {}
+    by_file: dict[Path, list[Step]] = {}
     for line in lines:
-        each.setdefault(line.path, []).append(_step.decode(line.read()))
+        by_file.setdefault(line.path, []).append(_step.decode(line.read()))
     steps: list[Step] = []
-    for step in merge(*each.values(), key=lambda step: step.time):
+    for step in merge(*by_file.values(), key=lambda step: step.time):
         steps.append(step)
         if step.kind == "restart":
             steps.clear()
@@ -303,7 +303,7 @@ class TextReader:
         return _output_text.decode(os.pread(fd, length, offset)).output
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
@@ -312,9 +312,9 @@ class TextReader:
 def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tails_only: bool = False) -> Index:
     """Read all journals of a run.
 
-    `files` names the journal files of a kind. With `mend`, a directory, damaged bytes are moved there and cut out
-    of the journals; without, they are only passed over: that is for readers who do not hold the run's lease. With
-    `tails_only` nothing but unfinished last lines is cut off, so that no line moves.
+    `files` returns the journal files of a kind. If `mend` is a directory, damaged bytes are moved there and cut out of
+    the journals; this needs the run's lease. If it is None, they are skipped. With `tails_only`, only unfinished last
+    lines are cut off, so that no line moves.
     """
     index = Index()
     for kind in KINDS:
@@ -327,13 +327,13 @@ def load_index(files: Callable[[str], Iterable[Path]], *, mend: Path | None, tai
     for path in {spot.path for spot in damage}:
         _cut_out(path, [spot for spot in damage if spot.path == path], mend)
     if not all(spot.torn for spot in damage):
-        index = load_index(files, mend=mend)  # lines moved, so the offsets did too
+        index = load_index(files, mend=mend)  # lines moved, so their offsets changed
         index.damage = [*damage, *index.damage]
     return index
 
 
 class Entry(NamedTuple):
-    """A sound line of a journal: where it is, and what the index keeps of it."""
+    """A sound line of a journal: its place, and the fields that the index uses."""
 
     line: LineRef
     head: Any
@@ -350,16 +350,16 @@ class Kind(NamedTuple):
 def _take_output(index: Index, entry: Entry) -> None:
     head: OutputHead = entry.head
     keep_output(index, entry)
-    if head.source is None:  # what was copied from another run was paid for there
+    if head.source is None:  # a copied output was paid for in the other run
         index.spent.add(head.usage)
         index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
 
 
 def keep_output(index: Index, entry: Entry) -> None:
-    """Of several outputs of a trial the one begun last counts, for every reader; in one file the last.
+    """Add an output. Of several outputs of a trial the one that was begun last counts; within a file, the last one.
 
-    So one that was made anew on purpose counts, in whichever file it is. One that a frozen worker writes when it wakes
-    was begun before that of the worker who took over, and changes nothing any more.
+    So an output that was repeated on purpose counts, in whichever file it is. An output that a suspended worker writes
+    after it wakes up was begun before that of the worker that took over, and is ignored.
     """
     ref: OutputRef = entry.head.ref(entry.line)
     earlier = index.outputs.get(entry.head.key)
@@ -380,9 +380,9 @@ def _take_step(index: Index, entry: Entry) -> None:
 
 
 def keep_step(index: Index, entry: Entry) -> None:
-    """A call counts while its conversation has no output, or one that a checkpoint cut short."""
+    """Add a call, unless its conversation has an output that no checkpoint cut short."""
     output = index.outputs.get(entry.head.key)
-    if output is None or output.stopped_by is not None:  # else the output has it all, and for good
+    if output is None or output.stopped_by is not None:  # otherwise the output holds the call, and is final
         index.steps.setdefault(entry.head.key, []).append(entry.line)
 
 
@@ -394,9 +394,9 @@ def _take_grade(index: Index, entry: Entry) -> None:
 
 
 def keep_verdict(index: Index, head: GradeHead) -> None:
-    """Of several verdicts on an output the one given last counts, in whichever file it is."""
-    known = index.verdicts.get(head.grade_key)
-    if known is None or known.time <= head.time:
+    """Add a verdict. Of several verdicts on an output the latest counts, in whichever file it is."""
+    earlier = index.verdicts.get(head.grade_key)
+    if earlier is None or earlier.time <= head.time:
         index.verdicts[head.grade_key] = head.verdict
 
 
@@ -408,8 +408,8 @@ def _take_error(index: Index, entry: Entry) -> None:
     if head.where == "target":
         index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
     else:
-        by = head.key, head.where
-        index.grader_attempts[by] = index.grader_attempts.get(by, 0) + 1
+        pair = head.key, head.where
+        index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1
 
 
 KINDS: Final = (
@@ -430,12 +430,12 @@ def _entries(path: Path, kind: Kind, index: Index, durable: bool) -> Iterator[En
                 yield Entry(LineRef(path, line.offset, len(line.data)), decode(line.data))
                 continue
             except msgspec.DecodeError:
-                pass  # sound, but not a record of ours
+                pass  # sound, but not a record of Holdfast
         index.damage.append(Damage(path, line.offset, len(line.data) + line.whole, torn=not line.whole))
 
 
 def _settle_on_medium(path: Path) -> None:
-    """What a killed process left in the page cache is synced before it is believed, then read from the medium."""
+    """Sync what a killed process left in the page cache, then drop the cache, so that reads come from the medium."""
     with suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -448,21 +448,21 @@ def _settle_on_medium(path: Path) -> None:
 def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:
     make_directory(aside)
     with path.open("r+b") as file:
-        with (aside / path.name).open("ab") as kept:
+        with (aside / path.name).open("ab") as backup:
             for spot in damage:
                 file.seek(spot.offset)
-                kept.write(file.read(spot.length).rstrip(b"\n") + b"\n")
-            kept.flush()
-            os.fsync(kept.fileno())
+                backup.write(file.read(spot.length).rstrip(b"\n") + b"\n")
+            backup.flush()
+            os.fsync(backup.fileno())
         if all(spot.torn for spot in damage):
             file.truncate(damage[0].offset)
             os.fsync(file.fileno())
             return
-        with replacing(path) as whole:
+        with replacing(path) as repaired:
             position = 0
             for start, length in [(spot.offset, spot.length) for spot in damage] + [(path.stat().st_size, 0)]:
                 file.seek(position)
-                _copy(file.read, whole.write, start - position)
+                _copy(file.read, repaired.write, start - position)
                 position = start + length
 
 

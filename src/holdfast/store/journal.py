@@ -1,17 +1,17 @@
-"""The one thread that writes. A record counts once its bytes are synced, and not before.
+"""The thread that writes the journals. A record counts once its bytes are synced, and not before.
 
-Callers hand over sealed lines; the thread takes all that have gathered, writes each file once, syncs it, and tells the
+Callers hand over sealed lines; the thread takes all queued lines, writes each file once, syncs it, and notifies the
 event loop in one call for each file. So the loop never waits on the disk, a slow disk makes larger batches instead of
 a queue of syncs, and the cost of a line does not depend on how long the file is.
 
-What can go wrong, and what is then true:
+Failures and their handling:
 
-short or failed write   the file is cut back to its last synced byte, then the whole batch is tried once more
+short or failed write   the file is truncated to its last synced byte, then the whole batch is retried once
 failed sync             the kernel may have dropped the pages and called them clean, so no later sync of that
-                        file can vouch for them: the file is cut back and retired, and the batch is written again
-                        to a new file of this writer's own under `workers/`, which readers read too
-both again              the batch failed: whoever waits gets `Fault("disk")`, for lines that nobody waits for `failed`
-                        is called with it, and nothing of it counts
+                        file can vouch for them: the file is truncated and retired, and the batch is written again
+                        to a new file of this writer under `workers/`, which readers read too
+both again              the batch failed: waiters get `Fault("disk")`, `failed` is called with it for lines without a
+                        waiter, and no line of the batch counts
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 JournalName = Literal["steps", "outputs", "errors", "grades"]
 JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grades")
-"""In the order they are written within a batch: a grade on disk means that its output is, too."""
+"""The order of writing within a batch: if a grade is on disk, so is its output."""
 
 _MAX_WRITE: Final = 64 << 20
 _TAKEN: Final = (
@@ -46,7 +46,7 @@ _TAKEN: Final = (
 
 
 class SecondWriter(OSError):
-    """Bytes that are not ours stand in a file that is ours alone to write: our lease was taken over."""
+    """Another process wrote to a file that only this process may write: our lease was taken over."""
 
 
 class _Entry(NamedTuple):
@@ -58,7 +58,7 @@ class _Entry(NamedTuple):
 
 @dataclass
 class _Segment:
-    """An open journal file and how much of it is known to be on the medium."""
+    """An open journal file, and the length that is known to be on the medium."""
 
     path: Path
     fd: int
@@ -100,14 +100,14 @@ class _Segment:
                 raise failure
 
     def cut_back(self) -> None:
-        """Drop what no sync vouches for, unless somebody else's lines follow it."""
+        """Truncate the bytes that were not synced, unless lines of another process follow them."""
         with suppress(OSError):
             if os.fstat(self.fd).st_size <= self.good + self.unsynced:
                 os.ftruncate(self.fd, self.good)
         self.unsynced = 0
 
     def retire(self) -> None:
-        """Drop what no sync vouches for, and let the file go."""
+        """Truncate the bytes that were not synced, and close the file."""
         self.cut_back()
         with suppress(OSError):
             os.close(self.fd)
@@ -135,7 +135,7 @@ class Journal:
         held: Callable[[], bool] = lambda: True,
         worker: bool = False,
     ) -> None:
-        """`worker`: the directory is a worker's part of the run directory."""
+        """Start the writer thread. `worker`: the directory is a worker's part of the run directory."""
         self.directory = directory
         self._worker = worker
         self._notice = notice
@@ -151,7 +151,7 @@ class Journal:
         self._thread.start()
 
     async def write(self, name: JournalName, line: bytes) -> LineRef:
-        """Append a line, and return where it is once it is on the medium."""
+        """Append a line, and return its place once it is on the medium."""
         waiter: asyncio.Future[LineRef] = self._loop.create_future()
         self._add(_Entry(name, line, waiter, None))
         return await waiter
@@ -161,7 +161,7 @@ class Journal:
         self._add(_Entry(name, line, None, then))
 
     def _add(self, entry: _Entry) -> None:
-        # Handed over once per turn of the event loop: the thread then wakes for a batch, not for each line.
+        # Handed over once per iteration of the event loop, so that the thread wakes for a batch and not for each line.
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
         self._gathered.append(entry)
@@ -186,17 +186,17 @@ class Journal:
     def _run(self) -> None:
         last = False
         while not last:
-            handed = [self._queue.get()]
+            batches = [self._queue.get()]
             with suppress(Empty):
                 while True:
-                    handed.append(self._queue.get_nowait())
-            last = None in handed
-            entries = [entry for batch in handed if batch is not None for entry in batch]
+                    batches.append(self._queue.get_nowait())
+            last = None in batches
+            entries = [entry for batch in batches if batch is not None for entry in batch]
             if entries:
                 self._commit(entries)
 
     def _commit(self, entries: list[_Entry]) -> None:
-        """Write, sync and settle one file after the other: whoever waits for an output does not wait for grades."""
+        """Write, sync and settle one file after the other, so that waiters for an output do not wait for grades."""
         lost = None
         if not self._held():
             lost = Fault("lease_lost", f"{self.directory} belongs to another process now", remedy=_TAKEN)
@@ -204,13 +204,13 @@ class Journal:
             part = [entry for entry in entries if entry.name == name]
             if not part:
                 continue
-            done = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
-            if isinstance(done, Fault) and name == "outputs":
-                lost = done  # a grade never stands without its output
-            self._loop.call_soon_threadsafe(self._settle, part, done)
+            result = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
+            if isinstance(result, Fault) and name == "outputs":
+                lost = result  # a grade is never written without its output
+            self._loop.call_soon_threadsafe(self._settle, part, result)
 
     def _commit_file(self, name: JournalName, data: bytes) -> LineRef | Fault:
-        """Append a batch of lines, and return where it is."""
+        """Append a batch of lines, and return its place."""
         try:
             batch = self._append(name, data)
         except SecondWriter as error:
@@ -232,7 +232,7 @@ class Journal:
             segment.append(data)
         except OSError as error:
             if not segment.unsynced:
-                raise  # the write itself failed and was cut back: the file is sound
+                raise  # the write itself failed and was undone: the file is sound
             path = self._replace(name)
             self._loop.call_soon_threadsafe(
                 self._notice,
@@ -247,12 +247,12 @@ class Journal:
         return LineRef(segment.path, segment.good - len(data), len(data))
 
     def _replace(self, name: JournalName) -> Path:
-        """Retire a file whose sync failed and open one on fresh ground."""
+        """Retire a file whose sync failed and open one in a new directory."""
         self._segments.pop(name).retire()
         token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        own = self.directory
-        # Beside a worker's own directory, whose name it carries: readers look no deeper.
-        spare = own.with_name(f"{own.name}+{token}") if self._worker else own / "workers" / token
+        directory = self.directory
+        # A worker's spare directory is beside its own and begins with its name: readers do not look into subfolders.
+        spare = directory.with_name(f"{directory.name}+{token}") if self._worker else directory / "workers" / token
         make_directory(spare)
         self._spare = spare
         path = spare / f"{name}.jsonl"
@@ -261,16 +261,16 @@ class Journal:
 
     # On the event loop again.
 
-    def _settle(self, entries: list[_Entry], done: LineRef | Fault) -> None:
-        if isinstance(done, Fault):
+    def _settle(self, entries: list[_Entry], result: LineRef | Fault) -> None:
+        if isinstance(result, Fault):
             for entry in entries:
                 if entry.waiter is None:
                     if self._failed is not None:
-                        self._failed(done)
+                        self._failed(result)
                 elif not entry.waiter.done():
-                    entry.waiter.set_exception(done)
+                    entry.waiter.set_exception(result)
             return
-        path, offset, _ = done
+        path, offset, _ = result
         for _, line, waiter, then in entries:
             if waiter is not None:
                 if not waiter.done():
@@ -278,6 +278,6 @@ class Journal:
             elif then is not None:
                 try:
                     then()
-                except Exception as error:  # whoever else waits on this batch must not hang because of it
+                except Exception as error:  # the other waiters of this batch must still be notified
                     self._loop.call_exception_handler({"message": "after a journal write", "exception": error})
             offset += len(line)

@@ -1,7 +1,7 @@
-"""Who may write a run: a lease file with a heartbeat, so that it also works between machines.
+"""The right to write a run: a lease file with a heartbeat, which also works between machines.
 
-The file is held for as long as the process lives and touches it. A holder that is provably dead on this
-machine is replaced at once; one on another machine once its heartbeat has been missing for a whole lease.
+The lease is held for as long as the process lives and touches the file. A holder on this machine that is known to be
+dead is replaced at once; a holder on another machine once its heartbeat has been missing for a whole lease.
 Nothing here relies on `flock`, which network file systems do not share between machines.
 """
 
@@ -31,26 +31,26 @@ def _lease_seconds() -> float:
             return seconds
     except ValueError:
         pass
-    raise UsageError(f"HOLDFAST_LEASE_SECONDS is {text!r}; it is a number of seconds, 1 or more")
+    raise UsageError(f"HOLDFAST_LEASE_SECONDS is {text!r}; expected a number of seconds, at least 1")
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""How long a silent holder on another machine keeps the run. The same for all processes on a run."""
+"""Seconds that a holder on another machine keeps the run without a heartbeat; equal for all processes on a run."""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _BY_CLOCK: Final = int(filelock.__version__.partition(".")[0]) < 4
-"""filelock 3 takes a lease for expired by the age of its file, which depends on the clocks of two machines."""
+"""filelock 3 judges a lease by the age of its file, which depends on the clocks of two machines."""
 _NAMELESS_SECONDS: Final = 2.0
-"""How long a lease may name nobody, where it is only just being written."""
+"""Seconds that a lease may name no holder, since it may be in the middle of being written."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds a run."""
+    """The process that holds a run."""
 
     host: str
     pid: int
     since: float
     finishing: bool = False
-    """all is done, and it makes the report"""
+    """all trials are finished, and the process writes the report"""
     start: str = ""
     """the process's start token; empty in leases of earlier versions"""
 
@@ -78,7 +78,7 @@ class RunLease:
         self._info = path.with_suffix(".holder")
         self._identity = (0, 0)
         self.inherited = False
-        """whoever had it before us did not let it go: its note was still there"""
+        """the holder before us did not release the lease: its note was still there"""
         self._watched: tuple[tuple[int, int], float] | None = None
         self._lock = SoftFileLease(
             path,
@@ -88,16 +88,16 @@ class RunLease:
         )
 
     def acquire(self, wait: float, notice: Callable[[str], None] = lambda _: None) -> None:
-        """Take the run, waiting up to `wait` seconds for a holder that is alive, for ever when it is negative."""
+        """Take the lease, waiting up to `wait` seconds for a live holder, or forever if `wait` is negative."""
         self._spoil_if_empty()
         if not self._try() and not self._await(wait, notice) and not self._take_over_if_silent(notice):
             raise RunHeld(f"another process holds this run: {self.describe()}", remedy=HELD_REMEDY)
         self._sign()
 
     def take_if_dead(self) -> bool:
-        """Take it where nobody holds it or the holder is known to be dead; never waits.
+        """Take the lease if it is free or its holder is known to be dead; never wait.
 
-        A silent holder is known to be dead once this same object has been asked over a whole lease.
+        A holder without a heartbeat is known to be dead once this object has been asked over a whole lease.
         """
         if not self._try():
             return False
@@ -116,23 +116,23 @@ class RunLease:
         return True
 
     def _only_looks_expired(self) -> bool:
-        """Tell whether a lease is old by the clock, but was not watched for a whole lease, as filelock 4 does."""
+        """True if a lease is old by the clock but was not watched for a whole lease. filelock 4 checks this itself."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return False
-        if time.time() - found.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # one that names nobody is not held
+        if time.time() - status.st_mtime < LEASE_SECONDS or self._lock.pid is None:  # a lease without a holder
             return False
         holder = self.holder
         if holder is not None and holder.is_dead:
             return False
-        state = found.st_ino, found.st_mtime_ns
+        state = status.st_ino, status.st_mtime_ns
         if self._watched is None or self._watched[0] != state:
             self._watched = state, time.monotonic()
         return time.monotonic() - self._watched[1] < LEASE_SECONDS
 
     def _poll(self, seconds: float, pause: float) -> bool:
-        """Try again and again, for ever where `seconds` is negative."""
+        """Try repeatedly to take the lease, forever if `seconds` is negative."""
         end = time.monotonic() + seconds
         while not self._try():
             if seconds >= 0 and end <= time.monotonic():
@@ -144,8 +144,8 @@ class RunLease:
         pid = os.getpid()
         holder = Holder(os.uname().nodename, pid, time.time(), self._finishing, start_token(pid))
         try:
-            found = self._path.stat()
-            self._identity = found.st_dev, found.st_ino
+            status = self._path.stat()
+            self._identity = status.st_dev, status.st_ino
             self.inherited = self._info.exists()
             self._info.write_bytes(msgspec.json.encode(holder))
         except OSError:
@@ -153,36 +153,36 @@ class RunLease:
             raise
 
     def still_held(self) -> bool:
-        """Whether the lease file is still the one this process made. A contender may move it aside for an instant."""
+        """True if the lease file is still that of this process. A contender may move it away for an instant."""
         for pause in (0.0, 0.02, 0.1, 0.3):
             time.sleep(pause)
             try:
-                found = self._path.stat()
+                status = self._path.stat()
             except OSError:
                 continue
-            if (found.st_dev, found.st_ino) == self._identity:
+            if (status.st_dev, status.st_ino) == self._identity:
                 return True
         return False
 
     def release(self) -> None:
-        """Let the next process have the run. Where the disk does not allow it, our end does: see `acquire`."""
+        """Release the lease. If the disk prevents that, the end of this process releases it: see `acquire`."""
         if self._lock.is_locked:
-            if self.still_held():  # else the note is the new holder's
+            if self.still_held():  # otherwise the note belongs to the new holder
                 with suppress(OSError):
                     self._info.unlink()
             with suppress(OSError):
                 self._lock.release()
 
     def _spoil_if_empty(self) -> None:
-        """Make an empty lease, as a power cut leaves it, one that `filelock` takes over: an empty one it never does."""
+        """Write into an empty lease file, as a power cut leaves it: `filelock` never takes over an empty one."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
-            patience = time.monotonic() + _NAMELESS_SECONDS
-            while (found := os.fstat(fd)).st_size == 0 and found.st_nlink:
-                if time.monotonic() > patience:
+            deadline = time.monotonic() + _NAMELESS_SECONDS
+            while (status := os.fstat(fd)).st_size == 0 and status.st_nlink:
+                if time.monotonic() > deadline:
                     os.write(fd, b"lost\n")
                     return
                 time.sleep(0.05)
@@ -196,7 +196,7 @@ class RunLease:
         return self._poll(wait, 0.1)
 
     def _take_over_if_silent(self, notice: Callable[[str], None]) -> bool:
-        """A live holder is left alone; a lease that looks dead is watched for as long as it takes to be sure."""
+        """Take over from a holder without a heartbeat, after watching it long enough to be sure that it is dead."""
         try:
             overdue = time.time() - self._path.stat().st_mtime >= LEASE_SECONDS / 2
         except FileNotFoundError:
@@ -215,18 +215,18 @@ class RunLease:
 
     @property
     def holder(self) -> Holder | None:
-        """Who holds it, where that can be read."""
+        """The current holder, if it can be read."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._info.read_bytes(), type=Holder)
         return None
 
     def describe(self) -> str:
-        """Who holds it, in words."""
+        """Describe the holder, for messages."""
         return str(self.holder or f"process {self._lock.pid or 'unknown'} ({self._path})")
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process is writing the run, as far as can be told without taking the lease."""
+    """True if a process seems to hold the lease, as far as can be told without taking it."""
     try:
         if time.time() - path.stat().st_mtime > LEASE_SECONDS:
             return False

@@ -1,9 +1,9 @@
-"""How a journal line looks: one JSON object, its last field `sum` an xxh3 checksum of the bytes before it.
+"""Journal lines: each is a JSON object whose last field, `sum`, is an xxh3 checksum of the bytes before it.
 
     {"key":"…","sample":"a",…,"sum":"9a1b3c5d7e9f0a2b"}
 
 The checksum covers every byte of the line up to, not including, `,"sum":`. A line counts only if it ends in a
-newline and its checksum fits, so a torn or rotten line is owed again, never trusted and never a crash.
+newline and its checksum matches, so a torn or corrupt line is ignored and its trial is run again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def seal(body: bytes) -> bytes:
 
 
 def with_source(line: bytes, source: str) -> bytes:
-    """A sound line (without its newline) as it is copied into another run: sealed anew, with where it came from.
+    """Return a sound line (without its newline) for copying into another run: sealed again, with its source.
 
-    A copy of a copy keeps the first source, which is where the work was done.
+    A copy of a copy keeps the first source, the run that did the work.
     """
     head = line[:-_TAIL]
     if b'"source":' in head and "source" in decode(head + b"}"):
@@ -40,13 +40,13 @@ def with_source(line: bytes, source: str) -> bytes:
 
 
 def is_sound(line: bytes) -> bool:
-    """Whether a line, without its newline, is whole and unchanged."""
+    """True if a line, without its newline, is whole and unchanged."""
     head, tail = line[:-_TAIL], line[-_TAIL:]
     return tail.startswith(_MARK) and tail.endswith(b'"}') and tail[len(_MARK) : -2] == xxh3_64_hexdigest(head).encode()
 
 
 class LineRef(NamedTuple):
-    """Where a line of a journal is."""
+    """The place of a journal line."""
 
     path: Path
     offset: int
@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Line]:
-    """Every line of a journal file, good or bad, in order, from an offset on. A missing file has none."""
+    """Yield every line of a journal file from an offset on, sound or not. A missing file has none."""
     for offset, raw in _raw(path, start):
         whole = raw.endswith(b"\n")
         data = raw[:-1] if whole else raw
@@ -82,7 +82,7 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
 
 
 def scan_raw(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of a journal file, unchecked, each with its offset: for those who want only a few of them."""
+    """Yield the whole lines of a journal file, unchecked, with their offsets: for readers that need only a few."""
     return ((offset, raw[:-1]) for offset, raw in _raw(path) if raw.endswith(b"\n"))
 
 

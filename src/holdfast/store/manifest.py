@@ -1,4 +1,4 @@
-"""`manifest.json`: what a run is."""
+"""`manifest.json`: the definition of a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Fingerprints(Struct, frozen=True, kw_only=True):
     reread: list[str] | UnsetType = UNSET
     """graders that read some rows differently than earlier versions did"""
     drift: str | UnsetType = UNSET
-    """of the target's code, where outputs were kept although it had changed"""
+    """digest of the target's code, if outputs were kept although it had changed"""
     work: str
-    """of conversation and target: the part of a generation key that all samples share"""
+    """digest of conversation and target: the part of a generation key that all samples share"""
 
 
 class _Target(Struct):
@@ -41,7 +41,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     conversation: dict[str, Any]
     target: dict[str, Any]
-    """`kind`, and what else defines a target of that kind"""
+    """`kind`, and the other values that define a target of that kind"""
     graders: dict[str, dict[str, Any]]
     trials: int = 1
 
@@ -61,7 +61,7 @@ class DatasetInfo(Struct, frozen=True, kw_only=True):
 
 
 class Drift(Struct, frozen=True, kw_only=True):
-    """The change of the target's code in spite of which outputs were kept."""
+    """A change of the target's code despite which outputs were kept."""
 
     lender: str = field(name="from")
     """the run whose outputs were kept"""
@@ -71,7 +71,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a run is. Written first, once, and never changed."""
+    """The definition of a run. Written first, once, and never changed."""
 
     schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
     id: str

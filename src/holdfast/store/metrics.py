@@ -1,4 +1,4 @@
-"""`metrics.json` and `results.json`: what a finished run amounts to, as a whole and trial by trial."""
+"""`metrics.json` and `results.json`: the results of a finished run, as a whole and trial by trial."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
 
 
 class Rule(NamedTuple):
-    """How a grader's scores enter a report. Rules are part of no key, so a report keeps those it was made with."""
+    """Threshold and weight of a grader. Rules are part of no key, so a report stores those that it was made with."""
 
     threshold: float | None
     weight: float
 
 
 class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdicts of one grader in numbers, or those on the trials as a whole."""
+    """Statistics over the verdicts of one grader, or over the trials as a whole."""
 
     score: float | None
     """mean over samples of the mean over their trials"""
@@ -38,7 +38,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pass_at: dict[int, float] = {}
     """pass@k by k; stored as `pass@1`, `pass@2`, …"""
     totals: dict[str, float] = {}
-    """numbers of the run as a whole, of graders that have such numbers; stored beside the others"""
+    """run-wide metrics of graders that have such metrics; stored beside the other numbers"""
     rows: int | None = None
     """rows that the grader applies to, where it has a `where`"""
     ungraded: int | None = None
@@ -58,7 +58,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the block of `metrics.json`."""
         data: dict[str, Any] = {}
-        for name, value in msgspec.to_builtins(self).items():  # without what is at its default
+        for name, value in msgspec.to_builtins(self).items():  # without fields that have their default
             if name == "pass_at":
                 data |= {f"pass@{k}": share for k, share in value.items()}
             elif name == "totals":
@@ -74,7 +74,7 @@ class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: str
     """when the report was written"""
     seconds: float
-    """time with trials or grades in hand, over all processes"""
+    """time with trials or grades in flight, over all processes"""
     trial_seconds_p50: float | None
     trial_seconds_p95: float | None
     outputs_bytes: int | None = None

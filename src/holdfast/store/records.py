@@ -1,4 +1,4 @@
-"""What the journals hold. One struct per file; the field names are the documented format."""
+"""Records of the journals. One struct per file; the field names are the documented format."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
 Number = TypeVar("Number", int, float)
 
 
-def status_by(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
-    """A verdict's status by the present threshold; without one it is what its grader decided."""
+def apply_threshold(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
+    """Return a verdict's status for the current threshold; without a threshold the grader's own decision stands."""
     if threshold is None or score is None or status not in ("passed", "failed"):
         return status
     return "passed" if score >= threshold else "failed"
@@ -34,7 +34,7 @@ class Usage(Struct, frozen=True):
 
     @property
     def tokens(self) -> int | None:
-        """Those that went in and those that came out."""
+        """Input and output tokens."""
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
@@ -49,16 +49,16 @@ class Usage(Struct, frozen=True):
         )
 
 
-def _add(one: Number | None, other: Number | None) -> Number | None:
-    return None if one is None or other is None else one + other
+def _add(first: Number | None, second: Number | None) -> Number | None:
+    return None if first is None or second is None else first + second
 
 
 NO_USAGE: Final = Usage(0, 0, 0, 0.0)
-"""Known to be nothing."""
+"""Usage that is known to be zero."""
 
 
 class Timing(Struct, frozen=True):
-    """When a trial started (seconds since the epoch), how long it took, and when its first token came."""
+    """Start of a trial (seconds since the epoch), its duration, and the time to its first token."""
 
     started: float
     seconds: float
@@ -87,11 +87,11 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
 
     turn: int
     name: str | None
-    """None: nobody knows what was called in this turn"""
+    """None: unknown tools were called in this turn"""
     arguments: Any = None
     """as JSON; as the model wrote them where they are not JSON"""
     result: Any = None
-    """None where it is not known"""
+    """None if unknown"""
 
 
 class ToolResponse(Struct, frozen=True):
@@ -163,7 +163,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     trace: list[TraceStep] | UnsetType = UNSET
     """what the target reported about its inner calls, over all turns, where it reported anything"""
     source: str | UnsetType = UNSET
-    """the run it was copied from, where it was"""
+    """the run that the output was copied from"""
 
 
 class Grade(Struct, frozen=True):
@@ -184,10 +184,10 @@ class Grade(Struct, frozen=True):
     seconds: float
     usage: Usage | None = None
     time: float | UnsetType = UNSET
-    """when it was given, seconds since the epoch"""
+    """time of the verdict, seconds since the epoch"""
     source: str | UnsetType = UNSET
     counts: tuple[int, ...] | UnsetType = UNSET
-    """what is summed over the run, of graders that have a number for the whole"""
+    """numbers to be summed over the run, of graders with run-wide metrics"""
 
 
 class ErrorRecord(Struct, frozen=True):
@@ -207,20 +207,20 @@ class ErrorRecord(Struct, frozen=True):
     final: bool
     """True when no further attempt followed in that process"""
     usage: Usage | None = None
-    """what it used all the same, where that is known"""
+    """tokens and cost of the failed attempt, if known"""
     traceback: str | UnsetType = UNSET
-    """of the user's code that raised, where one did"""
+    """traceback of the user's code, if it raised"""
     row: str | UnsetType = UNSET
     """file and line of the row, where the sample has no id of its own"""
 
     @property
     def named_sample(self) -> str:
-        """The sample as people find it: by its id, or with the place of its row."""
+        """The sample's id, with the place of its row if the id is only a digest."""
         return named_sample(self.sample, self.row)
 
 
 def named_sample(sample: str, row: str | UnsetType) -> str:
-    """Return a sample's id, with file and line behind it where the id is only a digest."""
+    """Return a sample's id, followed by file and line if the id is only a digest."""
     return sample if isinstance(row, UnsetType) else f"{sample} ({row.rpartition('/')[2]})"
 
 
@@ -235,9 +235,9 @@ class Step(Struct, frozen=True):
     """`turn` (a whole reply of the target), `responder`, `model`, `tool`; `intent`: a tool call with side effects is
     about to be made; `restart`: what came before does not count"""
     request: str
-    """digest of what was asked"""
+    """digest of the request"""
     nth: int
-    """which of the equal requests of this conversation, from 1"""
+    """number among the equal requests of this conversation, from 1"""
     response: Any
     usage: Usage
     time: float
@@ -251,5 +251,5 @@ _encoder = Encoder()
 
 
 def to_line(record: Record) -> bytes:
-    """The record as a sealed journal line."""
+    """Encode a record as a sealed journal line."""
     return seal(_encoder.encode(record))

@@ -1,8 +1,8 @@
-"""Who works on a run: one process alone, or workers side by side, and never both.
+"""Lock a run for one process, or for several workers, but never for both.
 
-A worker makes its own lease, `workers/<id>/lease`, and then takes the run's lease for an instant, which shows that
-nobody has the run alone. Whoever wants it alone takes the run's lease and then looks for leases of workers. So of
-the two the second sees the first, whatever the order; where each sees the other, both step back.
+A worker creates its own lease, `workers/<id>/lease`, and then takes the run's lease for an instant, which shows that
+no process holds the run alone. A process that wants the run alone takes the run's lease and then looks for leases of
+workers. So the later of the two sees the earlier, whatever the order; if each sees the other, both step back.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _INSTANT: Final = 5.0
-"""How long others may be in the way who take the run's lease for an instant only: many workers that begin at once."""
+"""Seconds to wait for processes that take the run's lease for an instant only: many workers may start at once."""
 _LOOK_SECONDS: Final = 0.1
 
 
 def worker_lease(rundir: RunDir, worker: str) -> Path:
-    """The file by which a worker is known to be alive."""
+    """Return the path of a worker's lease."""
     return rundir.workers / worker / "lease"
 
 
@@ -41,9 +41,9 @@ def hold(
     notice: Callable[[str], None] = lambda _: None,
     lost: Callable[[], None] = lambda: None,
 ) -> RunLease:
-    """Take a run for oneself, waiting up to `wait` seconds for those who are at work, for ever when it is negative."""
+    """Take a run for this process alone, waiting up to `wait` seconds for others, or forever if `wait` is negative."""
     lease = RunLease(rundir.lease, lost=lost)
-    end, said = time.monotonic() + wait, False
+    end, notified = time.monotonic() + wait, False
     while True:
         lease.acquire(wait if wait < 0 else max(0.0, end - time.monotonic()), notice)
         try:
@@ -56,14 +56,14 @@ def hold(
         lease.release()
         if wait >= 0 and time.monotonic() >= end:
             raise RunHeld(f"workers hold this run: {busy}", remedy=HELD_REMEDY)
-        if not said:
+        if not notified:
             notice(f"waiting for workers, which hold this run: {busy}")
-            said = True
+            notified = True
         time.sleep(10 * _LOOK_SECONDS)
 
 
 def finish(rundir: RunDir) -> RunLease | None:
-    """Take a run whose work is done, to make its report; None where another process does so already."""
+    """Take a run whose trials are finished, to write its report; None if another process is doing so."""
     lease = RunLease(rundir.lease, finishing=True)
     while True:
         try:
@@ -76,46 +76,46 @@ def finish(rundir: RunDir) -> RunLease | None:
 
 
 def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str], None]) -> RunLease | None:
-    """Stay while another process makes the report: its lease, where it died over that; None where it has left.
+    """Wait while another process writes the report; return its lease if it died meanwhile, None if it exited.
 
-    Needs that we hold no lease of a worker: whoever makes the report waits until these are gone.
+    The caller must hold no worker's lease, since the process that writes the report waits for all workers to exit.
     """
     lease = RunLease(rundir.lease, finishing=True)
-    said, patience = False, time.monotonic() + _INSTANT
+    notified, notice_time = False, time.monotonic() + _INSTANT
     while not (rundir.finished or stopped()):
-        holder = lease.holder  # of one that has left there is no note any more, of one that died there is
+        holder = lease.holder  # a process that exits removes its note, one that is killed does not
         if holder is None or not holder.finishing:
             return None
         if lease.take_if_dead():
-            if rundir.finished or not lease.inherited:  # it has left since we looked
+            if rundir.finished or not lease.inherited:  # it has exited since we looked
                 lease.release()
                 return None
             notice(f"{holder} stopped without a report; writing it here")
             return lease
-        if not said and time.monotonic() > patience:
+        if not notified and time.monotonic() > notice_time:
             notice(f"all trials are done; waiting for {holder} to write the report")
-            said = True
+            notified = True
         time.sleep(5 * _LOOK_SECONDS)
     return None
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """Whether somebody makes the run's report just now."""
+    """True if a process is writing the run's report."""
     holder = RunLease(rundir.lease).holder
     return holder is not None and holder.finishing and is_held(rundir.lease)
 
 
 def await_workers(rundir: RunDir) -> None:
-    """Return when every worker has left or is dead. They have nothing more to begin when this is called."""
+    """Wait until every worker has exited or is dead. No trial may be left for them when this is called."""
     while list(live_workers(rundir)):
         time.sleep(_LOOK_SECONDS)
 
 
 def live_workers(rundir: RunDir, notice: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-    """The workers at work, in words. What the dead have left of a lease is removed, so that they notice if they wake.
+    """Describe the live workers. Leases of dead workers are removed, so that a suspended one notices when it wakes up.
 
-    One that is silent is watched for a whole lease. A lease is looked for by taking it: what network file systems say
-    of names may be half a minute old, unless one makes a name there oneself.
+    A worker without a heartbeat is watched for a whole lease. Leases are checked by taking them: directory listings of
+    network file systems may be half a minute old, unless this process has just created a name there.
     """
     if not rundir.workers.is_dir():
         return
@@ -139,43 +139,43 @@ def join(
     notice: Callable[[str], None] = lambda _: None,
     lost: Callable[[], None] = lambda: None,
 ) -> RunLease:
-    """Become one of a run's workers; raise RunBeingFinished if its work is done."""
+    """Join a run as a worker; raise RunBeingFinished if its trials are finished."""
     path = worker_lease(rundir, worker)
     make_directory(path.parent)
-    own, alone = RunLease(path, lost=lost), RunLease(rundir.lease)
+    lease, run_lease = RunLease(path, lost=lost), RunLease(rundir.lease)
     end = time.monotonic() + max(wait, _INSTANT)
     while True:
         try:
-            own.acquire(_INSTANT / 5)
+            lease.acquire(_INSTANT / 5)
         except RunHeld:
-            raise RunHeld(f"worker {worker} is already running: {own.describe()}", remedy="Use another id.") from None
+            raise RunHeld(f"worker {worker} is already running: {lease.describe()}", remedy="Use another id.") from None
         try:
-            alone.acquire(0, notice)
-        except RunHeld as held:
-            own.release()  # never kept while waiting: who has the run may be waiting for workers to leave
+            run_lease.acquire(0, notice)
+        except RunHeld as error:
+            lease.release()  # not held while waiting: the holder of the run may be waiting for workers to exit
             if is_being_finished(rundir):
-                raise RunBeingFinished(held.message, remedy=held.remedy) from held
+                raise RunBeingFinished(error.message, remedy=error.remedy) from error
             if wait >= 0 and time.monotonic() > end:
                 raise
         else:
-            alone.release()
-            return own
+            run_lease.release()
+            return lease
         time.sleep(_LOOK_SECONDS)
 
 
 def holders(rundir: RunDir) -> list[Holder]:
-    """List the processes that hold a run: one alone, or its workers."""
+    """List the processes that hold a run: a single one, or its workers."""
     leases = [rundir.lease, *sorted(rundir.workers.glob("*/lease"))]
     candidates = [RunLease(path).holder for path in leases if is_held(path)]
     return [holder for holder in candidates if holder is not None]
 
 
-def stop(asked: Collection[Holder], patience: float) -> tuple[list[Holder], list[Holder]]:
+def stop(processes: Collection[Holder], patience: float) -> tuple[list[Holder], list[Holder]]:
     """Ask processes on this machine to stop. Return those that ended within `patience` seconds, and those that did not.
 
     Raises PermissionError if one of them belongs to another user.
     """
-    local = [holder for holder in asked if holder.is_here]
+    local = [holder for holder in processes if holder.is_here]
     for holder in local:
         with suppress(ProcessLookupError):
             os.kill(holder.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A run directory: its files, its manifest, and setting it aside."""
+"""A run directory: its files, its manifest, and its archive."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class _Version(msgspec.Struct):
 
 
 class RunDir:
-    """One run on disk. Reading needs nothing; writing needs the run's lease."""
+    """A run on disk. Writing needs the run's lease; reading does not."""
 
     def __init__(self, path: Path) -> None:
         if path.name in ("", ".."):
-            path = path.resolve()  # `.` has no name, and so no neighbour to be the lease
+            path = path.resolve()  # `.` has no name, from which the lease's name is made
         self.path = path
         self.manifest = path / "manifest.json"
         self.results = path / "results.json"
@@ -51,31 +51,31 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The lease lies beside the directory, so that it stays when the directory is set aside."""
+        """The lease, beside the directory, so that it stays when the directory is archived."""
         return self.path.with_name(f"{self.path.name}.lock")
 
     @property
     def finished(self) -> bool:
-        """Whether the run has its numbers."""
+        """True if the run has its metrics."""
         return self.metrics.exists()
 
     def journals(self, name: str) -> Iterator[Path]:
-        """The files of one kind of journal, of every writer there was."""
+        """Yield the files of one kind of journal, of all writers."""
         yield self.path / f"{name}.jsonl"
         yield from sorted(self.path.glob(f"workers/*/{name}.jsonl"))
 
     def journal_bytes(self) -> dict[str, int]:
-        """Sizes of the journals that a report is made of, summed over all writers, as `metrics.json` notes them."""
+        """Sizes of the journals that a report is made of, summed over all writers, as recorded in `metrics.json`."""
         return {
             f"{name}_bytes": sum(path.stat().st_size for path in self.journals(name) if path.exists())
             for name in ("outputs", "grades")
         }
 
     def has_lost_lines(self, metrics: Metrics) -> bool:
-        """Tell whether a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
+        """True if a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
         sizes = self.journal_bytes()
-        noted = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
-        return any(then is not None and now < then for then, now in noted)  # earlier versions noted no sizes
+        pairs = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
+        return any(before is not None and now < before for before, now in pairs)  # earlier versions recorded no sizes
 
     def load(self, *, mend: bool) -> Index:
         """Read the journals; `mend` only while holding the lease."""
@@ -86,13 +86,13 @@ class RunDir:
         return load_index(self.journals, mend=self.aside if mend else None)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Create the directory and say what it is."""
+        """Create the directory and write its manifest."""
         make_directory(self.path)
         with replacing(self.manifest) as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def read_manifest(self) -> Manifest | None:
-        """What this run is; None where no manifest has been written."""
+        """Read the manifest; None if there is none yet."""
         try:
             data = self.manifest.read_bytes()
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class RunDir:
         return manifest
 
     def read_metrics(self) -> Metrics | None:
-        """Read the numbers; None while the run has none. Raises ResultsError where they are damaged."""
+        """Read the metrics; None if there are none yet. Raises ResultsError if they are damaged."""
         data = self._read(self.metrics, dict[str, Any])
         if data is None:
             return None
@@ -122,14 +122,14 @@ class RunDir:
             raise self._damaged(self.metrics, error) from error
 
     def read_results(self) -> list[TrialResult]:
-        """Read every trial with its verdicts. Raises ResultsError where they are missing or damaged."""
+        """Read every trial with its verdicts. Raises ResultsError if they are missing or damaged."""
         results = self._read(self.results, Results)
         if results is None:
             raise self._damaged(self.results, "there is no such file")
         return results.trials
 
     def newer(self, manifest: Manifest) -> str | None:
-        """What to say of a run that a newer Holdfast began."""
+        """Return a notice if a newer Holdfast began the run."""
         return self._check(self.manifest, manifest.schema_version)
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
@@ -162,7 +162,7 @@ class RunDir:
         sync_directory(self.path)
 
     def reopen(self) -> None:
-        """Take back the mark of a finished run, so that it can go on."""
+        """Delete the report of a finished run, so that the run can continue."""
         for path in (self.metrics, self.results):
             with suppress(FileNotFoundError):
                 path.unlink()
@@ -179,18 +179,18 @@ class RunDir:
         return False
 
     def set_aside(self) -> Path | None:
-        """Move the whole run out of the way, never delete it. Returns where it went."""
+        """Move the whole run to the archive and return its new path."""
         if not self.path.exists():
             return None
         archive = self.path.parent / ARCHIVE
         make_directory(archive)
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        place = archive / f"{self.path.name}.{stamp}"
+        destination = archive / f"{self.path.name}.{stamp}"
         number = 1
-        while place.exists():
+        while destination.exists():
             number += 1
-            place = archive / f"{self.path.name}.{stamp}-{number}"
-        self.path.rename(place)
+            destination = archive / f"{self.path.name}.{stamp}-{number}"
+        self.path.rename(destination)
         sync_directory(archive)
         sync_directory(self.path.parent)
-        return place
+        return destination

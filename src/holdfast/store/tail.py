@@ -1,6 +1,6 @@
-"""Keeping up with what other workers write. Their files are read and never touched.
+"""Follow the journals of other workers. Their files are read, never changed.
 
-A last line without its end is not yet there; a damaged one is passed over until the run is next opened alone.
+An unfinished last line is read later; a damaged line is skipped until a single process opens the run.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ News = list[tuple[str, Entry]]
 
 
 class Follower:
-    """What is new in the journals of a run since the last look, for an index that is there already."""
+    """Reads new lines of a run's journals into an existing index."""
 
-    def __init__(self, rundir: RunDir, index: Index, *, own: str | None = None) -> None:
+    def __init__(self, rundir: RunDir, index: Index, *, skip_worker: str | None = None) -> None:
         self._rundir = rundir
         self._index = index
-        self._own = own
+        self._skip_worker = skip_worker
         self._read_to: dict[Path, int] = {}
         self._counted: dict[str, list[Usage]] = {}
-        """what was counted of conversations that have no output yet, call by call"""
+        """usage already counted for conversations without an output, call by call"""
 
     def read(self) -> News:
-        """The new lines. Touches nothing but files, so that a thread may do it."""
+        """Read the new lines. Changes nothing in memory but positions, so that a thread may call it."""
         return [(kind.name, entry) for kind in KINDS for entry in self._lines(kind.name, kind.decoder)]
 
     def _lines(self, name: str, decoder: msgspec.json.Decoder[object]) -> Iterator[Entry]:
         for path in self._rundir.journals(name):
-            if self._own is not None and path.parent.name.partition("+")[0] == self._own:
-                continue  # also what was begun after a failed sync
+            if self._skip_worker is not None and path.parent.name.partition("+")[0] == self._skip_worker:
+                continue  # also the files that were begun after a failed sync
             for line in scan(path, self._read_to.get(path, 0)):
                 if not line.whole:
                     break
@@ -52,10 +52,10 @@ class Follower:
                         continue
 
     def apply(self, news: News) -> None:
-        """Add them to the index, and what they cost to what is spent."""
+        """Add new lines, with their usage, to the index."""
         takers = {kind.name: kind.take for kind in KINDS}
         for name, entry in news:
-            if name == "outputs":  # which says what its calls used together
+            if name == "outputs":  # an output includes the usage of its calls
                 for usage in self._counted.pop(entry.head.key, ()):
                     self._index.spent.take_back(usage)
             elif name == "steps" and entry.head.key not in self._index.outputs and entry.head.source is None:
@@ -63,5 +63,5 @@ class Follower:
             takers[name](self._index, entry)
 
     def refresh(self) -> None:
-        """Read and add."""
+        """Read new lines and add them to the index."""
         self.apply(self.read())

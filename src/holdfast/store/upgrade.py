@@ -1,7 +1,7 @@
-"""Run directories of earlier versions, brought up to date under their lease.
+"""Bring run directories of earlier versions up to date, under their lease.
 
-The lines of the journals are read as they are by every version so far: only the version that the `.json` files say
-is written anew, the rest of their bytes stays.
+Every version so far reads the lines of the journals as they are: only the version in the `.json` files is rewritten,
+the rest of their bytes stays.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _OPENING = re.compile(rb"\s*\{(\s*)")
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is, or was, a run."""
+    """True if a directory is, or was, a run."""
     return (path / "manifest.json").exists() or (path / "outputs.jsonl").exists()
 
 
-def outdated(rundir: RunDir) -> dict[Path, str | None]:
-    """The files of an earlier version, with the version they say; refuses a run that is not ours to change."""
+def find_outdated(rundir: RunDir) -> dict[Path, str | None]:
+    """Return the files of an earlier version, each with its version; raise if the run must not be changed."""
     if not rundir.manifest.exists():
         raise UsageError(
             f"{rundir.path} has no manifest.json", remedy="The `holdfast eval` command that began the run writes it."
         )
-    found: dict[Path, str | None] = {}
+    versions: dict[Path, str | None] = {}
     for path in (rundir.results, rundir.metrics, rundir.manifest):
         if not path.exists():
             continue
@@ -55,38 +55,38 @@ def outdated(rundir: RunDir) -> dict[Path, str | None]:
             )
             raise ManifestError(f"{path}: damaged ({error})", remedy=remedy) from error
         if version < parse_version(SCHEMA_VERSION):
-            found[path] = written
+            versions[path] = written
         else:
             check_version(path, written, SCHEMA_VERSION, rundir.path)
-    return found
+    return versions
 
 
 def upgrade(rundir: RunDir) -> dict[Path, str | None]:
-    """Write today's version into the files that say an earlier one, or none; returns them. RunHeld where it is held."""
-    if not outdated(rundir):
+    """Write the current version into files with an earlier version or none, and return them. Raises RunHeld."""
+    if not find_outdated(rundir):
         return {}
     lease = RunLease(rundir.lease, lost=lambda: None)
     lease.acquire(0)
     try:
-        found = outdated(rundir)
-        for path in found:
+        versions = find_outdated(rundir)
+        for path in versions:
             overwrite(path, _with_version(path.read_bytes()), like=path)
-        return found
+        return versions
     finally:
         lease.release()
 
 
 def _with_version(data: bytes) -> bytes:
     before = msgspec.json.decode(data)
-    said = b'"schemaVersion": "%b"' % SCHEMA_VERSION.encode()
+    entry = b'"schemaVersion": "%b"' % SCHEMA_VERSION.encode()
     if "schemaVersion" in before:
         after = _VERSION.sub(rb'\g<1>"%b"' % SCHEMA_VERSION.encode(), data, count=1)
     else:
-        after = _OPENING.sub(lambda found: b"{%b%b,%b" % (found[1], said, found[1] or b" "), data, count=1)
-    wanted = {**before, "schemaVersion": SCHEMA_VERSION}
+        after = _OPENING.sub(lambda match: b"{%b%b,%b" % (match[1], entry, match[1] or b" "), data, count=1)
+    expected = {**before, "schemaVersion": SCHEMA_VERSION}
     try:
-        if msgspec.json.decode(after) == wanted:
+        if msgspec.json.decode(after) == expected:
             return after
     except msgspec.DecodeError:
-        pass  # a file that somebody has written anew, in another order
-    return msgspec.json.format(msgspec.json.encode(wanted), indent=2)
+        pass  # the file was edited, and its keys are in another order
+    return msgspec.json.format(msgspec.json.encode(expected), indent=2)

@@ -56,7 +56,7 @@ def _listed(findings: Findings, task: Document, place: Location, fixtures: Path)
     path = findings.inside(task, (*place, "path"), fixtures, name)
     if path is None or not path.resolve().is_relative_to(fixtures.resolve()):
         if path is not None:
-            findings.wrong(task, (*place, "path"), f"{name!r} leads out of the workspace")
+            findings.wrong(task, (*place, "path"), f"{name!r} is outside the workspace")
         return {}
     if content is not None:
         return {name: str(content).encode()}
