@@ -391,7 +391,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         (f"{PARAM}.temprature=1", "config.params.temprature: unknown key (did you mean 'temperature'?)"),
         (f"{PARAM}.limit_samples=0.5", "a share of the samples is not supported; give their number"),
         (f"{ADAPTER}.use_chaching=true", "adapter_config.use_chaching: unknown key (did you mean 'use_caching'?)"),
-        (f"{ADAPTER}={{interceptors: [], use_caching: true}}", "cannot stand together"),
+        (f"{ADAPTER}={{interceptors: [], use_caching: true}}", "cannot be combined"),
         ("evaluation.tasks=[]", "evaluation.tasks: "),
         ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
         ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
@@ -400,14 +400,14 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("execution.type=slrum", "unknown type 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
         ("deployment.hf_model_handle=null", "vllm needs checkpoint_path (a folder) or hf_model_handle"),
-        ("execution.num_instances=3", "2 nodes cannot be shared out among 3 instances"),
-        ("execution={type: slurm, gres: 'gpu:4', gpus_per_node: 8}", "8 and gres gpu:4 say different things"),
+        ("execution.num_instances=3", "2 nodes cannot be divided among 3 instances"),
+        ("execution={type: slurm, gres: 'gpu:4', gpus_per_node: 8}", "8 and gres gpu:4 contradict each other"),
         ("execution.auto_export=[wadnb]", "unknown destination 'wadnb' (did you mean 'wandb'?)"),
         ("export.gsheets={}", "export.gsheets: not supported; use one of wandb, mlflow, local"),
         ("auxiliary_deployments.judge={type: vllm}", "auxiliary_deployments.judge.served_model_name: must be given"),
         ("auxiliary_deployments.judge={type: vlm}", "unknown type 'vlm' (did you mean 'vllm'?); one of generic, vllm"),
         ("auxiliary_deployments.judge={port: 1}", "auxiliary_deployments.judge: needs a type: one of generic, vllm"),
-        ("auxiliary_deployments.main={type: vllm, served_model_name: j}", "main: cannot be called so"),
+        ("auxiliary_deployments.main={type: vllm, served_model_name: j}", "main: is not a valid name"),
         ("auxiliary_deployments.judge=vllm", "auxiliary_deployments.judge: should be a mapping"),
         ("auxiliary_deployments=[vllm]", "auxiliary_deployments: should be a mapping"),
         (f"auxiliary_deployments.judge={{{JUDGE}, prot: 1}}", "judge.prot: unknown key (did you mean 'port'?)"),
@@ -466,7 +466,7 @@ def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder:
         assert getattr(execution, key.rpartition(".")[2]) == path
     for path in ("~bob", "~bob/x", "x", "./x"):
         said = refused(folder, "newer", f"{key}={path}")
-        assert f"command line: {key}: {path!r} is a folder of the cluster: give its whole path" in said
+        assert f"command line: {key}: {path!r} is a folder of the cluster: give an absolute path" in said
     assert f"command line: {key}: '~bob/x': give" in refused(folder, "newer", f"{key}=~bob/x", profile="here")
 
 
@@ -486,7 +486,7 @@ def test_lines_of_files_are_named_and_all_problems_are_said(folder: Path) -> Non
 
 def test_what_would_change_the_answers_and_is_not_done_is_said_aloud(folder: Path) -> None:
     said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
+    assert "adapter_config.process_reasoning_traces: NOT supported here, and it may change the answers" in said
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 

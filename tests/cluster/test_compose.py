@@ -113,7 +113,7 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) 
             "c.yaml:1: defaults[0]: no 'vlm' in the group deployment (did",
         ),
         ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
-        ("[c]", "its defaults go in a circle: config/c.yaml → config/c.yaml"),
+        ("[c]", "its defaults form a cycle: config/c.yaml → config/c.yaml"),
         ("[{override deployment: vllm}]", "`override deployment` is not supported"),
         ("[3]", "an entry is a file's name, `group: name` or _self_"),
         ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
@@ -260,14 +260,14 @@ def test_overrides_reach_tasks_of_which_only_the_name_is_written(tmp_path: Path,
     assert tree.origin(("evaluation", "tasks", 0, "overrides", "trials")) == COMMAND_LINE
     said = refused(tmp_path, NAMES, "evaluation.tasks.other.pre_cmd=ls")
     assert "there is no such entry; evaluation.tasks has adding, evals/b.yaml" in said
-    assert "there is nothing to take away" in refused(tmp_path, NAMES, f"~evaluation.tasks.{task}.add")
+    assert "there is nothing to remove" in refused(tmp_path, NAMES, f"~evaluation.tasks.{task}.add")
 
 
 def test_overrides_take_away(tmp_path: Path) -> None:
     tree = composed(tmp_path, MINIMAL, "~execution.max_walltime", "~execution.subproject=holdfast").tree
     assert "max_walltime" not in tree.data["execution"]
     assert "subproject" not in tree.data["execution"]
-    assert "there is nothing to take away" in refused(tmp_path, MINIMAL, "~execution.nothing")
+    assert "there is nothing to remove" in refused(tmp_path, MINIMAL, "~execution.nothing")
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_a_comment_and_a_subproject_reach_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", ["job-name", "comment", "output", "array", "dependency", "J"])
 def test_options_of_sbatch_that_holdfast_needs_are_refused(tmp_path: Path, flag: str) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
-    with pytest.raises(ConfigError, match=f"sbatch_extra_flags.{flag}: is Holdfast's own to say"):
+    with pytest.raises(ConfigError, match=f"sbatch_extra_flags.{flag}: is reserved"):
         launched(folder, "keys", "BIG", f"execution.sbatch_extra_flags={{{flag}: x}}")
 
 

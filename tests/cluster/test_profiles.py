@@ -142,7 +142,7 @@ def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_circle_of_profiles_is_shown(tmp_path: Path) -> None:
     said = refused(tmp_path, '[p]\nextends = "q"\n[q]\nextends = "r"\n[r]\nextends = "q"\n')
-    assert said == "env.toml:2: p.extends: goes in a circle: p → q → r → q"
+    assert said == "env.toml:2: p.extends: forms a cycle: p → q → r → q"
 
 
 @pytest.mark.parametrize("name", RESERVED)

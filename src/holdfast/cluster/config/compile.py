@@ -325,7 +325,7 @@ class _Reader:
         for name in block.sbatch_extra_flags:
             if _flag(name) in RESERVED_FLAGS:
                 place = self.tree.where(("execution", "sbatch_extra_flags", name))
-                self.problems.append(Problem(place, f"is Holdfast's own to say: {RESERVED_FLAGS[_flag(name)]}"))
+                self.problems.append(Problem(place, f"is reserved: {RESERVED_FLAGS[_flag(name)]}"))
         project = None if block.subproject == PROJECT else block.subproject
         lines = [*([env.setup_lines] if isinstance(env.setup_lines, str) else env.setup_lines or [])]
         return Execution(

@@ -128,7 +128,7 @@ class _Files:
         name = self.name(path)
         if path in self.reading:
             circle = " → ".join(self.name(known) for known in (*self.reading, path))
-            raise ConfigError([Problem(name, f"its defaults go in a circle: {circle}")])
+            raise ConfigError([Problem(name, f"its defaults form a cycle: {circle}")])
         document = _read(path, name)
         listed = document.data.pop("defaults", None)
         builtin = path.is_relative_to(GROUPS)
@@ -253,7 +253,7 @@ class _Edit:
             elif isinstance(holder := tree.get(*location[:-1]), dict) and location[-1] in holder:
                 tree.remove(location)
             else:
-                raise UsageError(f"~{'.'.join(self.path)}: there is nothing to take away")
+                raise UsageError(f"~{'.'.join(self.path)}: there is nothing to remove")
 
 
 def _edit(text: str) -> _Edit:
@@ -261,7 +261,7 @@ def _edit(text: str) -> _Edit:
     if text.startswith("~"):
         path = text[1:].partition("=")[0]
         if not path or not all(path.split(".")):
-            raise UsageError(f"{text!r} is not an override", remedy="Write ~a.b to take the key a.b away.")
+            raise UsageError(f"{text!r} is not an override", remedy="Write ~a.b to remove the key a.b.")
         return _Edit(tuple(path.split(".")), None, delete=True)
     path_parts, value = parse_override(text.lstrip("+"))
     return _Edit(path_parts, value)

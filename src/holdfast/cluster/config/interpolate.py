@@ -67,7 +67,7 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
     if problems:
         raise ConfigError(problems)
     asked = [name for name in unset if name.startswith("run.env.")]
-    notices = [f"no profile is given, so nothing is known of {', '.join(asked)}: name one with --run or --batch"]
+    notices = [f"no profile is given, so {', '.join(asked)} has no value: name one with --run or --batch"]
     used = frozenset(name for _, text in references for name in _NAMES.findall(text))
     return Interpolated(made, tuple(notices if profile is None and asked else ()), used)
 

@@ -109,13 +109,13 @@ def adapter_overrides(
             problems.append(Problem(tree.where((*location, key)), message))
     older = [key for key in block if key not in NEW and key not in WITH_NEW]
     if older and any(key in block for key in NEW):
-        said = f"interceptors and the older keys ({', '.join(older)}) cannot stand together"
+        said = f"interceptors and the older keys ({', '.join(older)}) cannot be combined"
         problems.append(Problem(tree.where(location), said))
     needless = [key for key in block if key in NEEDLESS]
     if needless:
         said = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
         notices.append(f"{tree.where(location)}: {said}")
-    undone = "NOT done here, and it may change the answers; put it into the eval file or the server"
+    undone = "NOT supported here, and it may change the answers; put it into the eval file or the server"
     notices.extend(f"{tree.where((*location, key))}: {undone}" for key in block if key in CHANGES and block[key])
     found: list[tuple[tuple[str, ...], Any]] = []
     if block.get("custom_system_prompt") and block.get("use_system_prompt", True):

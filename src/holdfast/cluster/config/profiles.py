@@ -249,7 +249,7 @@ def folder_problem(folder: str, executor: str) -> str | None:
     if re.match(r"/|~(/|$)", folder) or (executor == "local" and not folder.startswith("~")):
         return None
     where = "" if executor == "local" else " is a folder of the cluster"
-    return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
+    return f"{folder!r}{where}: give an absolute path, or one that begins with ~/"
 
 
 def squash_problem(profile: Profile | None) -> str | None:
@@ -320,7 +320,7 @@ def _parts(text: str) -> tuple[str, ...]:
 def _inherited(tree: Tree, name: str, seen: tuple[str, ...], known: list[str]) -> tuple[dict[str, Any], Tree]:
     """A profile's keys over those it extends, and their places."""
     if name in seen:
-        raise ConfigError([Problem(tree.where((seen[0], "extends")), f"goes in a circle: {' → '.join((*seen, name))}")])
+        raise ConfigError([Problem(tree.where((seen[0], "extends")), f"forms a cycle: {' → '.join((*seen, name))}")])
     own = Tree(dict(tree.data[name]), {k[1:]: place for k, place in tree.origins.items() if k[:1] == (name,) and k[1:]})
     parent = own.data.pop("extends", None)
     own.origins.pop(("extends",), None)

@@ -218,7 +218,7 @@ def read_auxiliary(tree: Tree, problems: list[Problem]) -> Iterator[tuple[str, A
             continue
         said = None
         if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in _LOGS:
-            said = f"cannot be called so: letters, digits, - and _, and not {', '.join(_LOGS)}"
+            said = f"is not a valid name: use letters, digits, - and _, and not {', '.join(_LOGS)}"
         elif kind not in kinds and isinstance(raw, dict):
             said = "needs a type: " if kind is None else f"unknown type {kind!r}{suggest(str(kind), kinds)}; "
             said += f"one of {', '.join(kinds)}"
@@ -336,7 +336,7 @@ def check_instances(
         if instances > 1 and block.type not in ("none", "generic") and block.command is None:
             said = "several on this machine need a command of yours: type generic, with $HOLDFAST_PORT in it"
     elif block.type != "none" and nodes % instances:
-        said = f"{nodes} nodes cannot be shared out among {instances} instances"
+        said = f"{nodes} nodes cannot be divided among {instances} instances"
         said += f": write a multiple of {instances} as num_nodes ({tree.origin((*here, 'num_nodes'))})"
     if said is not None:
         problems.append(Problem(tree.where((*here, "num_instances")), said))
@@ -349,7 +349,7 @@ def settle_gpus(tree: Tree, execution: ExecutionBlock, problems: list[Problem]) 
         return execution
     here = ("execution", "gpus_per_node")
     if execution.gpus_per_node is not None and not _by_default(tree, here):
-        said = f"{execution.gpus_per_node} and gres {execution.gres} say different things; give one of them"
+        said = f"{execution.gpus_per_node} and gres {execution.gres} contradict each other; give one of them"
         problems.append(Problem(tree.where(here), said))
     tree.put(here, int(match[1]), tree.origin(("execution", "gres")))
     return execution.model_copy(update={"gpus_per_node": int(match[1])})

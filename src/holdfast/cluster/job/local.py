@@ -51,6 +51,6 @@ def workers_beside(job: NodeJob) -> Iterator[None]:
             try:
                 worker.wait(30)
             except subprocess.TimeoutExpired:
-                say(f"worker {worker.pid} does not leave, and is killed")
+                say(f"worker {worker.pid} does not stop, and is killed")
                 worker.kill()
                 worker.wait()

@@ -128,7 +128,7 @@ class MainJob:
             return self._end("stopped", str(error), code=3)
         except Exception as error:
             traceback.print_exc()
-            return self._end("stopped", f"a bug of Holdfast's: {error!r}; see {self._job.log('main')}", code=3)
+            return self._end("stopped", f"a bug in Holdfast: {error!r}; see {self._job.log('main')}", code=3)
         finally:
             Path(self._place.endpoint).unlink(missing_ok=True)
             stop_all(self._servers)
