@@ -17,7 +17,13 @@ import pytest
 from filelock import FileLock
 
 import holdfast
-from holdfast.errors import ConfigError
+from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.submit import submit
+from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.logs import follow
+from holdfast.errors import ConfigError, UsageError
+from holdfast.formats.providers import resolve_eval
 from tests.support.running import ROOT
 from tests.support.running import holdfast as run_command
 from tests.support.specs import command, identities, load, who, write_spec
@@ -203,6 +209,52 @@ class TestFunctions:
             load(tmp_path, graders=[{"type": "python", "function": "kitchen/sink"}])
 
 
+class TestExecutors:
+    def test_one_runs_the_jobs_of_a_launch(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(installed))  # the jobs need the plug-in, too
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "env.toml").write_text('[quiet]\nexecutor = "nice"\nremote_job_dir = "jobs"\n')
+        commands: list[list[str]] = []
+        spawn = os.posix_spawnp
+
+        def recorded(path: str, argv: list[str], *rest: Any, **more: Any) -> int:
+            commands.append(argv)
+            return spawn(path, argv, *rest, **more)
+
+        monkeypatch.setattr(os, "posix_spawnp", recorded)
+        launch = compile_launch("manners", "quiet")
+        registry = Registry(tmp_path / "invocations")
+        lines: list[str] = []
+        code = follow(Here(), submit(launch, os.environ, registry=registry), lines.append)
+        assert code == 0, "\n".join(lines)
+        assert commands[0][:3] == ["nice", "-n", "19"] and launch.execution.type == "nice"
+        (metrics,) = tmp_path.glob("jobs/runs/manners/*/metrics.json")
+        assert json.loads(metrics.read_text())["score"] == 1
+
+    def test_an_unknown_name_lists_the_closest_and_the_plugins(self, installed: Path, tmp_path: Path) -> None:
+        (tmp_path / "env.toml").write_text('[p]\nexecutor = "nce"\n')
+        with pytest.raises(ConfigError, match=r"unknown executor 'nce' \(did you mean 'nice'\?\); one of slurm, local"):
+            compile_launch("manners", "p", cwd=tmp_path)
+
+
+class TestTasks:
+    def test_one_is_run_by_its_name(
+        self,
+        installed: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        shown = command(monkeypatch, capsys, tmp_path, "eval", "manners", "--dry-run").out
+        assert "2 samples" in shown
+        with pytest.raises(
+            UsageError, match=r"no eval file 'maners', and no task of that name \(did you mean 'manners'"
+        ):
+            resolve_eval("maners")
+
+
 class TestIdentity:
     def test_installed_code_is_identified_by_its_distribution_and_the_plan_says_so(
         self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -286,9 +338,9 @@ def test_the_documentation_shows_the_package_that_is_tested_here() -> None:
     names: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(code, "docs/extending.md", "exec", dont_inherit=True), names)
-    for module in ("graders", "targets"):
+    for module in ("graders", "targets", "executors"):
         text = (SOURCE / "src" / "holdfast_kitchen" / f"{module}.py").read_text()
-        for name in re.findall(r"^class (Politeness\w*|Echo\w*)", text, re.MULTILINE):
+        for name in re.findall(r"^class (Politeness\w*|Echo\w*|NiceExecutor)", text, re.MULTILINE):
             assert names[name].__mro__[1].__name__ in text
     points = page[page.index("[project.entry-points") : page.index("Holdfast imports a plug-in only")]
     metadata = (SOURCE / "pyproject.toml").read_text()

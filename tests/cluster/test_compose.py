@@ -78,7 +78,7 @@ def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path) -> None:
     assert composed(tmp_path, "defaults: a\n").tree.get("env_vars", "B") == "lit:a"
 
 
-def test_a_group_of_ones_own_goes_before_the_one_that_comes_with_holdfast(tmp_path: Path) -> None:
+def test_a_users_group_wins_over_the_built_in_one(tmp_path: Path) -> None:
     write(tmp_path / "config" / "deployment" / "vllm.yaml", "defaults: [common]\ntype: generic\nport: 7\n")
     write(tmp_path / "config" / "deployment" / "common.yaml", "command: run\nserved_model_name: mine\nport: 6\n")
     text = "defaults: [{execution: local}, {deployment: vllm}]\n"
@@ -129,7 +129,7 @@ def test_the_defaults_of_a_type_are_there_without_a_list(tmp_path: Path) -> None
     assert tree.origin(("deployment", "gpu_memory_utilization")) == "default (deployment/vllm)"
 
 
-def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp_path: Path) -> None:
+def test_the_command_line_selects_groups_that_files_select_differently(tmp_path: Path) -> None:
     write(tmp_path / "config" / "base.yaml", "defaults: [{deployment: vllm}]\ndeployment: {served_model_name: m}\n")
     text = "defaults: [base, {execution: slurm/default}]\n"
     tree = composed(tmp_path, text, "deployment=sglang", "execution=local").tree
@@ -146,9 +146,7 @@ def test_a_group_is_chosen_on_the_command_line_wherever_it_was_chosen_before(tmp
         ("execution: {type: slurm}\ndeployment: {image: x}\n", "deployment", "{deployment: vllm}, _self_]"),
     ],
 )
-def test_a_missing_type_says_which_group_is_missing_and_what_to_write(
-    tmp_path: Path, text: str, section: str, said: str
-) -> None:
+def test_a_missing_type_is_reported_with_what_to_write(tmp_path: Path, text: str, section: str, said: str) -> None:
     message = refused(tmp_path, text)
     assert f"{section}: missing key type: no group '{section}' is selected" in message
     assert said in message
@@ -212,7 +210,7 @@ def test_the_image_has_two_names_and_one_value(tmp_path: Path) -> None:
         assert tree.get("run", "env", "container_image") == "mine"
 
 
-def test_the_partition_fits_the_way_it_is_run(tmp_path: Path) -> None:
+def test_the_partition_depends_on_run_or_batch(tmp_path: Path) -> None:
     write(
         tmp_path / "env.toml", '[p]\nexecutor = "slurm"\npartition = "x"\nrun_partition = "r"\nbatch_partition = "b"\n'
     )
@@ -284,7 +282,7 @@ def test_a_wrong_override_is_refused(tmp_path: Path, override: str, said: str) -
     assert said in refused(tmp_path, TASKS, override)
 
 
-def test_references_keep_types_and_follow_each_other(tmp_path: Path) -> None:
+def test_references_keep_types_and_may_be_chained(tmp_path: Path) -> None:
     text = (
         MINIMAL
         + """\
@@ -326,10 +324,10 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
         ("${oc.env:NOPE}", "the environment variable NOPE is not set: set it, or write ${oc.env:NOPE,default}"),
         ("${oc.env:HF_TOKEN}", "would write a secret into files and process lists"),
         ("${oc.env:${x}}", "the variable's name is written out"),
-        ("${foo:1}", "nothing is known of 'foo'"),
+        ("${foo:1}", "unknown resolver 'foo'"),
         ("${art:model,path}", "names an artifact, and Holdfast has none: write the path itself"),
         ("${auto_mount:git+https://x}", "is not supported: check the code out"),
-        ("${broken", "cannot be read"),
+        ("${broken", "cannot be parsed"),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, value: str, said: str) -> None:
@@ -359,7 +357,7 @@ def test_everything_mandatory_that_is_missing_is_listed_at_once(tmp_path: Path) 
     ]
 
 
-def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that_says_it(tmp_path: Path) -> None:
+def test_mandatory_keys_of_the_execution_are_filled_in_from_the_profile(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", '[p]\nexecutor = "slurm"\nhost = "login"\nremote_job_dir = "/shared/me"\n')
     text = "execution:\n  hostname: ???\n  account: ???\n  output_dir: ???\ndeployment: {type: none}\n"
     assert refused(tmp_path, text, profile="p").splitlines() == [
@@ -373,7 +371,7 @@ def test_what_is_mandatory_in_the_execution_is_taken_from_the_profile_where_that
     )
 
 
-def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path) -> None:
+def test_a_path_is_never_built_from_an_unset_value(tmp_path: Path) -> None:
     write(tmp_path / "env.toml", '\n[p]\nexecutor = "slurm"\n')
     text = MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n"
     said = refused(tmp_path, text, profile="p")
@@ -381,7 +379,7 @@ def test_nothing_is_built_on_a_value_that_nobody_has_set(tmp_path: Path) -> None
     assert "write remote_job_dir into [p] (env.toml:2) or into run.env" in said
 
 
-def test_without_a_profile_it_can_be_looked_at(tmp_path: Path) -> None:
+def test_a_configuration_can_be_previewed_without_a_profile(tmp_path: Path) -> None:
     found = composed(tmp_path, MINIMAL + "output_dir: ${run.env.remote_job_dir}/out\n")
     assert found.tree.get("output_dir") is None
     assert found.tree.get("execution", "hostname") is None
@@ -434,7 +432,7 @@ def layer(data: dict[str, Any], name: str) -> Tree:
 
 
 @given(layers, layers)
-def test_a_layer_over_another_keeps_every_word_of_its_own(low: dict[str, Any], high: dict[str, Any]) -> None:
+def test_merging_keeps_every_value_of_the_upper_layer(low: dict[str, Any], high: dict[str, Any]) -> None:
     before = copy.deepcopy((low, high))
     made = layer(high, "high").over(layer(low, "low"))
     for location, value in leaves(high):

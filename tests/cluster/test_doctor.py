@@ -69,7 +69,7 @@ def test_people_get_one_line_each_with_a_sign_and_the_remedy_below(slurm: Lab, t
     assert "✓ env.toml: env.toml, [lab] in line 1" in said
     assert "✗ partition: there is no mian\n    env.toml:3: there are low, lowgrace, main." in said
     assert "✗ account, partition and time: " in said and "nvalid partition" in said
-    assert "– compute node: no job was run: Slurm would not take it" in said
+    assert "– compute node: no job was run: Slurm would not accept it" in said
 
 
 def test_a_directory_that_cannot_be_written_is_named_with_its_line(slurm: Lab, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_directory_without_a_whole_path_is_refused_as_a_launch_does(slurm: Lab
     assert not list(tmp_path.rglob("jobs"))
 
 
-def test_what_was_there_before_stays(slurm: Lab, tmp_path: Path) -> None:
+def test_existing_files_stay(slurm: Lab, tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     doctor(slurm, tmp_path, f'executor = "slurm"\nremote_job_dir = "{tmp_path}/base/jobs"\n', "--no-job")
     assert [path.name for path in tmp_path.rglob("base*")] == ["base"] and not list((tmp_path / "base").iterdir())
@@ -108,7 +108,7 @@ def test_an_old_or_missing_python_on_nodes_is_noticed(slurm: Lab, tmp_path: Path
     assert "no /nowhere/python" in checks["compute node"]["said"] and "3.11" in checks["compute node"]["remedy"]
 
 
-def test_no_job_is_run_when_asked_not_to(slurm: Lab, tmp_path: Path) -> None:
+def test_no_job_is_run_with_no_job(slurm: Lab, tmp_path: Path) -> None:
     checks, _ = doctor(slurm, tmp_path, f'executor = "slurm"\nremote_job_dir = "{tmp_path}/b"\n', "--no-job")
     assert checks["compute node"]["said"] == "no job was run, as asked"
 
@@ -123,7 +123,7 @@ def test_images_need_pyxis_and_squashing_needs_ssh(slurm: Lab, tmp_path: Path) -
     assert checks["auto-squash"]["state"] == "ok"
 
 
-def test_an_unreachable_host_is_said_and_nothing_is_guessed(slurm: Lab, tmp_path: Path) -> None:
+def test_an_unreachable_host_is_reported_and_other_checks_are_skipped(slurm: Lab, tmp_path: Path) -> None:
     config = tmp_path / "ssh"
     config.write_text("Host cluster\n  HostName 127.0.0.1\n  Port 1\n")
     profile = f'executor = "slurm"\nremote_job_dir = "{tmp_path}/b"\n{SSH}'
@@ -140,12 +140,12 @@ def test_an_unreachable_host_is_said_and_nothing_is_guessed(slurm: Lab, tmp_path
         ("[lab]\nexecutor = 'slurm'\nacount = 'x'\n", "env.toml:3"),
     ],
 )
-def test_a_wrong_env_toml_is_the_first_thing_said(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_env_toml_is_reported_first(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "env.toml").write_text(text)
     assert said in holdfast("doctor", "lab", cwd=tmp_path, check=1).stdout
 
 
-def test_a_local_profile_needs_little_and_a_login_is_found(slurm: Lab, tmp_path: Path) -> None:
+def test_a_local_profile_needs_few_checks_and_a_login_is_found(slurm: Lab, tmp_path: Path) -> None:
     checks, found = doctor(slurm, tmp_path, 'executor = "local"\n[wandb]\nproject = "p"\n', WANDB_API_KEY="s3cret")
     assert "sbatch" not in checks and checks["files"]["state"] == "ok"
     assert checks["programs of graders"]["said"] == isolation().summary

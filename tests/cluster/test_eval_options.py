@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
-from holdfast.cluster.job.servers import plain
+from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
-from holdfast.cluster.remote.describe import preview
-from holdfast.cluster.remote.invocation import DeploymentFile
-from holdfast.cluster.remote.ledger import Registry
-from holdfast.cluster.remote.preview import Foresight
+from holdfast.cluster.remote.preview import RunPreviews, preview
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.transport import Here
 from holdfast.formats import load_any
 from holdfast.plan.identity import identify
@@ -87,7 +86,7 @@ def test_an_eval_file_by_itself_is_one_task_and_the_same_run(folder: Path) -> No
         assert model.requests == 6
 
 
-def test_a_samples_name_chooses_it_where_the_eval_file_stands_alone(folder: Path) -> None:
+def test_t_selects_samples_for_an_eval_file_by_itself(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url)
         assert "2 samples × 3 trials" in run(folder, "e.yaml", "--run", "here", "-t", "s[34]", "-d", "trials=3")
@@ -111,7 +110,7 @@ def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, s
     assert planned["tasks"][0]["notes"] == ["this machine: 2 outputs are there"]
 
 
-def test_a_translated_eval_is_the_same_where_it_is_sent(tmp_path: Path) -> None:
+def test_a_translated_eval_is_the_same_on_the_cluster(tmp_path: Path) -> None:
     path = write_waza(tmp_path)
     spec = load_any(read_document(path), [(("trials",), 3)])
     bundle = collect(spec, path, translated=True)
@@ -182,7 +181,7 @@ def test_options_of_a_run_hold_in_its_jobs(folder: Path) -> None:
     ("options", "said"),
     [
         (["--baseline-model", "m"], "--baseline-model does not work on a cluster"),
-        (["--display", "json"], "--display json: what is shown of jobs are their logs"),
+        (["--display", "json"], "--display json: jobs show plain logs"),
         (["--json"], "--json needs --dry-run"),
         (["--batch", "here"], "not both"),
     ],
@@ -206,7 +205,7 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
     assert "name it with deployment.served_model_name=…" in said
 
 
-def test_whoever_follows_a_job_is_told_why_it_waits(tmp_path: Path, slurm: Lab) -> None:
+def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Lab) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     site.write("http://127.0.0.1:9/v1", execution={"num_nodes": 9, "sbatch_comment": "for the paper"})
     env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}
@@ -221,12 +220,12 @@ def test_whoever_follows_a_job_is_told_why_it_waits(tmp_path: Path, slurm: Lab) 
     (job,) = site.chain(known).live("main")
     assert job.comment.endswith(" for the paper")
     (intended,) = site.chain(known).known("main")
-    assert intended.is_seen_in(job)
+    assert intended.matches(job)
     holdfast("kill", known.id, cwd=tmp_path, env=env)
     calmly(lambda: not site.chain(known).live("main"), "the end of the job")
 
 
-def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> None:
+def test_a_preview_reports_a_cluster_that_does_not_answer(folder: Path) -> None:
     profile = '[far]\nexecutor = "slurm"\ntunnel = "ssh"\nhost = "nobody.invalid"\nremote_job_dir = "/jobs"\n'
     (folder / "env.toml").write_text(profile)
     write_eval(folder, "http://127.0.0.1:9/v1", rows=4)
@@ -235,19 +234,19 @@ def test_a_cluster_that_nobody_could_look_at_is_said_to_be_so(folder: Path) -> N
     assert "not checked: nobody.invalid" in said
 
 
-def test_without_a_container_a_server_finds_its_checkpoint_where_it_lies() -> None:
+def test_without_a_container_a_server_gets_the_real_path_of_its_checkpoint() -> None:
     mounts = (str(Mount("/lustre/ckpt", "/checkpoint", "ro")), "/lustre/c:/cache", "/data:/d")
-    served = DeploymentFile(
+    served = Server(
         command="serve /checkpoint --tokenizer /checkpoint/tok --log /d/checkpoint /checkpoints",
         mounts=mounts,
         env={"HF_HOME": "lit:/cache/huggingface"},
     )
-    made = plain(served)
+    made = without_container(served)
     assert made.command == "serve /lustre/ckpt --tokenizer /lustre/ckpt/tok --log /d/checkpoint /checkpoints"
     assert made.env == {"HF_HOME": "lit:/lustre/c/huggingface"}
 
 
-def test_a_server_without_a_name_is_asked_for_the_models_of_the_eval_files(folder: Path) -> None:
+def test_a_server_without_a_model_name_is_asked_for_the_models_of_the_evals(folder: Path) -> None:
     write_eval(folder, "http://127.0.0.1:9/v1")
     served = "defaults: [{deployment: generic}]\ndeployment: {command: serve}\nexecution: {type: local}\n"
     (folder / "c.yaml").write_text(f"{served}evaluation: {{tasks: [e.yaml]}}\n")
@@ -269,7 +268,7 @@ def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) 
     task = "{name: 'a / b', eval: waza/eval.yaml, overrides: {config.trials_per_task: 3}}"
     (folder / "c.yaml").write_text(f"deployment: {{type: none}}\nevaluation: {{tasks: [{task}, {task}]}}\n")
     said = run(folder, "c.yaml", "--run", "here", "-d")
-    assert "the task a / b.1 is the same run as a / b.0, whose results it finds: nothing is run twice" in said
+    assert "the task a / b.1 is the same run as a / b.0, and uses its results: nothing runs twice" in said
     assert said.count("1 sample × 3 trials") == 2
 
 
@@ -296,7 +295,7 @@ def test_folders_for_copies_are_named_as_the_cluster_has_them(tmp_path: Path) ->
     assert moved[("output", "export")] == [{"to": "csv", "dir": str(tmp_path / "lustre" / "e" / "t")}, {"to": "junit"}]
 
 
-def test_a_dry_run_says_what_is_wrong_and_not_something_else(folder: Path) -> None:
+def test_a_dry_run_reports_the_actual_problem(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
         run(folder, "e.yaml")
@@ -308,20 +307,20 @@ def test_a_dry_run_says_what_is_wrong_and_not_something_else(folder: Path) -> No
     assert "its data cannot be read here" in run(folder, "e.yaml", "--run", "here", "-d")
 
 
-def test_what_was_checked_is_what_is_sent(tmp_path: Path) -> None:
+def test_the_checked_eval_is_the_one_that_is_sent(tmp_path: Path) -> None:
     path = write_waza(tmp_path)
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
     launch = compile_launch(path, "here", ["trials=3"], (), tmp_path, {})
     (task,) = launch.tasks
     path.write_text("tasks: [")  # meanwhile
     (ahead,) = preview(launch)
-    assert Foresight(launch).of(task, ahead.task).trials == 3
+    assert RunPreviews(launch).preview(task, ahead.task).trials == 3
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     sent = bundle.send(Here(pauses=()), str(tmp_path / "cluster"))
     assert load_sent(tmp_path / sent / bundle.eval_file, ()).trials == 3
 
 
-def test_the_lines_of_tasks_with_one_name_are_told_apart(folder: Path) -> None:
+def test_log_lines_of_tasks_with_the_same_name_have_different_prefixes(folder: Path) -> None:
     (folder / "square.py").write_text("def reply(prompt):\n    return prompt\n")
     write_eval(folder, "", rows=2, target={"python": "square.py:reply"})
     chat = "{name: chat, eval: e.yaml, overrides: {trials: %d}}"
@@ -332,7 +331,7 @@ def test_the_lines_of_tasks_with_one_name_are_told_apart(folder: Path) -> None:
         assert f"{lead} coverage 100.0% of {trials} trials" in said
 
 
-def test_without_its_package_a_configuration_says_what_to_install(folder: Path) -> None:
+def test_without_omegaconf_a_configuration_names_the_package_to_install(folder: Path) -> None:
     (folder / "hidden").mkdir()
     (folder / "hidden" / "omegaconf.py").write_text("raise ImportError\n")
     write_eval(folder, "http://127.0.0.1:9/v1")

@@ -115,9 +115,9 @@ def registry() -> Iterator[Any]:
         thread.join()
 
 
-def test_an_image_is_imported_once_in_a_job_and_found_again(place: Place) -> None:
+def test_an_image_is_imported_once_and_then_reused(place: Place) -> None:
     image = f"127.0.0.1:1/team/{place.folder.name}:1.0"
-    path = place.ensure(image, time="5", partition="main")
+    path = place.ensure(image, options=["--time=5", "--partition=main"])
     assert Path(path).parent == place.base / "containers"
     assert Path(path).read_bytes()[:4] == b"hsqs"
     assert place.imports == [f"docker://127.0.0.1:1#team/{place.folder.name}:1.0"]
@@ -171,7 +171,7 @@ def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
         ("exit 0", "cannot stat", "incomplete files are never used"),
     ],
 )
-def test_an_import_that_fails_says_why_and_what_to_do(place: Place, how: str, message: str, remedy: str) -> None:
+def test_a_failed_import_is_reported_with_a_remedy(place: Place, how: str, message: str, remedy: str) -> None:
     place.how(how)
     with pytest.raises(ClusterError) as raised:
         place.ensure(f"127.0.0.1:1/{place.folder.name}:fails")

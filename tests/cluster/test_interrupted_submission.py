@@ -47,7 +47,7 @@ def left_by(site: Site, said: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["the second of two tasks", "the main job, after its workers"])
-def test_a_part_that_slurm_refuses_does_not_hide_the_part_it_took(site: Site, what: str) -> None:
+def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site, what: str) -> None:
     site.write(None, execution={"sbatch_extra_flags": HELD, "workers": 2 if "workers" in what else 1})
     if "tasks" in what:
         two_tasks(site)
@@ -83,7 +83,7 @@ def test_a_job_that_could_not_be_recorded_is_kept_in_mind(site: Site) -> None:
     assert site.chain(invocation).live("main") == []
 
 
-def test_what_was_refused_as_a_whole_leaves_nothing(site: Site) -> None:
+def test_a_refused_submission_leaves_nothing_behind(site: Site) -> None:
     site.write(None, execution={"partition": "nowhere"})
     said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=site.env(), check=3).stderr
     assert "Slurm was asked for partition nowhere (nano.yaml:1)" in said

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from holdfast.cluster.remote.invocation import read_state, write_stop
-from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted, new_invocation
+from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.find import Subject
@@ -45,7 +46,7 @@ def states(slurm: Slurm, name: str) -> list[str]:
     return [job.state for job in slurm.jobs(names=[name])]
 
 
-def test_all_jobs_of_it_are_ended_and_no_other(transport: Transport, slurm: Lab, made: Launched) -> None:
+def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(transport: Transport, slurm: Lab, made: Launched) -> None:
     here = Slurm(slurm.here)
     job = running(made, slurm)
     made.submit("main-2", f"--dependency=afternotok:{job}")
@@ -99,11 +100,11 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     assert "it had no jobs left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
 
 
-def test_of_what_is_done_it_is_not_said_how_to_go_on(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, made: Launched, tmp_path: Path) -> None:
     made.state(0, phase="done")
     env = env_of(slurm, tmp_path / "home")
     said = holdfast("kill", made.directory / "0", cwd=tmp_path, env=env).stdout
-    assert "is over: all is done" in said and "resume" not in said
+    assert "is done" in said and "resume" not in said
     assert "holdfast resume" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout, "one is not"
 
 
@@ -117,7 +118,7 @@ def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, made: Launched
     assert [job.id is not None for job in ledger.jobs()] == [True]
 
 
-def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab) -> None:
+def test_another_users_invocation_is_refused_with_its_owner(slurm: Lab) -> None:
     with public_folder() as base:
         made = launched(slurm.here, base)
         job = running(made, slurm)
@@ -130,7 +131,7 @@ def test_a_colleague_cannot_end_it_and_is_told_whose_it_is(slurm: Lab) -> None:
             end_all(slurm, made)
 
 
-def test_where_slurm_is_silent_the_mark_is_left_and_that_is_said(own_slurm: Lab, tmp_path: Path) -> None:
+def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: Lab, tmp_path: Path) -> None:
     made = launched(own_slurm.here, tmp_path / "base")
     running(made, own_slurm)
     own_slurm.kill_controller()
@@ -145,14 +146,14 @@ def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: s
     made = launched(Here(pauses=()), tmp_path, executor="local")
     made.state(phase=phase)
     write_stop(made.transport, str(made.directory / marked), "test")
-    subprocess.run([sys.executable, "-m", "holdfast.cluster.job.node", made.place().path, "--role", "main"], check=True)
+    subprocess.run([sys.executable, "-m", "holdfast.cluster.job", made.place().path, "--role", "main"], check=True)
     assert read_state(made.transport, made.place()).phase == then
 
 
 # A run on this machine
 
 
-def test_the_process_of_a_run_is_told_to_stop_and_loses_nothing(tmp_path: Path) -> None:
+def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
     with server(latency=0.02) as provider:
         eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
         process = start("eval", eval_file, cwd=tmp_path)

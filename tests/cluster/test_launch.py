@@ -18,9 +18,11 @@ import pytest
 
 from holdfast.cluster.config.render import compiled_yaml
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote import local
+from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Ledger, Registry
+from holdfast.cluster.remote.ledger import Ledger
+from holdfast.cluster.remote.local import LocalExecutor
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.submit import start_attempt
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
@@ -29,7 +31,8 @@ from tests.support.running import holdfast, server, start
 from tests.support.slurm import Lab
 
 if TYPE_CHECKING:
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.registry import Invocation
+    from holdfast.cluster.remote.slurm import JobState
     from tests.support.running import Server
 
 
@@ -72,7 +75,7 @@ def at_most_twice(model: Server, rows: int, in_flight: int) -> None:
     assert counts[2] <= in_flight
 
 
-def test_a_detached_launch_says_how_to_follow_it_and_needs_nobody(site: Site) -> None:
+def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site) -> None:
     with server() as model:
         site.write(model.base_url)
         said = command(site, "--batch", "lab")
@@ -128,7 +131,7 @@ def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> Non
         calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
 
 
-def test_a_cancelled_worker_costs_only_what_it_had_in_flight(site: Site) -> None:
+def test_a_cancelled_worker_loses_only_its_requests_in_flight(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 3})
         invocation = site.submit()
@@ -140,7 +143,7 @@ def test_a_cancelled_worker_costs_only_what_it_had_in_flight(site: Site) -> None
         at_most_twice(model, 400, 4)
 
 
-def test_a_requeued_main_job_goes_on_under_its_own_id(site: Site) -> None:
+def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 4})
         invocation = site.submit()
@@ -155,7 +158,7 @@ def test_a_requeued_main_job_goes_on_under_its_own_id(site: Site) -> None:
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
 
 
-def test_a_job_that_gives_way_to_a_more_important_one_goes_on_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
+def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
     site = Site(tmp_path, own_slurm, own_slurm.here)
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 4}, execution={"partition": "low"})
@@ -276,7 +279,7 @@ def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
         assert "500" in state.reason or "server" in state.reason, state
 
 
-def test_a_time_limit_is_met_in_good_order_and_the_successor_goes_on(site: Site) -> None:
+def test_a_job_stops_cleanly_at_its_time_limit_and_the_successor_continues(site: Site) -> None:
     # Slurm's least limit is a minute, and it may send its signal up to a minute early: the margin leaves time to begin.
     with server(latency=2) as model:  # too slow to end before the limit; quick once that was met
         flags = {"walltime": "00:01:00", "sbatch_extra_flags": {"signal": "B:USR2@20"}}
@@ -327,14 +330,14 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         asked_once(model, 100)
 
 
-def test_a_stopped_invocation_goes_on_from_its_files_alone(site: Site) -> None:
+def test_a_stopped_invocation_is_resumed_from_its_files_alone(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 4})
         invocation = site.submit()
         site.await_done(invocation, 20)
         layout.write_stop(site.transport, invocation.directory, "test")
         state = site.await_over(invocation)
-        assert (state.phase, state.reason) == ("stopped", "told to stop")
+        assert (state.phase, state.reason) == ("stopped", "stopped by `holdfast kill`")
         calmly(lambda: not site.chain(invocation).live("main"), "the jobs' end")
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
@@ -405,6 +408,10 @@ def test_the_embedded_model_is_served_and_measured(site: Site) -> None:
     assert site.metrics(state)["outputs"] == 2
 
 
+def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
+    return active_main_jobs(LocalExecutor(), ledger, invocation, 0)
+
+
 def test_the_same_on_this_machine(tmp_path: Path) -> None:
     site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
     with server(latency=0.05) as model:
@@ -414,19 +421,18 @@ def test_the_same_on_this_machine(tmp_path: Path) -> None:
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
     ledger = Ledger(site.transport, invocation.directory)
-    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
 
 
-def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp_path: Path) -> None:
+def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> None:
     site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
     site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(tmp_path))
     invocation = site.submit(profile="here")
     site.await_done(invocation, 20)
     ledger = Ledger(site.transport, invocation.directory)
-    (job,) = local.live_jobs(ledger, 0)
-    assert job.id is not None
+    (job,) = running_processes(ledger, invocation.id)
     os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
-    calmly(lambda: not local.live_jobs(ledger, 0), "the process's end")
+    calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
     start_attempt(site.transport, invocation.directory)
     state = site.await_over(invocation)
     assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
@@ -435,7 +441,7 @@ def test_a_process_on_this_machine_that_is_killed_goes_on_when_started_again(tmp
     assert sum(count - 1 for count in counts.values()) <= 4
 
 
-def test_ctrl_c_detaches_and_the_evaluation_goes_on(site: Site) -> None:
+def test_ctrl_c_detaches_and_the_evaluation_continues(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=100, limits={"concurrency": 4})
         env = {"SLURM_CONF": site.lab.env["SLURM_CONF"], "HOLDFAST_HOME": str(site.folder / "home")}
@@ -460,7 +466,7 @@ def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monke
     assert f"holdfast resume {invocation.id}" in lines[-1]
 
 
-def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
+def test_workers_continue_while_the_main_job_is_replaced(site: Site) -> None:
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
         invocation = site.submit()
@@ -472,7 +478,7 @@ def test_workers_go_on_while_the_main_job_is_replaced(site: Site) -> None:
         assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
 
 
-def test_workers_that_died_are_replaced_while_there_is_work_and_cancelled_ones_are_not(site: Site) -> None:
+def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> None:
     # As those of an attempt before, which leave when this one has found them; in jobs too short to look each minute.
     with server(latency=1) as model:
         limits = {"walltime": "00:02:00", "sbatch_extra_flags": {"signal": "B:USR2@1"}}
@@ -528,7 +534,7 @@ def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> Non
         asked_once(model, 100)
 
 
-def test_a_login_at_wandb_is_said_and_not_shown(tmp_path: Path) -> None:
+def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
     site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
     key = "0123456789abcdef" * 3
     with server() as model:

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote.ledger import (
-    Disowned,
-    Intent,
-    Invocation,
-    Ledger,
-    Registry,
-    Submitted,
-    Submitter,
-    fold,
-    new_invocation,
-)
+from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
+from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
@@ -77,7 +68,7 @@ def submitter(transport: Transport, folder: Path) -> Submitter:
         ("after sbatch", 1, {"adopted": 1, "disowned": 0}),
     ],
 )
-def test_a_crash_at_any_step_is_found_out(
+def test_a_crash_at_any_step_of_a_submission_is_detected(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -102,7 +93,7 @@ def test_a_crash_at_any_step_is_found_out(
     assert not any(job.open for job in again.ledger.jobs())
 
 
-def test_a_submitted_job_knows_its_intent_and_everybody_its_id(
+def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     transport: Transport,
     slurm: Lab,
     invocation: str,  # noqa: F811
@@ -116,14 +107,14 @@ def test_a_submitted_job_knows_its_intent_and_everybody_its_id(
     output = [f"--output={tmp_path}/out"]
     job = Submitter(Slurm(transport), ledger).submit(name, script, options=output, env={"MORE": "a b"})
     state = wait_for_job(Slurm(transport), str(name), lambda state: not state.active)
-    assert job.is_seen_in(state) and state.id == job.id
+    assert job.matches(state) and state.id == job.id
     assert (tmp_path / "out").read_text() == f"{job.intent.intent}/a b"
     assert Ledger(slurm.here, str(tmp_path / "on the cluster")).jobs() == [job]
     assert fold(registry.get(invocation).jobs) == [job]
     assert not ledger.disowned(job.intent.intent)
 
 
-def test_what_slurm_refuses_is_recorded_with_its_reason(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_refused_job_is_recorded_with_the_reason(slurm: Lab, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     with pytest.raises(ClusterError, match="invalid partition"):
         here.submit(JobName(invocation, 0, "run"), SLEEP, options=["--partition=nowhere"])
@@ -165,7 +156,7 @@ def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_whoever_was_given_up_meanwhile_withdraws_its_own_job_alone(
+def test_a_submitter_that_was_disowned_cancels_only_its_own_job(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -188,7 +179,7 @@ def test_whoever_was_given_up_meanwhile_withdraws_its_own_job_alone(
     wait_for(lambda: active() == [winners[0].id], "one job to be left")
 
 
-def test_a_job_that_appears_after_it_was_disowned_is_told_not_to_work(
+def test_a_job_that_appears_after_it_was_disowned_does_not_work(
     slurm: Lab,
     invocation: str,  # noqa: F811
     tmp_path: Path,
@@ -268,10 +259,10 @@ def test_the_order_of_records_does_not_matter() -> None:
 )
 def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: str, seen: bool) -> None:
     (job,) = fold([Intent("a" * 16, "hf-x", "", 1.0, "h", 1), Submitted("a" * 16, "7", 2.0)])
-    assert job.is_seen_in(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
+    assert job.matches(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
 
 
-def test_ids_are_found_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     registry = Registry()
     assert registry.all() == []

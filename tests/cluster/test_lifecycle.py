@@ -45,7 +45,7 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         run("resume", invocation, check=4)
 
         run("kill", invocation + task_of_it)
-        assert task()["status"] == "stopped" and task()["reason"] == "told to stop"
+        assert task()["status"] == "stopped" and task()["reason"] == "stopped by `holdfast kill`"
         assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
         assert not [job for job in task()["jobs"] if job["active"]]
         before = model.requests

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote import local
+from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import read_task
 from holdfast.cluster.remote.ledger import Ledger
+from holdfast.cluster.remote.local import LocalExecutor
 from holdfast.cluster.remote.transport import Here
 from holdfast.store import processes
 from tests.support.invocations import launched
@@ -35,9 +36,11 @@ def test_a_job_on_this_machine_is_alive_until_it_is_cancelled(
     program.chmod(0o755)
     ledger = Ledger(invocation.transport, str(invocation.directory))
     task = replace(read_task(invocation.transport, invocation.place()), python=str(program))
-    job = local.start(ledger, task, invocation.place())
-    assert [each.id for each in local.live_jobs(ledger, 0)] == [job.id]
-    local.cancel(job)
-    wait_for(lambda: not local.live_jobs(ledger, 0), "the end of the process")
+    executor = LocalExecutor()
+    (job,) = executor.start(ledger, task, invocation.place())
+    running = active_main_jobs(executor, ledger, invocation.id, 0)
+    assert [state.id for state in running] == [job.id]
+    executor.cancel(invocation.transport, running)
+    wait_for(lambda: not active_main_jobs(executor, ledger, invocation.id, 0), "the end of the process")
     assert job.id is not None
     os.waitpid(int(job.id.partition("-")[0]), 0)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cluster.config import schema as fields
 from holdfast.cluster.config.profiles import OTHER_KEYS, ProfileBlock
-from holdfast.cluster.remote.describe import preview
+from holdfast.cluster.remote.preview import preview
 from holdfast.errors import ConfigError, UsageError
 from tests.support.clusters import launched, lay_out, write
 
@@ -141,8 +141,8 @@ def value_for(key: str, block: type[Block]) -> Any:
 
 def effect(launch: Launch) -> Any:
     """All that reaches the cluster: what a task is told, its scripts, the way there, and what images are made with."""
-    where, env = launch.execution, launch.env
-    way = (where.ssh, where.hostname, where.username, where.identity, where.remote_job_dir)
+    env = launch.env
+    way = (launch.host, launch.execution.username, env.identity, env.remote_job_dir)
     build = (env.build_partition, env.build_time, env.build_include_gpus, env.python)
     return [msgspec.to_builtins([dataclasses.asdict(each) for each in preview(launch)]), way, build]
 
@@ -155,7 +155,7 @@ KEYS = sorted(
 )
 
 
-def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
+def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     write(
         folder / "env.toml", '[wandb]\nproject = "p"\n[p]\nexecutor = "slurm"\nremote_job_dir = "/jobs"\nhost = "h"\n'
@@ -198,7 +198,7 @@ def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override:
     assert said in "\n".join(launched(folder, "keys", "BIG", override).notices)
 
 
-def test_what_another_key_refers_to_has_an_effect(tmp_path: Path) -> None:
+def test_a_key_that_another_one_refers_to_has_an_effect(tmp_path: Path) -> None:
     served = "type: generic, image: i, served_model_name: s, tensor_parallel_size: 4"
     text = "execution: {{type: slurm}}\ndeployment: {{{}, command: '{}'}}\nevaluation: {{tasks: [mmlu]}}\n"
     folder = lay_out(
@@ -217,7 +217,7 @@ def test_keys_for_slurm_and_for_other_executors_are_named(tmp_path: Path) -> Non
     more = "\n".join(f'{key} = "x"' for key in OTHER_KEYS[:2])
     write(folder / "env.toml", f'[here]\nexecutor = "local"\npartition = "batch"\ntime = "1h"\n{more}\n')
     said = launched(folder, "hosted", "here", environ={"API_KEY": "k"}).notices
-    assert "env.toml:3: run.env.partition, run.env.time: no effect here, because it is for Slurm, and" in "\n".join(
+    assert "env.toml:3: run.env.partition, run.env.time: no effect here, because it is for a cluster, and" in "\n".join(
         said
     )
     names = ", ".join(sorted(OTHER_KEYS[:2]))
@@ -239,7 +239,7 @@ def test_options_of_sbatch_that_holdfast_needs_are_refused(tmp_path: Path, flag:
 
 
 @pytest.mark.parametrize(("written", "seen"), [(False, "lit:"), ("0,1", "lit:0,1"), (True, None), (None, None)])
-def test_the_evaluation_sees_the_gpus_it_is_shown(tmp_path: Path, written: object, seen: str | None) -> None:
+def test_the_evaluation_sees_the_selected_gpus(tmp_path: Path, written: object, seen: str | None) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     (each,) = preview(launched(folder, "keys", "BIG", f"execution.evaluation_gpu_visible={json.dumps(written)}"))
     assert each.task.env.get("CUDA_VISIBLE_DEVICES") == seen

@@ -36,7 +36,7 @@ def refused(folder: Path, text: str, name: str = "p") -> str:
     return str(caught.value)
 
 
-def test_a_profile_has_what_it_extends_and_its_own_words_win(tmp_path: Path) -> None:
+def test_a_profile_inherits_and_overrides_what_it_extends(tmp_path: Path) -> None:
     found = profile(tmp_path, PROFILES + '\n[child]\nextends = "BIG"\npartition = "short"\n', "child")
     assert found.fields.account == "acct"
     assert (found.fields.partition, found.fields.nodes) == ("short", 2)
@@ -104,7 +104,7 @@ def test_keys_for_other_executors_are_let_be_and_never_passed_on(tmp_path: Path)
 def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> None:
     said = refused(tmp_path, f'[p]\nexecutor = "{executor}"\n')
     assert said.startswith("env.toml:2: executor: ")
-    assert "not supported; use one of slurm, local" in said
+    assert "not supported; one of slurm, local" in said
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> N
         ('[p]\nexecutor = "slurm"\nacount = "a"\n', "env.toml:3: acount: unknown key (did you mean 'account'?)"),
         ('[p]\nexecutor = "slurm"\n\nnodes = "two"\n', "env.toml:4: nodes: "),
         ('[p]\nexecutor = "slurm"\nnodes = 0\n', "env.toml:3: nodes: should be greater than or equal to 1, not 0"),
-        ('[p]\nexecutor = "slrum"\n', "env.toml:2: executor: should be 'slurm' or 'local', not 'slrum'"),
+        ('[p]\nexecutor = "slrum"\n', "env.toml:2: executor: unknown executor 'slrum' (did you mean 'slurm'?)"),
         ('[p]\naccount = "a"\n', 'env.toml:1: [p]: executor is missing: write executor = "slurm" or "local"'),
         ('[p]\nexecutor = "slurm"\ntime = "soon"\n', "env.toml:3: time: a time is written as"),
         ('[p]\nexecutor = "slurm"\nmounts = ["/a:/b:/c:/d"]\n', "env.toml:3: mounts[0]: "),
@@ -131,11 +131,11 @@ def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> N
         ('[q]\nexecutor = "local"\n[r]\nexecutor = "local"\n', "env.toml: no profile 'p'; profiles there: q, r"),
     ],
 )
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
 
 
-def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     said = refused(tmp_path, '[p]\nexecutor = "slurm"\nnodes = 0\nacount = "a"\ntunnel = "ssh"\n').splitlines()
     assert len(said) == 4
 
@@ -180,7 +180,7 @@ def test_ours_goes_before_the_other_variable(tmp_path: Path) -> None:
     assert find_env_file(tmp_path, {"NEMOTRON_ENV_FILE": "two.toml", "HOLDFAST_ENV_FILE": "one.toml"}) == one
 
 
-def test_without_a_file_the_message_says_what_to_write(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_what_to_write(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     with pytest.raises(UsageError) as caught:
         load_profile("p", tmp_path, {})
@@ -204,7 +204,7 @@ def test_why_images_cannot_be_squashed(tmp_path: Path) -> None:
     assert "--run or --batch" in (squash_problem(None) or "")
     lacking = profile(tmp_path, '\n[p]\nexecutor = "slurm"\nhost = "h"\n')
     assert squash_problem(lacking) == (
-        'env.toml:2: [p] cannot squash images: it lacks tunnel = "ssh", remote_job_dir = "…"'
+        'env.toml:2: [p] cannot import images: it lacks tunnel = "ssh", remote_job_dir = "…"'
     )
     assert squash_problem(profile(tmp_path, PROFILES, "BIG")) is None
 
@@ -227,7 +227,7 @@ def test_times_as_slurm_writes_them(written: str | int, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["soon", "", "1:2:3:4", "00:00:00", "-1"])
-def test_what_is_no_time_is_refused(written: str) -> None:
+def test_an_invalid_time_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="a time"):
         walltime_seconds(written)
 

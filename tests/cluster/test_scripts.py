@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent
-from holdfast.cluster.remote.describe import preview
 from holdfast.cluster.remote.install import build_wheel, ensure_python
-from holdfast.cluster.remote.invocation import DeploymentFile, TaskFile, TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.invocation import TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.preview import preview
 from holdfast.cluster.remote.scripts import directive, main_script, worker_script
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
@@ -57,7 +58,7 @@ def test_the_main_script_is_this_text() -> None:
         "# gsm8k: task 0 of 0123456789abcdef, main\n"
         "trap '' USR2\n"
         "module load cuda\n"
-        "exec /env/bin/python -m holdfast.cluster.job.node /base/holdfast/0123456789abcdef/0 --role main\n"
+        "exec /env/bin/python -m holdfast.cluster.job /base/holdfast/0123456789abcdef/0 --role main\n"
     )
 
 
@@ -71,7 +72,7 @@ def test_the_workers_script_is_this_text() -> None:
         "#SBATCH --time=1\n"
         "# gsm8k: task 0 of 0123456789abcdef, worker\n"
         "trap '' USR2\n"
-        "exec /env/bin/python -m holdfast.cluster.job.node /b/holdfast/0/0 --role worker\n"
+        "exec /env/bin/python -m holdfast.cluster.job /b/holdfast/0/0 --role worker\n"
     )
 
 
@@ -87,7 +88,7 @@ def test_names_that_a_shell_would_read_are_quoted() -> None:
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
-        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job.node", "/a b/100%/x/0", "--role", "main")
+        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job", "/a b/100%/x/0", "--role", "main")
     ]
     assert "#SBATCH --output='/a b/100%%/x/0/logs/slurm-%j.log'" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -120,9 +121,7 @@ def test_a_short_time_limit_has_a_short_margin(tmp_path: Path) -> None:
 
 
 def test_a_server_in_a_container_is_started_by_srun() -> None:
-    served = DeploymentFile(
-        command="vllm serve '/a b'", image="/i.sqsh", mounts=("/m:/checkpoint:ro",), pre_cmd="ulimit -n 9"
-    )
+    served = Server(command="vllm serve '/a b'", image="/i.sqsh", mounts=("/m:/checkpoint:ro",), pre_cmd="ulimit -n 9")
     words = shlex.split(server_line(served, 2, pyxis=True))
     assert words[:5] == ["srun", "--overlap", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"]
     assert words[5:8] == [
@@ -163,14 +162,14 @@ def test_variables_that_are_not_set_are_named_before_anything_is_submitted(tmp_p
     assert "HF_TOKEN" in done.stderr and "OTHER_TOKEN" in done.stderr
 
 
-def test_a_wheel_of_this_version_is_the_same_whenever_it_is_made() -> None:
+def test_the_wheel_of_a_version_is_reproducible() -> None:
     name, data = build_wheel()
     assert build_wheel() == (name, data)
     with zipfile.ZipFile(BytesIO(data)) as wheel:
         names = wheel.namelist()
         assert wheel.testzip() is None
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
-    assert "holdfast/cluster/job/node.py" in names
+    assert "holdfast/cluster/job/__main__.py" in names
     assert "holdfast/cluster/config/groups/deployment/vllm.yaml" in names
     assert not any("__pycache__" in name for name in names)
 
@@ -191,7 +190,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     assert ready.stat().st_mtime_ns == made
 
 
-def test_a_cluster_where_it_cannot_be_installed_says_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None:
     transport = Here(pauses=(), env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"})
     with pytest.raises(ClusterError, match="could not be installed") as refused:
         ensure_python(transport, str(tmp_path))
@@ -206,7 +205,7 @@ def test_nothing_is_noted_of_a_copy_that_was_noted_of_the_file(tmp_path: Path) -
     assert load_sent(path, ()).notices == ()
 
 
-def test_an_evals_files_travel_and_what_is_no_part_of_it_does_not(tmp_path: Path) -> None:
+def test_the_files_of_an_eval_are_sent_and_no_others(tmp_path: Path) -> None:
     folder = tmp_path / "project" / "evals"
     path = write_eval(folder, "http://127.0.0.1:9/v1", dataset={"path": str(tmp_path / "elsewhere" / "far.jsonl")})
     (folder / "runs" / "old").mkdir(parents=True)
@@ -266,7 +265,7 @@ def test_links_that_leave_the_folder_are_not_sent_unless_the_eval_names_them(tmp
     )
 
 
-def test_what_git_ignores_is_not_sent_unless_the_eval_names_it(tmp_path: Path) -> None:
+def test_files_that_git_ignores_are_not_sent_unless_the_eval_names_them(tmp_path: Path) -> None:
     path = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
     (tmp_path / ".gitignore").write_text("*.jsonl\nscratch/\ngenerated.py\n")
     (tmp_path / "agent.py").write_text("import generated\n\n\ndef reply(prompt):\n    return generated.WORD\n")
@@ -297,7 +296,7 @@ def test_an_eval_in_the_home_directory_is_not_sent(tmp_path: Path, monkeypatch: 
         collect(load_eval(path), path)
 
 
-def test_a_dry_run_lists_what_would_be_sent_and_what_would_not(tmp_path: Path) -> None:
+def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -> None:
     write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
     for number in range(60):

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.job import successor as neighbours
-from holdfast.cluster.job.servers import Node, Server, spots
-from holdfast.cluster.remote.invocation import DeploymentFile, End
+from holdfast.cluster.config.launch import Server
+from holdfast.cluster.job import successor
+from holdfast.cluster.job.servers import Node, ServerProcess, spots
+from holdfast.cluster.remote.invocation import End
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for
@@ -69,7 +70,7 @@ def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
 
 
 @pytest.mark.parametrize("victim", ["asked", "asked-1"])
-def test_an_instance_killed_midway_costs_only_what_was_in_flight(site: Site, victim: str) -> None:
+def test_a_killed_instance_loses_only_requests_in_flight(site: Site, victim: str) -> None:
     two_instances(site)
     invocation = site.submit()
     site.await_done(invocation, 20)
@@ -200,9 +201,9 @@ def test_instances_on_this_machine_have_ports_one_after_the_other(tmp_path: Path
 class TestSpots:
     NODES = tuple(Node(f"n{number}", f"10.0.0.{number}") for number in range(1, 6))
 
-    def test_each_server_has_nodes_of_its_own(self) -> None:
-        model = DeploymentFile(command="x", instances=2, nodes=4)
-        judge = DeploymentFile(command="y", name="judge", prefix="JUDGE", nodes=1)
+    def test_each_server_has_its_own_nodes(self) -> None:
+        model = Server(command="x", instances=2, nodes=4)
+        judge = Server(command="y", name="judge", prefix="JUDGE", nodes=1)
         found = spots([model, judge], self.NODES, "n1")
         assert [[node.name for node in spot.nodes] for spot in found] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
         assert [spot.url("/v1") for spot in found] == [
@@ -229,24 +230,24 @@ class TestSpots:
 
     def test_two_at_one_address_have_ports_of_their_own(self) -> None:
         same = [Node(f"n{number}", "127.0.0.1") for number in range(3)]
-        found = spots([DeploymentFile(command="x", instances=3, nodes=3, port=7000)], same, "n0")
+        found = spots([Server(command="x", instances=3, nodes=3, port=7000)], same, "n0")
         assert [spot.port for spot in found] == [7000, 7001, 7002]
 
     def test_a_server_of_an_older_task_has_all_nodes(self) -> None:
-        (spot,) = spots([DeploymentFile(command="x")], self.NODES, "n1")
+        (spot,) = spots([Server(command="x")], self.NODES, "n1")
         assert spot.nodes == self.NODES
-        (alone,) = spots([DeploymentFile(command="x")], [], "n1")
+        (alone,) = spots([Server(command="x")], [], "n1")
         assert (alone.nodes, alone.near, alone.url("")) == ((), True, "http://127.0.0.1:8000")
 
-    def test_too_few_nodes_are_said(self) -> None:
+    def test_too_few_nodes_are_reported(self) -> None:
         with pytest.raises(HoldfastError, match="the job has 5 nodes"):
-            spots([DeploymentFile(command="x", nodes=6)], self.NODES, "n1")
+            spots([Server(command="x", nodes=6)], self.NODES, "n1")
 
 
 def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) -> None:
     port, going = free_port(), threading.Event()
-    (spot,) = spots([DeploymentFile(command="sleep 600", port=port)], [], "n1")
-    first, second = (Server(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
+    (spot,) = spots([Server(command="sleep 600", port=port)], [], "n1")
+    first, second = (ServerProcess(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
     said: list[str] = []
     assert first.start(said.append, going.is_set)
     with ThreadPoolExecutor() as pool:
@@ -255,7 +256,7 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
         assert f"port {port} of " in said[0] and not waiting.done()
         first.stop()
         assert waiting.result(timeout=300)
-        third = pool.submit(Server(spot, tmp_path / "c.log", dict(os.environ)).start, said.append, going.is_set)
+        third = pool.submit(ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, said.append, going.is_set)
         going.set()
         assert not third.result(timeout=300), "told to stop before it could begin"
     second.stop()
@@ -287,11 +288,12 @@ def test_workers_that_cannot_stay_are_not_queued_for_ever(
         def submit_workers(self) -> None:
             queued.append("workers")
 
-    monkeypatch.setattr(neighbours, "Chain", Gone)
-    monkeypatch.setattr(neighbours.Submitter, "reconcile", lambda _: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(successor, "Chain", Gone)
+    monkeypatch.setattr(successor.Submitter, "reconcile", lambda _: None)  # type: ignore[attr-defined]
     place = SimpleNamespace(invocation="/nowhere")
     task = SimpleNamespace(invocation="0" * 16, workers=3)
-    around = neighbours.Neighbours(SimpleNamespace(place=place, task=task, id="7", stopped=False))  # type: ignore[arg-type]
-    assert all(around.ensure() for _ in range(9))
+    job = SimpleNamespace(place=place, task=task, id="7", kill_requested=False)
+    queued_jobs = successor.QueuedJobs(job)  # type: ignore[arg-type]
+    assert all(queued_jobs.ensure() for _ in range(9))
     assert len(queued) == 5
     assert capsys.readouterr().err.count("workers have ended 5 times") == 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.remote.ledger import new_invocation
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import (
     JobName,
     JobState,
@@ -88,7 +88,7 @@ def test_a_pending_job_says_why(slurm: Lab, invocation: str, option: str, reason
     assert sentence in job.why
 
 
-def test_a_job_says_when_what_it_waits_for_will_never_be(slurm: Lab, invocation: str) -> None:
+def test_a_dependency_that_can_never_be_met_is_reported(slurm: Lab, invocation: str) -> None:
     here = Slurm(slurm.here)
     (first,) = here.jobs(names=[submit(here, invocation, SLEEP, "--hold", role="first")])
     name = submit(here, invocation, SLEEP, f"--dependency=afterok:{first.id}")
@@ -130,7 +130,7 @@ def test_only_the_named_jobs_are_cancelled(transport: Transport, invocation: str
         slurm.cancel([""])
 
 
-def test_a_job_is_asked_for_by_a_path_too(
+def test_a_script_may_be_given_by_its_path(
     slurm: Lab, invocation: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     script = tmp_path_factory.mktemp("script") / "run.sh"
@@ -141,7 +141,7 @@ def test_a_job_is_asked_for_by_a_path_too(
     assert wait_for_job(here, name, lambda job: not job.active).exit_code == 5
 
 
-def test_what_slurm_refuses_is_told_in_its_words(transport: Transport, invocation: str) -> None:
+def test_a_refusal_carries_slurms_message(transport: Transport, invocation: str) -> None:
     with pytest.raises(ClusterError, match="invalid partition"):
         submit(Slurm(transport), invocation, SLEEP, "--partition=nowhere")
     assert Slurm(transport).jobs(invocation=invocation) == []
@@ -166,7 +166,7 @@ def test_without_accounting_there_is_none(slurm: Lab) -> None:
     assert Slurm(slurm.here).accounted(["hf-x"], since=0.0) is None
 
 
-def test_without_slurm_that_is_what_it_says(slurm: Lab) -> None:
+def test_a_machine_without_slurm_is_reported(slurm: Lab) -> None:
     with pytest.raises(ClusterError, match="there is no squeue"):
         Slurm(Here(env={"PATH": "/nowhere"})).jobs(names=["x"])
 
@@ -234,7 +234,7 @@ def test_lines_of_sacct_are_read(line: str, handle: str, state: str, code: int |
     assert (job.handle, job.state, job.exit_code) == (handle, state, code)
 
 
-def test_what_is_no_job_is_no_job() -> None:
+def test_other_lines_are_not_read_as_jobs() -> None:
     assert read_squeue("Welcome to the cluster!") is None
     assert read_sacct("") is None
     assert read_exit_code("slurm_load_jobs error: Invalid job id specified") is None

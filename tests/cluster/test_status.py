@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Intent, Ledger, Registry
+from holdfast.cluster.remote.ledger import Intent, Ledger
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look
@@ -34,7 +35,9 @@ def status(what: str | Path, tmp_path: Path, env: dict[str, str], check: int = 0
     return json.loads(holdfast("status", what, "--json", cwd=tmp_path, env=env, check=check).stdout)
 
 
-def test_a_running_task_shows_how_far_it_is_and_a_pending_one_why(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
+    slurm: Lab, made: Launched, tmp_path: Path
+) -> None:
     job = running(made, slurm)
     made.state(phase="running", done=120, total=2000, rate=4.0, errors=3, attempt=1, job=job, run_dir="/r/e/m-12345678")
     made.submit("main", "--hold", task=1)
@@ -110,7 +113,7 @@ def _still(picture: Picture) -> Picture:
         ({"phase": "running", "done": 3, "total": 10}, "interrupted", "the last one: cancelled"),
     ],
 )
-def test_without_jobs_a_task_is_what_it_said_last_or_interrupted(
+def test_without_jobs_a_task_has_its_last_state_or_is_interrupted(
     slurm: Lab, made: Launched, state: dict[str, Any], word: str, reason: str
 ) -> None:
     job = made.submit()
@@ -122,7 +125,7 @@ def test_without_jobs_a_task_is_what_it_said_last_or_interrupted(
     assert second.status == "unsubmitted"
 
 
-def test_the_last_attempt_says_how_it_ended(slurm: Lab, made: Launched) -> None:
+def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Lab, made: Launched) -> None:
     made.submit("main", script=b"#!/bin/sh\nexit 1\n")
     name = str(JobName(made.id, 0, "main"))
     wait_for_job(Slurm(slurm.here), name, lambda seen: not seen.active)
@@ -141,7 +144,7 @@ def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Lab, made: L
     assert task.status == "pending" and task.done == 3
 
 
-def test_of_a_done_task_the_job_that_did_it_is_shown(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_a_finished_task_shows_the_job_that_finished_it(slurm: Lab, made: Launched, tmp_path: Path) -> None:
     first = made.submit("main", script=b"#!/bin/sh\nexit 0\n")
     wait_for_job(Slurm(slurm.here), first.intent.name, lambda seen: not seen.active)
     successor = made.submit("main-2", "--hold")
@@ -184,7 +187,9 @@ def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tm
     assert "not reachable" in shown and "failed" not in shown
 
 
-def test_an_unreachable_cluster_is_said_so_with_what_was_known_last(slurm: Lab, made: Launched, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_reported_with_the_last_known_status(
+    slurm: Lab, made: Launched, tmp_path: Path
+) -> None:
     running(made, slurm)
     made.state(phase="running", done=7, total=10)
     register(made, tmp_path / "home", host="cluster", tasks=("gsm8k", "mmlu"))
@@ -205,7 +210,7 @@ def test_an_unreachable_cluster_is_said_so_with_what_was_known_last(slurm: Lab, 
     assert "2 done" in holdfast("status", cwd=tmp_path, env=broken).stdout  # which nobody has to be asked about
 
 
-def test_ids_are_found_by_their_beginning_and_ambiguity_is_named(slurm: Lab, tmp_path: Path) -> None:
+def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Lab, tmp_path: Path) -> None:
     home = tmp_path / "home"
     two = [Launched(f"abc{number}" + 12 * "0", tmp_path / "base", slurm.here) for number in (1, 2)]
     for one in two:
@@ -221,7 +226,7 @@ def test_ids_are_found_by_their_beginning_and_ambiguity_is_named(slurm: Lab, tmp
     assert "neither an invocation's directory nor a run's" in wrong
 
 
-def test_status_writes_nothing_where_it_looks(slurm: Lab, made: Launched) -> None:
+def test_status_writes_nothing_into_the_invocation(slurm: Lab, made: Launched) -> None:
     running(made, slurm)
     made.state(phase="running", done=1, total=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in made.base.rglob("*"))
@@ -262,7 +267,7 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(slurm: Lab, m
 
 
 @pytest.mark.parametrize("host", [None, "cluster"])
-def test_following_goes_on_with_the_next_attempt_and_ends_with_the_task(
+def test_following_continues_with_the_next_attempt_and_ends_with_the_task(
     slurm: Lab, made: Launched, tmp_path: Path, host: str | None
 ) -> None:
     job = running(made, slurm)
@@ -295,7 +300,7 @@ def test_following_goes_on_with_the_next_attempt_and_ends_with_the_task(
 # Runs of this machine alone
 
 
-def test_an_ordinary_run_says_whether_it_runs_is_finished_or_how_to_go_on(tmp_path: Path) -> None:
+def test_the_status_of_a_run_is_running_finished_or_how_to_resume(tmp_path: Path) -> None:
     with server(latency=0.01) as provider:
         eval_file = write_eval(tmp_path, provider.base_url, rows=400, limits={"concurrency": 2})
         process = start("eval", eval_file, cwd=tmp_path)
@@ -318,7 +323,7 @@ def test_an_ordinary_run_says_whether_it_runs_is_finished_or_how_to_go_on(tmp_pa
     assert "finished" in holdfast("status", run.name.rpartition("-")[2], cwd=tmp_path).stdout
 
 
-def test_a_run_can_be_looked_at_by_somebody_who_may_only_read_it() -> None:
+def test_read_permission_is_enough_for_the_status_of_a_run() -> None:
     script = (
         "import os, sys; from pathlib import Path; from holdfast.cli.status import look_at_run; "
         "run = Path(sys.argv[1]); look_at_run(run); os.setgroups([]); os.setgid(65534); os.setuid(65534); "

@@ -69,7 +69,7 @@ def test_a_programs_exit_code_is_not_taken_for_the_connections(transport: Transp
     assert (done.text, done.stderr) == ("out\n", "err\n")
 
 
-def test_a_program_that_is_not_there_is_told_apart(transport: Transport) -> None:
+def test_a_missing_program_has_its_own_exit_code(transport: Transport) -> None:
     assert transport.run(["no-such-program"]).code == 127
     with pytest.raises(ClusterError, match="no-such-program"):
         transport.check(["no-such-program"])
@@ -97,18 +97,22 @@ def test_files_arrive_with_names_contents_and_modes(transport: Transport, tmp_pa
     assert transport.read(f"{place}/{'x' * 200}") == b"a long name"
 
 
-def test_what_is_there_is_not_sent_again(transport: Transport, tmp_path: Path, seen: list[Any]) -> None:
+def test_files_that_are_there_are_not_sent_again(
+    transport: Transport, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[int] = []
+    pack = module._pack
+    monkeypatch.setattr(module, "_pack", lambda files, archive: packed.append(len(files)) or pack(files, archive))
     files = {"wheel": File(b"w" * 300_000), "secret": File(b"geheim", 0o600)}
     first = transport.put(files, str(tmp_path))
-    sent = sum(size for _, size in seen)
-    assert sent > 300_000
+    assert packed == [2]
     assert transport.put(dict(reversed(files.items())), str(tmp_path)) == first
-    assert sum(size for _, size in seen) == sent
+    assert packed == [2]
     assert transport.put({**files, "secret": File(b"geheim", 0o640)}, str(tmp_path)) != first
     assert "geheim" not in str([argv for argv, _ in seen])
 
 
-def test_what_lost_a_file_is_sent_again(transport: Transport, tmp_path: Path) -> None:
+def test_a_bundle_that_lost_a_file_is_sent_again(transport: Transport, tmp_path: Path) -> None:
     files = {"a": File(b"a"), "b": File(b"b")}
     place = transport.put(files, str(tmp_path / "code"))
     transport.check(["rm", f"{place}/a"])
@@ -177,7 +181,7 @@ def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_pa
     assert path.read_bytes() == b"one\ntw\nfour\n"
 
 
-def test_a_server_that_is_gone_is_unreachable_and_one_that_comes_back_is_found(own_slurm: Lab) -> None:
+def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Lab) -> None:
     ssh = own_slurm.ssh()
     assert ssh.run(["echo", "here"]).text == "here\n"
     own_slurm.script("sshd-down")
@@ -188,7 +192,7 @@ def test_a_server_that_is_gone_is_unreachable_and_one_that_comes_back_is_found(o
     assert ssh.run(["echo", "back"]).text == "back\n"
 
 
-def test_a_short_outage_is_waited_out_but_not_for_what_must_not_happen_twice(own_slurm: Lab, tmp_path: Path) -> None:
+def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Lab, tmp_path: Path) -> None:
     own_slurm.script("sshd-down")
     patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
     with pytest.raises(Unreachable):
@@ -200,7 +204,7 @@ def test_a_short_outage_is_waited_out_but_not_for_what_must_not_happen_twice(own
     assert not (tmp_path / "once").exists()
 
 
-def test_whoever_is_not_let_in_is_told_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:

@@ -267,7 +267,7 @@ class TestIds:
         ("rows", "words"),
         [
             ([{"id": "x"}, {"id": 5}, {"id": "5", "q": 1}], "sample id '5' is already used at"),
-            ([{"q": 1}, {"q": 2}, {"q": 2}], "the same row as"),
+            ([{"q": 1}, {"q": 2}, {"q": 2}], "duplicate of"),
         ],
     )
     def test_an_id_used_twice_is_said_with_both_places(self, tmp_path: Path, rows: Any, words: str) -> None:

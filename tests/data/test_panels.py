@@ -324,7 +324,7 @@ class TestConditions:
                 unsure.add(number)
             if applies:
                 looking.append(number)
-        assert Conditions(spec).of(row) == Panel(tuple(looking), frozenset(unsure))
+        assert Conditions(spec).panel_for(row) == Panel(tuple(looking), frozenset(unsure))
 
     @pytest.mark.parametrize("value", [5, None, ["x"], {"x": 1}, True])
     def test_a_text_equals_no_other_kind_of_value(self, value: Any) -> None:
@@ -336,4 +336,4 @@ def test_the_survey_knows_how_many_rows_each_grader_looks_at(evaluate: Any) -> N
     manifest = RunDir(run.path).read_manifest()
     panels = identify(eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)).survey.panels
     assert panels.rows() == [2, 1, 3] and panels.mean == 6 / 4
-    assert [panels.of(position).graders for position in range(4)] == [(2,), (0, 2), (0, 1, 2), ()]
+    assert [panels.panel_at(position).graders for position in range(4)] == [(2,), (0, 2), (0, 1, 2), ()]

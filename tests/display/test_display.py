@@ -16,8 +16,8 @@ from rich.console import Console
 
 import holdfast
 from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
-from holdfast.display.grid import Column, fitted
-from holdfast.display.live import LiveDisplay, _drawing
+from holdfast.display.grid import Column, fit_table
+from holdfast.display.live import LiveDisplay, _render
 from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result
 from holdfast.plan.plan import Plan
@@ -385,7 +385,7 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
 
 def drawn(state: Any, width: int = 100) -> Any:
     screen = io.StringIO()
-    Console(width=width, file=screen).print(_drawing(state, width))
+    Console(width=width, file=screen).print(_render(state, width))
     return screen.getvalue()
 
 
@@ -545,7 +545,7 @@ class TestTables:
 
     def cells(self, width: Any, *, plain: Any) -> Any:
         screen = io.StringIO()
-        Console(width=width, file=screen).print(fitted(self.COLUMNS, self.ROWS, width, plain=plain))
+        Console(width=width, file=screen).print(fit_table(self.COLUMNS, self.ROWS, width, plain=plain))
         text = screen.getvalue()
         assert "…" not in text and all(len(line) <= width for line in text.splitlines())
         return text

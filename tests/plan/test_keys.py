@@ -215,7 +215,7 @@ class TestKeysOfOneRow:
             found = who(folder, samples=named, prompt="hello", graders=graders, target=target)
             grades = [
                 [
-                    slot.identified(reread=number in found.survey.panels.of(position).reread)[0]
+                    slot.identified(reread=number in found.survey.panels.panel_at(position).reread)[0]
                     for position in range(len(rows))
                 ]
                 for number, slot in enumerate(found.work.slots)
@@ -489,7 +489,9 @@ class TestPathsAreInNoKey:
 def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path: Path) -> None:
     spec = load(tmp_path)
     survey = Dataset(spec).survey()
-    assert [survey.of(number).hex() for number in range(2)] == [s.digest.removeprefix("sha256:") for s in Dataset(spec)]
+    assert [survey.digest_at(number).hex() for number in range(2)] == [
+        s.digest.removeprefix("sha256:") for s in Dataset(spec)
+    ]
 
 
 def test_what_another_eval_named_before_is_not_in_a_targets_key(tmp_path: Path) -> None:

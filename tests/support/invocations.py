@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.cluster.config.launch import TaskFile
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFile, TaskPlace
-from holdfast.cluster.remote.ledger import Invocation, Ledger, Registry, Submitter, new_invocation
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
 

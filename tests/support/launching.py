@@ -19,7 +19,8 @@ from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.chain import Chain
 from holdfast.cluster.remote.invocation import State, TaskPlace
-from holdfast.cluster.remote.ledger import Ledger, Registry, Submitter
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.submit import submit
 from tests.support.invocations import env_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.cluster.config.launch import Launch
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
     from tests.support.slurm import Lab
@@ -220,7 +221,7 @@ class Site:
 
     def kill(self, invocation: Invocation, role: str, task: int = 0) -> None:
         """Kill the processes of a task's main job or workers, as a crash would; Slurm sees a failed job."""
-        words = ["holdfast.cluster.job.node", self.place(invocation, task).path, "--role", role]
+        words = ["holdfast.cluster.job", self.place(invocation, task).path, "--role", role]
         victims = [
             process for process in psutil.process_iter(["cmdline"]) if words == (process.info["cmdline"] or [])[-4:]
         ]

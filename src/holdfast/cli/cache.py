@@ -76,14 +76,14 @@ def listing(as_json: bool, **given: Any) -> int:
         for row in (head, *rows):
             click.echo("\t".join(row))
         return 0
-    from holdfast.display.grid import Column, fitted, make_console
+    from holdfast.display.grid import Column, fit_table, make_console
 
     spare = {"size": 5, "dataset": 4, "progress": 3, "target": 2, "age": 1}
     names = ("name", "target", "dataset")
     words = ("status", "id")
     columns = [Column(title, title in names, spare.get(title, 0), title in words) for title in head]
     console = make_console()
-    console.print(fitted(columns, rows, console.width, plain=True) if rows else "no runs")
+    console.print(fit_table(columns, rows, console.width, plain=True) if rows else "no runs")
     return 0
 
 

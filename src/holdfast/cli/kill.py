@@ -1,4 +1,4 @@
-"""`holdfast kill`: end the jobs of an invocation, or the process of a run."""
+"""`holdfast kill`: cancel the jobs of an invocation, or stop the process of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from holdfast.errors import ClusterError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.cluster.watch.find import Subject
+
 _PATIENCE = 30.0
 
 
@@ -29,16 +31,14 @@ def command(what: str, runs_dir: Path | None) -> int:
     """
     from holdfast.cluster.watch.find import Subject
 
-    found = subject_of(what, runs_directory(runs_dir))
-    return _kill_jobs(found) if isinstance(found, Subject) else _kill_process(found)
+    subject = subject_of(what, runs_directory(runs_dir))
+    return _kill_jobs(subject) if isinstance(subject, Subject) else _kill_process(subject)
 
 
-def _kill_jobs(subject: object) -> int:
-    from holdfast.cluster.watch.find import Subject
+def _kill_jobs(subject: Subject) -> int:
     from holdfast.cluster.watch.kill import kill
     from holdfast.cluster.watch.status import read_files
 
-    assert isinstance(subject, Subject)
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=click.echo)
     if remain:
         raise ClusterError(
@@ -48,9 +48,9 @@ def _kill_jobs(subject: object) -> int:
     jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
     click.echo(f"ended {jobs}" if ended else "it had no jobs left")
     files = read_files(subject.transport, subject.directory)
-    meant = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
-    if all(number in files.states and files.states[number].phase == "done" for number in meant):
-        click.echo(f"{subject.name} is over: all is done")
+    numbers = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
+    if all(number in files.states and files.states[number].phase == "done" for number in numbers):
+        click.echo(f"{subject.name} is done")
     else:
         click.echo(f"Resume with: holdfast resume {subject.name}")
     return 0

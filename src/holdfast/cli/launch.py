@@ -1,4 +1,4 @@
-"""`holdfast eval -c CONFIG --run|--batch PROFILE`: show what was compiled, submit it, follow it."""
+"""`holdfast eval -c CONFIG --run|--batch PROFILE`: compile a configuration, submit it, follow it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import EvalFlags
-    from holdfast.cluster.config.launch import Launch
-    from holdfast.cluster.config.options import RunOptions
-    from holdfast.cluster.remote.invocation import DeploymentFile
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.config.launch import Launch, RunOptions, Server
+    from holdfast.cluster.remote.registry import Invocation
 
 
 def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    """Compile, show, and unless that was all submit; attached unless --batch."""
+    """Compile and show a configuration, submit it and, with --run, follow it."""
     from holdfast.cluster.config.compile import compile_launch
 
     if flags.run and flags.batch:
@@ -30,23 +28,23 @@ def launch_command(config: str, overrides: tuple[str, ...], flags: EvalFlags) ->
     launch = compile_launch(
         config,
         flags.run or flags.batch,
-        [*_outer(flags), *overrides],
+        [*_execution_overrides(flags), *overrides],
         flags.ids,
         detached=detached,
         # `-t` selects tasks of a configuration; only for an eval file by itself it selects samples.
-        laid=replace(flags, ids=()).overrides(),
+        eval_overrides=replace(flags, ids=()).overrides(),
         options=_options(flags),
         exports=flags.export,
     )
     if flags.dry_run:
         return _preview(launch, flags)
-    _refuse_without_place(launch)
+    _refuse_without_profile(launch)
     _show(launch)
     return _submit(launch, detached=detached, force_squash=flags.force_squash)
 
 
 def _refuse(flags: EvalFlags) -> None:
-    """What cannot be done in a job is refused, never passed over."""
+    """Refuse options that cannot be used in a job."""
     if flags.baseline_model:
         raise UsageError(
             "--baseline-model does not work on a cluster",
@@ -55,33 +53,36 @@ def _refuse(flags: EvalFlags) -> None:
     if flags.display not in (None, "plain"):
         raise UsageError(
             f"--display {flags.display}: jobs show plain logs",
-            remedy="`holdfast status ID --json` is for scripts; --batch shows nothing.",
+            remedy="`holdfast status ID --json` is for scripts; --batch follows no logs.",
         )
     if flags.json and not flags.dry_run:
         raise UsageError("--json needs --dry-run", remedy="`holdfast status ID --json` shows what the jobs are doing.")
 
 
-def _refuse_without_place(launch: Launch) -> None:
-    """Jobs are sent nowhere that nobody named; a compiled configuration names it under `run.env`."""
-    if launch.execution.executor == "slurm" and launch.profile is None and launch.env.executor is None:
+def _refuse_without_profile(launch: Launch) -> None:
+    """Refuse to submit jobs if no profile names the cluster; a compiled configuration names it under `run.env`."""
+    from holdfast.cluster.remote.executor import executor_named
+
+    is_local = executor_named(launch.execution.type).is_local
+    if not is_local and launch.profile is None and launch.env.executor is None:
         raise UsageError(
-            f"{launch.path}: execution.type is slurm, and no profile is given",
+            f"{launch.path}: execution.type is {launch.execution.type}, and no profile is given",
             remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
         )
 
 
-def _outer(flags: EvalFlags) -> list[str]:
-    """Options that stand for keys of the configuration; what is written as KEY=VALUE goes before them."""
-    found = []
+def _execution_overrides(flags: EvalFlags) -> list[str]:
+    """Return the overrides that options stand for; those written as KEY=VALUE win over them."""
+    overrides = []
     if flags.workers:
-        found.append(f"execution.workers={flags.workers}")
+        overrides.append(f"execution.workers={flags.workers}")
     if flags.runs_dir:
-        found.append(f"execution.output_dir={json.dumps(str(flags.runs_dir))}")
-    return found
+        overrides.append(f"execution.output_dir={json.dumps(str(flags.runs_dir))}")
+    return overrides
 
 
 def _options(flags: EvalFlags) -> RunOptions:
-    from holdfast.cluster.config.options import RunOptions
+    from holdfast.cluster.config.launch import RunOptions
 
     return RunOptions(
         fresh=flags.fresh,
@@ -106,25 +107,26 @@ def _show(launch: Launch) -> None:
 
 
 def _preview(launch: Launch, flags: EvalFlags) -> int:
-    """What would be submitted and done, with nothing sent and nothing written."""
+    """Show what would be submitted and run. Nothing is sent, and nothing is written."""
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.describe import preview
-    from holdfast.cluster.remote.preview import Foresight
+    from holdfast.cluster.remote.executor import executor_named
+    from holdfast.cluster.remote.preview import RunPreviews, preview
 
     if not flags.json:
         _show(launch)
-    tasks, ahead = [], Foresight(launch)
+    tasks, runs = [], RunPreviews(launch)
+    is_local = executor_named(launch.execution.type).is_local
     for each, task in zip(preview(launch), launch.tasks, strict=True):
-        seen = ahead.of(task, each.task)
+        run = runs.preview(task, each.task)
         bundle = collect(task.spec, task.eval_file, translated=task.translated)
-        scripts = {"job.sh": each.main, "worker.sh": each.worker} if each.task.executor == "slurm" else {}
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not is_local else {}
         server = None if each.task.deployment is None else each.task.deployment.command
         servers = {_server_name(served): served.command for served in each.task.served}
         tasks.append(
             {
                 "name": task.name,
                 "eval": str(task.eval_file),
-                **seen.as_dict(),
+                **run.as_dict(),
                 "files": bundle.as_dict(),
                 "server": server,
                 "servers": servers,
@@ -133,7 +135,7 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
         )
         if not flags.json:
             click.echo(f"Task {each.task.number}: {task.name} ({task.eval_file})")
-            click.echo("".join(f"  {line}\n" for line in [*seen.lines(), *bundle.lines()]), nl=False)
+            click.echo("".join(f"  {line}\n" for line in [*run.lines(), *bundle.lines()]), nl=False)
             for name, text in scripts.items():
                 if text is not None:
                     click.echo(f"  {name}:")
@@ -146,7 +148,7 @@ def _preview(launch: Launch, flags: EvalFlags) -> int:
     return 0
 
 
-def _server_name(served: DeploymentFile) -> str:
+def _server_name(served: Server) -> str:
     several = f" ({served.instances} instances)" if served.instances > 1 else ""
     return (f"server {served.name}" if served.prefix else "server") + several
 
@@ -154,10 +156,10 @@ def _server_name(served: DeploymentFile) -> str:
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     from holdfast.cluster.config.variables import WANDB_KEY
     from holdfast.cluster.remote.submit import submit
-    from holdfast.cluster.remote.transport import way_to
+    from holdfast.cluster.remote.transport import connect
     from holdfast.cluster.watch.logs import follow
 
-    if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables()):
+    if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables):
         from holdfast.export.wandb import detect
 
         if detect().api_key:
@@ -165,18 +167,18 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
     click.echo(f"✓ Evaluation submitted: {invocation.id}")
-    _say_how_to_follow(invocation)
+    _show_commands(invocation)
     if detached:
         return 0
     try:
-        return follow(way_to(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
+        return follow(connect(invocation.host, invocation.user, invocation.identity), invocation, click.echo)
     except KeyboardInterrupt:
         click.echo("\nDetached; the evaluation continues.", err=True)
-        _say_how_to_follow(invocation, err=True)
+        _show_commands(invocation, err=True)
         return 130
 
 
-def _say_how_to_follow(invocation: Invocation, *, err: bool = False) -> None:
+def _show_commands(invocation: Invocation, *, err: bool = False) -> None:
     click.echo(f"  holdfast status {invocation.id}", err=err)
     click.echo(f"  holdfast logs {invocation.id} -f", err=err)
     click.echo(f"  holdfast kill {invocation.id}", err=err)

@@ -80,7 +80,7 @@ def command(
 
 def _resume_invocation(subject: Subject) -> int:
     from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
-    from holdfast.cluster.remote.ledger import Registry
+    from holdfast.cluster.remote.registry import Registry
     from holdfast.cluster.remote.slurm import JobName
     from holdfast.cluster.remote.submit import start_attempt
     from holdfast.cluster.watch.status import jobs_of, read_files
@@ -106,7 +106,7 @@ def _resume_invocation(subject: Subject) -> int:
         return 0
     for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in left)):
         remove_stop(subject.transport, marked)
-    mirror = Registry().mirror(subject.known.id) if subject.known else None
+    mirror = Registry().mirror(subject.entry.id) if subject.entry else None
     started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")

@@ -1,4 +1,4 @@
-"""`holdfast status`: what an invocation or a run is doing."""
+"""`holdfast status`: show the status of an invocation or a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
 
 UNREACHABLE = 3
-"""the exit code where the cluster did not answer"""
+"""exit code if the cluster did not answer"""
 
 
 class RunPicture(msgspec.Struct, frozen=True):
@@ -54,18 +54,18 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     """
     if what is None:
         return _list(as_json)
-    found = subject_of(what, runs_directory(runs_dir))
+    subject = subject_of(what, runs_directory(runs_dir))
     from holdfast.cluster.watch.find import Subject
 
-    if not isinstance(found, Subject):
-        picture = look_at_run(found)
-        click.echo(_json(picture) if as_json else "\n".join(_run_lines(picture)))
+    if not isinstance(subject, Subject):
+        run = look_at_run(subject)
+        click.echo(_json(run) if as_json else "\n".join(_run_lines(run)))
         return 0
     from holdfast.cluster.watch.status import look
 
-    seen = look(found)
-    click.echo(_json(seen) if as_json else "\n".join(_lines(seen, found.name)))
-    return UNREACHABLE if seen.unreachable else 0
+    picture = look(subject)
+    click.echo(_json(picture) if as_json else "\n".join(_lines(picture, subject.name)))
+    return UNREACHABLE if picture.unreachable else 0
 
 
 def _json(value: object) -> str:
@@ -73,22 +73,24 @@ def _json(value: object) -> str:
 
 
 def _list(as_json: bool) -> int:
-    """All invocations. What is done is not asked about again, and a cluster that does not answer is asked once."""
-    from holdfast.cluster.remote.ledger import Registry
-    from holdfast.cluster.watch.find import of_invocation
-    from holdfast.cluster.watch.status import last_known, look, settled
+    """List all invocations. Clusters are not asked about finished ones, and only once if they do not answer."""
+    from holdfast.cluster.remote.registry import Registry
+    from holdfast.cluster.watch.find import subject_from
+    from holdfast.cluster.watch.status import final_status, last_status, look
 
-    silent: dict[tuple[str | None, str | None], str] = {}
+    unreachable: dict[tuple[str | None, str | None], str] = {}
     pictures: list[Picture] = []
-    for known in Registry().all():
-        subject, way = of_invocation(known), (known.host, known.user)
+    for entry in Registry().all():
+        subject, address = subject_from(entry), (entry.host, entry.user)
         try:
-            done = settled(subject)
-            picture = done or (last_known(subject, silent[way]) if way in silent else look(subject))
-        except UsageError as error:  # its directory is gone, say
-            picture = last_known(subject, error.message, reached=True)
+            picture = final_status(subject)
+            if picture is None and address in unreachable:
+                picture = last_status(subject, unreachable[address])
+            picture = picture or look(subject)
+        except UsageError as error:  # its directory is gone, for example
+            picture = last_status(subject, error.message, reached=True)
         if picture.unreachable:
-            silent[way] = picture.unreachable
+            unreachable[address] = picture.unreachable
         pictures.append(picture)
     if as_json:
         click.echo(_json(pictures))
@@ -106,9 +108,9 @@ def _list(as_json: bool) -> int:
             for picture in pictures
         ]
         click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
-        for why in dict.fromkeys(silent.values()):
+        for why in dict.fromkeys(unreachable.values()):
             click.echo(f"not reachable: {why}", err=True)
-    return UNREACHABLE if silent else 0
+    return UNREACHABLE if unreachable else 0
 
 
 def _summary(tasks: Sequence[TaskPicture]) -> str:
@@ -126,8 +128,8 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
     ]
     yield " · ".join(facts)
     if picture.unreachable:
-        known = f"what was known {_ago(picture.looked)}" if picture.looked else "nothing is known of it yet"
-        yield f"unknown (cluster not reachable: {picture.unreachable}); {known}:"
+        age = f"last known {_ago(picture.looked)}" if picture.looked else "nothing is known yet"
+        yield f"unknown (cluster not reachable: {picture.unreachable}); {age}:"
     rows = [
         (
             f".{task.id.rpartition('.')[2]}",
@@ -168,7 +170,7 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
 
 
 def _last(task: TaskPicture) -> JobPicture:
-    """The main job that came furthest: a successor that was not needed was cancelled before it began."""
+    """Return the last main job that began: a successor that was not needed was cancelled before."""
     began = [job for job in task.jobs if job.state != "cancelled" or job.elapsed]
     return ([job for job in began if job.role.startswith("main")] or began or task.jobs)[-1]
 
@@ -187,13 +189,13 @@ def _ago(moment: float | None) -> str:
 
 
 def look_at_run(path: Path) -> RunPicture:
-    """An ordinary run. Nothing is written, so reading it needs no right but to read."""
+    """Return the status of a run. Nothing is written, so the permission to read is enough."""
     from holdfast.store.catalog import summarize_run
     from holdfast.store.run_lock import holders
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(path)
-    rundir.read_manifest()  # says what is wrong with it
+    rundir.read_manifest()  # raises what is wrong with it
     listed = summarize_run(rundir)
     if listed is None:
         raise UsageError(f"{path} is not a run directory")

@@ -14,7 +14,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.data.dataset import changed_under_us
+from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
 from holdfast.engine.brake import Brake
 from holdfast.engine.budget import Budget
@@ -298,7 +298,7 @@ class Loop:
             except HoldfastError:
                 same = False
             if not same:
-                self.brake.pull(changed_under_us(", ".join(identity.dataset.source)))
+                self.brake.pull(dataset_changed(", ".join(identity.dataset.source)))
                 return
 
 

@@ -194,7 +194,7 @@ class _Rows:
         per_sample = identity.work.trials
         unfinished = []
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
-            panel = identity.survey.panels.of(position)
+            panel = identity.survey.panels.panel_at(position)
             for trial in range(1, per_sample + 1):
                 if first <= position * per_sample + trial - 1 < end:
                     pending = find_pending(sample, trial, panel, identity.work, self._session.index)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.canonical import digest
-from holdfast.data.dataset import changed_under_us
+from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import counted
 from holdfast.plan.keys import generation_key, grade_key, work_digests
 from holdfast.store.records import apply_threshold
@@ -122,7 +122,7 @@ class Work:
 
     def _trials(self, survey: Survey) -> Iterator[tuple[str, int, bool]]:
         for position in range(survey.count):
-            sample, typed = "sha256:" + survey.of(position).hex(), survey.is_typed(position)
+            sample, typed = "sha256:" + survey.digest_at(position).hex(), survey.is_typed(position)
             for trial in range(1, self.trials + 1):
                 yield sample, trial, typed
 
@@ -282,7 +282,7 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
             ref = own or lent.get(key)
             if ref is None:
                 continue
-            panel = survey.panels.of(number // work.trials)
+            panel = survey.panels.panel_at(number // work.trials)
             if own is not None and not work.missing(key, ref, index.verdicts, panel):
                 finished += 1
                 done[number] = 1
@@ -309,7 +309,7 @@ def pending_trials(
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
         for trial in range(1, work.trials + 1):
-            if (pending := find_pending(sample, trial, survey.panels.of(position), work, index)) is not None:
+            if (pending := find_pending(sample, trial, survey.panels.panel_at(position), work, index)) is not None:
                 yield pending
 
 
@@ -317,11 +317,11 @@ def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
     """The samples with their positions, as long as they are those of the survey."""
     position = -1
     for position, sample in enumerate(dataset):
-        if bytes.fromhex(sample.digest[7:]) != survey.of(position):
-            raise changed_under_us(sample.where)
+        if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
+            raise dataset_changed(sample.where)
         yield position, sample
     if position + 1 != survey.count:
-        raise changed_under_us("it has fewer rows now")
+        raise dataset_changed("it has fewer rows now")
 
 
 def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
@@ -336,5 +336,7 @@ def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool)
     """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
     for number, key in enumerate(work.keys(survey, index.outputs, *index.begun)):
         ref = index.outputs.get(key)
-        if ref is None or (grades and work.missing(key, ref, index.verdicts, survey.panels.of(number // work.trials))):
+        if ref is None or (
+            grades and work.missing(key, ref, index.verdicts, survey.panels.panel_at(number // work.trials))
+        ):
             yield number

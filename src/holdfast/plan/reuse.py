@@ -71,7 +71,7 @@ def borrow(
     twins: dict[str, str] = {}
     """of two keys that stand for the same, the other one"""
     for number, keys in enumerate(work.all_keys(survey)):
-        panel = survey.panels.of(number // work.trials)
+        panel = survey.panels.panel_at(number // work.trials)
         own = next((key for key in keys if key in index.outputs), None)
         if own is None:
             wanted.update(dict.fromkeys(keys, panel))

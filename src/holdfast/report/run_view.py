@@ -236,7 +236,7 @@ class RunView:
             plain = self._graded(ref, key, Panel(()))
             looking = (n for n in everyone if self._places[n].block.where is None or n in plain | reread)
             return Panel(tuple(looking), reread=reread)
-        panel = conditions.of(fields)
+        panel = conditions.panel_for(fields)
         if not panel.reread:
             return panel
         # A run that was graded before lists had a meaning is shown as it was graded.

@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from holdfast.display.format import share
-from holdfast.display.grid import Column, fitted, make_console
+from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
 from holdfast.graders.build import grader_places
 from holdfast.report.notices import without_rows
@@ -89,7 +89,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         )
         for name, values in rows.items()
     ]
-    return fitted(columns, cells, width, title=title)
+    return fit_table(columns, cells, width, title=title)
 
 
 def _colour(values: GraderMetrics) -> str:
@@ -143,7 +143,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
             )
         )
     console = make_console()
-    console.print(fitted(columns, rows, console.width, title="side by side"))
+    console.print(fit_table(columns, rows, console.width, title="side by side"))
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:

@@ -15,6 +15,7 @@
 `load_targets`   the target
 `load_exports`   exporters, and the options of an export
 `load_graders`   graders, and the models that judge and play the user
+`findings`       collects problems and notices, each with its place
 `validation`     checks blocks by their models, and words what is wrong
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `origin`         the eval file and the place in it that a grader or a target comes from

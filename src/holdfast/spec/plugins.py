@@ -14,8 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spec.validation import suggest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
@@ -71,6 +69,8 @@ class Registry:
 
     def unknown(self, name: str) -> str:
         """Describe a name that is none of these kinds, with the nearest one and the list of all."""
+        from holdfast.spec.validation import suggest  # with pydantic, which jobs do without
+
         return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 
     def describe(self) -> str:

@@ -1,22 +1,25 @@
-"""A configuration put together: `defaults:` lists, the command line, the profile, interpolation; in that order.
+"""Compose a configuration: `defaults:` lists, the command line, the profile, interpolation; in that order.
 
-Who has the last word, from the strongest: the command line; the configuration's own `run.env` for the image and the
-size of the job (`PREFERRED`); the profile; the configuration; the defaults of the groups it selects.
+Precedence, highest first: the command line; the configuration's own `run.env` for the image and the size of the job
+(`PREFERRED`); the profile; the configuration; the defaults of the groups it selects.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import EXECUTORS, OTHER_EXECUTORS, Profile, ProfileBlock, load_wandb, shown
+from holdfast.cluster.config.profiles import Profile, ProfileBlock, load_wandb, shown
 from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
+from holdfast.formats.providers import find_task, installed_providers
 from holdfast.spec.document import Document, Location, dotted, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.validation import suggest
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 
 GROUPS = Path(__file__).parent / "groups"
 GROUPED = ("execution", "deployment")
-"""what has groups of defaults that come with Holdfast"""
+"""sections with built-in groups of defaults"""
 PREFERRED = ("container_image", "nodes", "gpus_per_node", "ntasks_per_node", "nproc_per_node")
-"""keys of run.env for which a configuration that says something is followed, and not the profile"""
+"""keys of run.env for which the configuration wins over the profile"""
 KNOWN_BY_PROFILE = {
     "hostname": "host",
     "username": "user",
@@ -45,29 +48,34 @@ CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
 
 @dataclass(frozen=True)
 class Composed:
-    """The configuration with nothing left open, and where all of it comes from."""
+    """The composed configuration, with the origin of each value."""
 
     path: Path
     tree: Tree
     notices: tuple[str, ...]
     used: frozenset[str] = frozenset()
-    """keys that others refer to: `deployment.port` of `${deployment.port}`"""
+    """keys that other values refer to: `deployment.port` for `${deployment.port}`"""
 
 
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
-    """A path (with a `/` or `.yaml`), or a name in the configuration folder: $HOLDFAST_CONFIG_DIR, ./config or here."""
+    """Find a configuration by its path (with a `/` or `.yaml`), or by its name.
+
+    Names are looked up in $HOLDFAST_CONFIG_DIR, else in ./config and here; then among the tasks of installed packages.
+    """
     text = str(config)
     if "/" in text or text.endswith((".yaml", ".yml")):
         path = cwd / Path(text).expanduser()
         if not path.is_file():
             raise UsageError(f"configuration {text}: no such file")
         return path
-    given = environ.get(CONFIG_VARIABLE)
-    folders = [cwd / Path(given).expanduser()] if given else [cwd / "config", cwd]
+    variable = environ.get(CONFIG_VARIABLE)
+    folders = [cwd / Path(variable).expanduser()] if variable else [cwd / "config", cwd]
     for folder in folders:
         for ending in (".yaml", ".yml"):
             if (folder / f"{text}{ending}").is_file():
                 return folder / f"{text}{ending}"
+    if (task := find_task(text, installed_providers())) is not None:
+        return task
     names = sorted({path.stem for folder in folders for path in folder.glob("*.y*ml")})
     raise UsageError(
         f"no configuration {text!r}{suggest(text, names)}: looked for {text}.yaml in {', '.join(map(str, folders))}",
@@ -84,9 +92,9 @@ def compose(
     *,
     detached: bool = False,
 ) -> Composed:
-    """The configuration in `path`, compiled; a lone eval file is one of one task.
+    """Compose the configuration in `path`. An eval file by itself is a configuration of one task.
 
-    Reads files and nothing else; the same input gives the same result.
+    Only reads files; the same input gives the same result.
     """
     edits = [_edit(text) for text in overrides]
     choices = {edit.path[0]: str(edit.value) for edit in edits if edit.selects}
@@ -95,25 +103,25 @@ def compose(
     files = _Files(path.parent, cwd, choices)
     if (lone := read_lone(path)) is not None:
         tree = around(lone, path, cwd)
-        for section, choice in choices.items():  # of a group of ours, which is called as its type
+        for section, choice in choices.items():  # a built-in group, which has the name of its type
             tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
     else:
         tree = files.read(path, (), ())
     tree.origins[()] = files.name(path)
     _prepare_run(tree)
-    tree = _with_defaults_of_types(tree, edits, profile, files.selected)
+    tree = _add_defaults_of_types(tree, edits, profile, files.selected)
     for edit in edits:
         edit.apply(tree)
-    tree = _with_defaults_of_auxiliaries(tree)
+    tree = _add_defaults_of_auxiliaries(tree)
     _merge_profile(tree, profile, cwd, environ, detached=detached)
     _fill_in(tree)
 
-    found: Interpolated = interpolate(tree, environ, profile)
-    return Composed(path, found.tree, found.notices, found.used)
+    interpolated: Interpolated = interpolate(tree, environ, profile)
+    return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
 
 
 class _Files:
-    """Files that name each other in their `defaults:`."""
+    """Reads files that name each other in their `defaults:`."""
 
     def __init__(self, folder: Path, cwd: Path, choices: dict[str, str]) -> None:
         self.roots = (folder, GROUPS)
@@ -124,33 +132,33 @@ class _Files:
         self.reading: tuple[Path, ...] = ()
 
     def read(self, path: Path, group: tuple[str, ...], package: tuple[str, ...]) -> Tree:
-        """A file with all it builds on, placed under its package."""
+        """Read a file with all it builds on, under its package."""
         name = self.name(path)
         if path in self.reading:
-            circle = " → ".join(self.name(known) for known in (*self.reading, path))
-            raise ConfigError([Problem(name, f"its defaults form a cycle: {circle}")])
-        document = _read(path, name)
-        listed = document.data.pop("defaults", None)
+            cycle = " → ".join(self.name(file) for file in (*self.reading, path))
+            raise ConfigError([Problem(name, f"its defaults form a cycle: {cycle}")])
         builtin = path.is_relative_to(GROUPS)
+        document = _read_group(path) if builtin else _read(path, name)
+        listed = document.data.pop("defaults", None)
         own = tree_of(document, name, lines=not builtin).at(package)
         outer, self.reading = self.reading, (*self.reading, path)
-        made, had_self = Tree(), False
+        tree, had_self = Tree(), False
         for place, layer in self.entries(listed, document, path.parent, group):
             if layer is None:
                 if had_self:
                     raise ConfigError([Problem(place, "a second _self_")])
-                had_self, made = True, own.over(made)
+                had_self, tree = True, own.over(tree)
                 continue
             file, inner_group, inner_package = layer
             under = package if inner_package is None else inner_package
-            made = self.read(file, inner_group, under).over(made)
+            tree = self.read(file, inner_group, under).over(tree)
         self.reading = outer
-        return made if had_self else own.over(made)
+        return tree if had_self else own.over(tree)
 
     def entries(
         self, listed: Any, document: Document, folder: Path, group: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None]]:
-        """What a `defaults:` list names, in order; None for `_self_`."""
+        """Yield the entries of a `defaults:` list, in order; None for `_self_`."""
         entries = [listed] if isinstance(listed, str) else listed or []
         if not isinstance(entries, list):
             raise ConfigError([Problem(document.where(("defaults",)), "is a list of groups and files")])
@@ -162,24 +170,24 @@ class _Files:
             if entry == "_self_":
                 yield place, None
             elif isinstance(entry, str):
-                found = self.placed(entry, folder, group, place)
-                if found is not None:
-                    yield place, found
+                layer = self.placed(entry, folder, group, place)
+                if layer is not None:
+                    yield place, layer
             elif isinstance(entry, dict) and len(entry) == 1:
                 ((key, value),) = entry.items()
                 if not group and key in self.choices:
                     value = self.choices[key]
                 for choice in value if isinstance(value, list) else [] if value is None else [value]:
-                    found = self.group(str(key), str(choice), group, place)
-                    if found is not None:
-                        yield place, found
+                    layer = self.group(str(key), str(choice), group, place)
+                    if layer is not None:
+                        yield place, layer
             else:
                 raise ConfigError([Problem(place, "an entry is a file's name, `group: name` or _self_")])
 
     def placed(
         self, entry: str, folder: Path, group: tuple[str, ...], place: str
     ) -> tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None:
-        """A file to build on. `deployment/vllm@auxiliary_deployments.judge` is one of a group, under that key."""
+        """Return a file to build on. `deployment/vllm@auxiliary_deployments.judge` puts a group under that key."""
         name, _, package = entry.partition("@")
         key, _, choice = name.rpartition("/")
         if package and key:
@@ -187,7 +195,7 @@ class _Files:
         return self.file(name, folder, place), group, tuple(package.split(".")) if package else None
 
     def file(self, entry: str, folder: Path, place: str) -> Path:
-        """A file to build on, beside the one that names it."""
+        """Return a file to build on, beside the one that names it."""
         name = entry if entry.endswith((".yaml", ".yml")) else f"{entry}.yaml"
         if (folder / name).is_file():
             return folder / name
@@ -198,7 +206,7 @@ class _Files:
     def group(
         self, key: str, choice: str, group: tuple[str, ...], place: str
     ) -> tuple[Path, tuple[str, ...], tuple[str, ...]] | None:
-        """The file of a group that is chosen: the user's own, else the one that comes with Holdfast."""
+        """Return the selected file of a group: the user's own, else the built-in one."""
         *words, key = key.split()
         if words not in ([], ["optional"]):
             raise ConfigError(
@@ -215,19 +223,19 @@ class _Files:
                     return path, parts, tuple(package.split(".")) if package else parts
         if words:
             return None
-        known = sorted(
+        choices = sorted(
             {
                 _choice(path, root.joinpath(*parts))
                 for root in self.roots
                 for path in root.joinpath(*parts).rglob("*.yaml")
             }
         )
-        said = f"no {choice!r} in the group {'/'.join(parts)}{suggest(choice, known)}"
-        listed = f"; there are: {', '.join(known)}" if known else f"; looked in {self.roots[0].joinpath(*parts)}"
-        raise ConfigError([Problem(place, said + listed)])
+        message = f"no {choice!r} in the group {'/'.join(parts)}{suggest(choice, choices)}"
+        listed = f"; there are: {', '.join(choices)}" if choices else f"; looked in {self.roots[0].joinpath(*parts)}"
+        raise ConfigError([Problem(place, message + listed)])
 
     def name(self, path: Path) -> str:
-        """A file as messages name it; a group that comes with Holdfast by its name."""
+        """Return the name of a file in messages; for a built-in group, the name of the group."""
         if path.is_relative_to(GROUPS):
             return f"{DEFAULT}{path.relative_to(GROUPS).with_suffix('')})"
         return shown(path, self.cwd)
@@ -243,7 +251,7 @@ class _Edit:
 
     @property
     def selects(self) -> bool:
-        """`deployment=vllm` chooses a group."""
+        """True if it selects a group, as `deployment=vllm` does."""
         return len(self.path) == 1 and self.path[0] in GROUPED and isinstance(self.value, str) and not self.delete
 
     def apply(self, tree: Tree) -> None:
@@ -257,7 +265,7 @@ class _Edit:
 
 
 def _edit(text: str) -> _Edit:
-    """`a.b=c`, with Hydra's `+` and `++` (which mean the same here) or `~` to take a key away."""
+    """Parse `a.b=c`, with Hydra's `+` and `++` (which have no effect here) or `~` to remove a key."""
     if text.startswith("~"):
         path = text[1:].partition("=")[0]
         if not path or not all(path.split(".")):
@@ -268,7 +276,7 @@ def _edit(text: str) -> _Edit:
 
 
 def _locations(tree: Tree, path: tuple[str, ...]) -> list[Location]:
-    """Where a path points. In a list it takes a number or a name, and a name may fit several."""
+    """Return the locations of a path. In a list it takes a number or a name, and a name may match several entries."""
     places: list[Location] = [()]
     rest = path
     while rest:
@@ -286,14 +294,14 @@ def _locations(tree: Tree, path: tuple[str, ...]) -> list[Location]:
 
 
 def _named(node: list[Any], rest: tuple[str, ...]) -> tuple[int, list[int]]:
-    """How many parts of the path name entries of a list (a name may hold dots), and which entries."""
+    """Return how many parts of the path name entries of a list (a name may contain dots), and which entries."""
     for taken in range(1, len(rest) + 1):
         name = ".".join(rest[:taken])
-        fit = [
+        matches = [
             at for at, inner in enumerate(node) if name in (inner, inner.get("name") if isinstance(inner, dict) else 0)
         ]
-        if fit:
-            return taken, fit
+        if matches:
+            return taken, matches
     return 1, [int(rest[0])] if rest[0].isdigit() and int(rest[0]) < len(node) else []
 
 
@@ -306,8 +314,19 @@ def _read(path: Path, name: str) -> Document:
     return parse_document(read_text(path), Path(name), shape)
 
 
+def _read_group(path: Path) -> Document:
+    """Read a built-in group. They never change, and parsing them would take longer than all the rest."""
+    document = _parse_group(path)
+    return replace(document, data=dict(document.data))
+
+
+@cache
+def _parse_group(path: Path) -> Document:
+    return read_document(path)
+
+
 def _prepare_run(tree: Tree) -> None:
-    """`run.env` and `run.wandb` are there, and the image has one name."""
+    """Make sure that `run.env` and `run.wandb` exist, and that the image has one name."""
     _check_mapping(tree, "run")
     for part in ("env", "wandb"):
         _check_mapping(tree, "run", part)
@@ -321,38 +340,38 @@ def _prepare_run(tree: Tree) -> None:
 
 
 def _check_mapping(tree: Tree, *location: str) -> None:
-    """What others are laid over or under must be a mapping; the rest is checked when all is there."""
+    """Raise if a section that is merged is not a mapping; the rest is checked when all is composed."""
     block = tree.get(*location)
     if block is not None and not isinstance(block, dict):
         raise ConfigError([Problem(tree.where(location), f"is a mapping of keys, not {block!r}")])
 
 
-def _with_defaults_of_types(
+def _add_defaults_of_types(
     tree: Tree, edits: list[_Edit], profile: Profile | None, selected: set[tuple[str, str]]
 ) -> Tree:
-    """The defaults of the types that are used lie below everything, also where no `defaults:` list names them."""
-    said = {edit.path: edit.value for edit in edits}
+    """Add the defaults of the types that are used, below everything, also if no `defaults:` list names them."""
+    values = {edit.path: edit.value for edit in edits}
     executor, place = (None, "") if profile is None else (profile.fields.executor, profile.origins["executor"])
     if executor is None and tree.get("execution", "type") is None and tree.get("run", "env", "executor"):
         executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
     if executor is not None and isinstance(tree.get("execution"), dict | None):
         tree.put(("execution", "type"), executor, place)
-    for section in reversed(GROUPED):  # so that the first stands first
-        kind = said.get((section, "type"), tree.get(section, "type"))
+    for section in reversed(GROUPED):  # so that the first comes first
+        kind = values.get((section, "type"), tree.get(section, "type"))
         _check_mapping(tree, section)
         if kind is None:
             raise missing_type(tree, section)
-        name = "slurm/default" if (section, kind) == ("execution", "slurm") else str(kind)
+        name = str(kind) if (GROUPS / section / f"{kind}.yaml").is_file() else f"{kind}/default"
         path = GROUPS / section / f"{name}.yaml"
         if (section, str(kind)) in selected or not path.is_file():
-            continue  # what is no type at all is said when the section is checked
-        base = tree_of(read_document(path), f"{DEFAULT}{section}/{name})", lines=False).at((section,))
+            continue  # an unknown type is reported when the section is checked
+        base = tree_of(_read_group(path), f"{DEFAULT}{section}/{name})", lines=False).at((section,))
         tree = tree.over(base)
     return tree
 
 
-def _with_defaults_of_auxiliaries(tree: Tree) -> Tree:
-    """The same for the servers beside the model."""
+def _add_defaults_of_auxiliaries(tree: Tree) -> Tree:
+    """Add the defaults of the servers beside the model's."""
     named = tree.get("auxiliary_deployments")
     if not isinstance(named, dict):
         return tree
@@ -360,36 +379,36 @@ def _with_defaults_of_auxiliaries(tree: Tree) -> Tree:
     for name, block in list(named.items()):  # all of them, which keeps their order
         here: tuple[str, ...] = ("auxiliary_deployments", name)
         if isinstance(block, dict) and block.get("type") == "none":
-            tree.put(here, {"type": "none"}, tree.origin((*here, "type")))  # so that nothing else of it is asked for
+            tree.put(here, {"type": "none"}, tree.origin((*here, "type")))  # so that no other key of it is required
         below.put(here, {}, tree.origin(here))
         path = GROUPS / "deployment" / f"{block.get('type') if isinstance(block, dict) else None}.yaml"
         if path.is_file():
             place = f"{DEFAULT}deployment/{path.stem})"
-            below = tree_of(read_document(path), place, lines=False).at(here).over(below)
+            below = tree_of(_read_group(path), place, lines=False).at(here).over(below)
     return tree.over(below)
 
 
 def missing_type(tree: Tree, section: str) -> ConfigError:
-    """The group or the type that a section needs, in words that can be typed."""
+    """Return the error for a section without a type, with what to write."""
     slurm = section == "execution"
-    known = EXECUTORS if slurm else sorted(path.stem for path in (GROUPS / section).glob("*.yaml"))
+    types = list(EXECUTORS) if slurm else sorted(path.stem for path in (GROUPS / section).glob("*.yaml"))
     group = f"{section}: {'slurm/default' if slurm else 'vllm'}"
-    remedy = f"Write `{section}: {{type: …}}` with one of {', '.join(known)}"
+    remedy = f"Write `{section}: {{type: …}}` with one of {', '.join(types)}"
     remedy += f"; or select its defaults: `defaults: [{{{group}}}, _self_]`"
     remedy += "; or name a profile whose executor is set, with --run." if slurm else "."
     where = tree.where((section,))
     message = f"missing key type: no group {section!r} is selected and no type given"
-    known_keys = tuple(LaunchBlock.model_fields)
-    misspelt = [key for key in tree.data if key not in known_keys]
-    wrong = [Problem(tree.where((key,)), f"unknown key{suggest(key, known_keys)}") for key in misspelt]
-    return ConfigError([*wrong, Problem(where, message)], remedy=remedy)
+    sections = tuple(LaunchBlock.model_fields)
+    misspelt = [key for key in tree.data if key not in sections]
+    problems = [Problem(tree.where((key,)), f"unknown key{suggest(key, sections)}") for key in misspelt]
+    return ConfigError([*problems, Problem(where, message)], remedy=remedy)
 
 
 def _merge_profile(
     tree: Tree, profile: Profile | None, cwd: Path, environ: Mapping[str, str], *, detached: bool
 ) -> None:
-    """The profile laid over `run.env`, by the rule at the top of this file."""
-    _prepare_run(tree)  # the command line may have said `container`
+    """Merge the profile into `run.env`, with the precedence at the top of this file."""
+    _prepare_run(tree)  # the command line may have set `container`
     if profile is not None:
         for key, (value, origin) in _effective(profile, detached=detached).items():
             here: Location = ("run", "env", key)
@@ -422,42 +441,33 @@ def _merge_profile(
 
 
 def _fill_in(tree: Tree) -> None:
-    """Answer the `???` of an execution with what the profile has laid over `run.env`."""
+    """Fill in the `???` of an execution with the values of the profile."""
     answers = {key: ("run", "env", name) for key, name in KNOWN_BY_PROFILE.items()}
-    for key, known in {**answers, "output_dir": ("run", "env", "remote_job_dir")}.items():
-        value = tree.get(*known)
+    for key, source in {**answers, "output_dir": ("run", "env", "remote_job_dir")}.items():
+        value = tree.get(*source)
         if tree.get("execution", key) == MANDATORY and value not in (None, MANDATORY):
             answer = f"{value}/evaluations" if key == "output_dir" else value
-            tree.put(("execution", key), answer, tree.origin(known))
+            tree.put(("execution", key), answer, tree.origin(source))
 
 
 def _effective(profile: Profile, *, detached: bool) -> dict[str, tuple[Any, str]]:
-    """The profile's keys with their places; one name for the image, and the partition that fits --run or --batch."""
-    found = {key: (value, profile.origins[key]) for key, value in profile.values.items()}
-    if "container" in found:
-        found.setdefault("container_image", found.pop("container"))
-        found.pop("container", None)
-    for key in ("batch_partition" if detached else "run_partition",):
-        if key in found:
-            found["partition"] = found[key]
-    return found
-
-
-def known_executor(kind: Any) -> str | None:
-    """What is wrong with an execution type, or None."""
-    if kind in EXECUTORS:
-        return None
-    if kind in OTHER_EXECUTORS:
-        return f"{kind!r} is not supported; use one of {', '.join(EXECUTORS)}"
-    return f"unknown type {kind!r}{suggest(str(kind), EXECUTORS)}; one of {', '.join(EXECUTORS)}"
+    """Return the profile's keys with their places; one name for the image, and the partition for --run or --batch."""
+    values = {key: (value, profile.origins[key]) for key, value in profile.values.items()}
+    if "container" in values:
+        values.setdefault("container_image", values.pop("container"))
+        values.pop("container", None)
+    key = "batch_partition" if detached else "run_partition"
+    if key in values:
+        values["partition"] = values[key]
+    return values
 
 
 OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
-"""where an override of a lone eval file changes the configuration around it, and not the eval"""
+"""sections whose overrides change the configuration around an eval file, and not the eval"""
 
 
 def read_lone(path: Path) -> Document | None:
-    """An eval file that stands for a configuration; None where it is one, or cannot be read, which is said later."""
+    """Read an eval file that stands for a configuration; None for a configuration, and for an unreadable file."""
     with suppress(ConfigError):
         document = read_document(path)
         return document if is_eval(document.data) else None
@@ -465,9 +475,9 @@ def read_lone(path: Path) -> Document | None:
 
 
 def around(document: Document, path: Path, cwd: Path) -> Tree:
-    """The configuration that stands around a lone eval file."""
+    """Return the configuration around an eval file by itself."""
     from holdfast.cluster.config.profiles import (
-        shown,  # not needed to tell one from the other, which every command does
+        shown,  # not needed to distinguish eval files from configurations, as every command does
     )
     from holdfast.cluster.config.provenance import Tree, walk
 
@@ -478,8 +488,8 @@ def around(document: Document, path: Path, cwd: Path) -> Tree:
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
 
 
-def divide(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """`a.b=c` for the configuration around a lone eval file, and for the eval file."""
+def split_overrides(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split overrides into those for the configuration around an eval file, and those for the eval."""
     outer: list[str] = []
     inner: list[str] = []
     for text in overrides:

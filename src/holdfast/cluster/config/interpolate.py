@@ -1,7 +1,7 @@
-"""`${run.env.host}`, `${oc.env:VAR,default}` and `???`: what stands for something else, replaced by what it stands for.
+"""Resolve `${run.env.host}`, `${oc.env:VAR,default}` and `???`, with OmegaConf.
 
-OmegaConf does it, by its own grammar. Here is what it does not do: every problem at once and each at its place, an
-environment that is handed in, and no `None/evaluations` where a path was built on something nobody has set.
+Unlike OmegaConf alone, this reports all problems at once with their places, takes the environment as an argument, and
+never makes `None/evaluations` of a path that contains an unset value.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NOT_HERE = {
 
 @dataclass(frozen=True)
 class Interpolated:
-    """The values with nothing left to look up, and what should be said about them."""
+    """The resolved values, with notices."""
 
     tree: Tree
     notices: tuple[str, ...]
     used: frozenset[str] = frozenset()
-    """the keys that were looked up"""
+    """the keys that other values refer to"""
 
 
 def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None) -> Interpolated:
-    """Replace every reference. Raises ConfigError with all that is missing or cannot be looked up."""
+    """Resolve every reference. Raises ConfigError with everything that is missing or cannot be resolved."""
     problems = list(_refused(tree))
     if problems:
         raise ConfigError(problems)
-    made = Tree(copy.deepcopy(tree.data), dict(tree.origins))
+    resolved = Tree(copy.deepcopy(tree.data), dict(tree.origins))
     missing = [location for location, value in leaves(tree.data) if value == MANDATORY]
     references = [
         (location, value) for location, value in leaves(tree.data) if isinstance(value, str) and "${" in value
@@ -62,28 +62,28 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: Profile | None)
                 preview = profile is None and name.startswith("run.")
                 if not whole and not preview and name not in map(dotted, missing):
                     problems.append(Problem(tree.where(location), _not_set(name, text, profile)))
-            made.put(location, value, _origin(tree, location, text))
-    problems.extend(_lacking(tree, place) for place in missing)
+            resolved.put(location, value, _origin(tree, location, text))
+    problems.extend(_missing_value(tree, place) for place in missing)
     if problems:
         raise ConfigError(problems)
-    asked = [name for name in unset if name.startswith("run.env.")]
-    notices = [f"no profile is given, so {', '.join(asked)} has no value: name one with --run or --batch"]
+    names = [name for name in unset if name.startswith("run.env.")]
+    notices = [f"without a profile these are unknown: {', '.join(names)}; name one with --run or --batch"]
     used = frozenset(name for _, text in references for name in _NAMES.findall(text))
-    return Interpolated(made, tuple(notices if profile is None and asked else ()), used)
+    return Interpolated(resolved, tuple(notices if profile is None and names else ()), used)
 
 
-def _lacking(tree: Tree, location: Location) -> Problem:
-    """What nobody has said yet, and where to write it: beside the rest, where only a group of ours asks for it."""
-    name, asked = dotted(location), tree.origin(location)
+def _missing_value(tree: Tree, location: Location) -> Problem:
+    """Return the problem of a `???`, at the user's file if a built-in group requires the value."""
+    name, origin = dotted(location), tree.origin(location)
     remedy = f"write it, or {name}=… on the command line"
-    if not asked.startswith(DEFAULT):
+    if not origin.startswith(DEFAULT):
         return Problem(tree.where(location), f"must be given: {remedy}")
-    group = asked.removeprefix(DEFAULT).rstrip(")")
+    group = origin.removeprefix(DEFAULT).rstrip(")")
     return Problem(": ".join(filter(None, (tree.origin(()), name))), f"must be given, {group} needs it: {remedy}")
 
 
 def escaped(text: str) -> str:
-    """A text that means itself when it is read again."""
+    """Escape references in a text, so that it is read as it is."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 
 
@@ -95,7 +95,7 @@ class _Unset:
 
 
 class _Lookup:
-    """OmegaConf over the whole tree. What is null is missing to it, so that it never becomes part of a text."""
+    """OmegaConf over the whole tree. Null values count as missing, so that they never become part of a text."""
 
     def __init__(self, tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:
         try:
@@ -123,8 +123,8 @@ class _Lookup:
         try:
             OmegaConf.create([text])
         except GrammarParseError as error:
-            said = str(error).splitlines()[0]
-            self.problems.append(Problem(self.tree.where(location), f"cannot be read: {said}. {_ESCAPE}"))
+            message = str(error).splitlines()[0]
+            self.problems.append(Problem(self.tree.where(location), f"cannot be parsed: {message}. {_ESCAPE}"))
             return False
         return True
 
@@ -150,20 +150,20 @@ class _Lookup:
                 return None
         return node
 
-    def explain(self, said: str, text: str) -> str:
-        key = re.search(r"Interpolation key '(.*?)' not found", said)
+    def explain(self, message: str, text: str) -> str:
+        key = re.search(r"Interpolation key '(.*?)' not found", message)
         if key and key[1].startswith(_ENVIRONMENT):
             name = key[1].removeprefix(f"{_ENVIRONMENT}.")
             return f"the environment variable {name} is not set: set it, or write ${{oc.env:{name},default}}"
         if key:
-            known = [dotted(location) for location in self.tree.origins] + [
+            names = [dotted(location) for location in self.tree.origins] + [
                 f"run.env.{name}" for name in self.tree.get("run", "env") or {}
             ]
-            return f"{text}: there is no key {key[1]!r}{suggest(key[1], known)}. {_ESCAPE}"
-        kind = re.search(r"Unsupported interpolation type (\S+)", said)
+            return f"{text}: there is no key {key[1]!r}{suggest(key[1], names)}. {_ESCAPE}"
+        kind = re.search(r"Unsupported interpolation type (\S+)", message)
         if kind:
-            return f"{text}: nothing is known of {kind[1]!r}; there are oc.env and oc.select. {_ESCAPE}"
-        return said.partition("while resolving interpolation: ")[2].strip("\"'") or said
+            return f"{text}: unknown resolver {kind[1]!r}; there are oc.env and oc.select. {_ESCAPE}"
+        return message.partition("while resolving interpolation: ")[2].strip("\"'") or message
 
 
 _ENVIRONMENT = "_environment_"
@@ -175,13 +175,13 @@ _ESCAPE = r"(A shell's own variable is written \${NAME} or $NAME.)"
 
 
 def _from_environment(match: re.Match[str]) -> str:
-    """`${oc.env:NAME}` as a reference to what was handed in, and `${oc.env:NAME,default}` as a choice."""
+    """Rewrite `${oc.env:NAME}` to a reference, and `${oc.env:NAME,default}` to a choice."""
     name = f"{_ENVIRONMENT}.{match[1]}"
     return f"${{{name}}}" if match[2] == "}" else f"${{oc.select:{name},"
 
 
 def _refused(tree: Tree) -> Iterator[Problem]:
-    """References that are not followed at all."""
+    """Yield problems of references that are not supported."""
     for location, text in leaves(tree.data):
         if not isinstance(text, str) or "${" not in text:
             continue
@@ -192,24 +192,24 @@ def _refused(tree: Tree) -> Iterator[Problem]:
             yield Problem(tree.where(location), f"{text}: the variable's name is written out, as in ${{oc.env:NAME}}")
         for name, _ in _VARIABLE.findall(text):
             if "env_vars" in location:
-                said = "would write the value into files; write host:"
-                yield Problem(
-                    tree.where(location), f"${{oc.env:{name}}} {said}{name}, which stays a name until it is used"
-                )
+                message = f"would write the value into files; write host:{name}, which stays a name until it is used"
+                yield Problem(tree.where(location), f"${{oc.env:{name}}} {message}")
             elif looks_secret(name):
-                said = "would write a secret into files and process lists; pass it as an environment variable"
-                yield Problem(tree.where(location), f"${{oc.env:{name}}} {said} (env_vars: {{{name}: host:{name}}})")
+                message = "would write a secret into files and process lists; pass it as an environment variable"
+                yield Problem(tree.where(location), f"${{oc.env:{name}}} {message} (env_vars: {{{name}: host:{name}}})")
 
 
 def _not_set(name: str, text: str, profile: Profile | None) -> str:
-    said = f"{text} needs {name}, which has no value"
+    message = f"{text} needs {name}, which has no value"
     if name.startswith("run.env.") and profile is not None:
-        return f"{said}: write {name.removeprefix('run.env.')} into [{profile.name}] ({profile.place}) or into run.env"
-    return said
+        return (
+            f"{message}: write {name.removeprefix('run.env.')} into [{profile.name}] ({profile.place}) or into run.env"
+        )
+    return message
 
 
 def _origin(tree: Tree, location: Location, text: str) -> str:
-    """Where the text stands, and where what it stands for was written."""
+    """Return the origin of a text, and those of the values it refers to."""
     sources = [f"${name}" for name, _ in _VARIABLE.findall(text)]
     for name in _NAMES.findall(text):
         place = tree.origins.get(tuple(name.split(".")), "")

@@ -1,105 +1,154 @@
-"""What a configuration is once it is compiled: one form, whichever dialect it was written in."""
+"""A compiled configuration.
+
+`TaskFile` and `Server` are what jobs get, as `task.json`. The compiler fills them in as far as a configuration tells;
+submission adds what is only known on the cluster. A new setting is one field here, and the line that reads it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.cluster.config.schema import ExportBlock
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.cluster.config.options import RunOptions
-    from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock
+    from holdfast.cluster.config.profiles import Profile, ProfileBlock
     from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.servers import Deployment
+    from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.cluster.config.tasks import Task
     from holdfast.cluster.config.variables import EnvVar
 
+SCHEMA_VERSION: Final = "1.0"
+"""of the files of an invocation"""
+CHECKPOINT: Final = "/checkpoint"
+"""where the container of a server sees `checkpoint_path`, read-only"""
+CACHE: Final = "/cache"
+"""where the container of a server sees `cache_path`"""
 
-@dataclass(frozen=True)
-class Execution:
-    """Where the work is done, in one form whichever dialect it was written in."""
 
-    executor: str
-    """slurm or local"""
-    ssh: bool = False
-    """submit through ssh to `hostname`; else from here"""
-    hostname: str | None = None
-    username: str | None = None
-    identity: str | None = None
-    remote_job_dir: str | None = None
-    output_dir: str | None = None
-    """where runs go; None: where they go on this machine"""
-    account: str | None = None
-    partition: str | None = None
-    cpu_partition: str | None = None
-    walltime: str = "01:00:00"
-    max_walltime: str | None = None
-    """of all jobs that go on with each other, together"""
-    nodes: int = 1
-    tasks_per_node: int = 1
-    gres: str | None = None
-    gpus_per_node: int | None = None
-    """also where gres says it"""
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    sbatch_flags: dict[str, str | int | bool] = field(default_factory=dict)
-    """further options of sbatch; True for one without a value"""
-    comment: str | None = None
-    """what stands in the comments of jobs, after what Holdfast knows them by"""
-    workers: int = 1
-    readiness_timeout: float | None = None
-    """seconds the server may take to start; None: the walltime"""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Run options from the command line; each field matches the `holdfast eval` flag of the same name."""
+
+    fresh: bool = False
+    """at the first attempt"""
+    retry_failed: bool = False
+    """at the first attempt"""
+    accept_errors: bool = False
+    accept_drift: bool = False
+    skip_graders: bool = False
+    log_samples: bool = False
+    output_path: str | None = None
+    """a folder on the machine that runs the jobs"""
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that a task starts: of the model, or of another model that the eval needs, such as a judge."""
+
+    name: str = "deployment"
+    """begins the name of its log"""
+    prefix: str = ""
+    """begins the names of the variables that hold its URLs; empty for the server of the measured model"""
+    command: str
+    """for a shell"""
+    pre_cmd: str | None = None
+    """runs before the command, in the same container"""
+    image: str | None = None
+    """None: a plain process on the node"""
+    mounts: tuple[str, ...] = ()
+    """`source:target[:options]`"""
     mount_home: bool = False
+    port: int = 8000
+    model: str | None = None
+    base_path: str = "/v1"
+    endpoints: dict[str, str] = {}
+    """its paths: chat, completions …"""
+    health_path: str = "/health"
+    health_status: int = 200
+    tasks: int | None = None
+    """processes that start one instance; None: one per node"""
+    instances: int = 1
+    nodes: int | None = None
+    """of all instances together; None: all nodes of the job"""
+    readiness_seconds: float | None = None
+    """how long it may take to start; None: the walltime"""
+    env: dict[str, str] = {}
+    """host:NAME, lit:VALUE, runtime:NAME"""
+
+
+class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the jobs of a task need to know. Contains no secrets."""
+
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
+    invocation: str = "<id>"
+    number: int = 0
+    name: str = ""
+    executor: str = "slurm"
+    mode: str = "sequential"
+    """of the local executor: whether tasks wait for the tasks before them"""
+    python: str = "<python>"
+    """the interpreter that has this version of Holdfast"""
+    eval_file: str = ""
+    """in a bundle on the cluster; an eval file of another tool is there as our own eval, in JSON"""
+    overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
+    options: RunOptions = RunOptions()
+    runs_dir: str = "<runs>"
+    deployment: Server | None = None
+    auxiliary: tuple[Server, ...] = ()
+    workers: int = 1
+    walltime: float = 3600
+    """seconds of one job"""
+    margin: float = 120
+    """seconds before its end at which a job stops cleanly"""
+    max_walltime: float | None = None
+    """seconds of all jobs together"""
+    env: dict[str, str] = {}
+    export: tuple[str, ...] = ()
+    """destinations of a finished run"""
+    export_env: dict[str, str] = {}
+    export_config: dict[str, Any] = {}
+    pre_cmd: str | None = None
+    post_cmd: str | None = None
     setup_lines: tuple[str, ...] = ()
     """shell, before anything else in the job"""
-    auto_export: tuple[str, ...] = ()
-    gpu_visible: bool | str | None = None
-    """whether, or which, GPUs of the job the evaluation sees; None: as the job does"""
-    mode: str = "sequential"
+    main_options: tuple[str, ...] = ()
+    """options of sbatch for the main job, which serves and works"""
+    worker_options: tuple[str, ...] = ()
+    """options of sbatch for worker jobs"""
 
-
-@dataclass(frozen=True)
-class Export:
-    """Where results go, and with which variables."""
-
-    destinations: tuple[str, ...] = ()
-    """by themselves, when all is done"""
-    fields: ExportBlock = field(default_factory=ExportBlock)
-    env: tuple[EnvVar, ...] = ()
+    @property
+    def served(self) -> tuple[Server, ...]:
+        """All servers, that of the measured model first."""
+        return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A configuration compiled: everything is known but secrets, which are only named."""
+    """A compiled configuration. Secrets are named, not included."""
 
     name: str
     path: Path
     profile: Profile | None
     env: ProfileBlock
-    """`run.env`: the profile, and what the configuration and the command line say instead"""
-    execution: Execution
-    deployment: Deployment
-    auxiliary: tuple[Deployment, ...]
-    """served beside the model"""
+    """`run.env`: the profile, with what the configuration and the command line override"""
+    execution: ExecutionBlock
+    """with numbers of nodes and GPUs that fit together"""
+    host: str | None
+    """the login node to connect to through ssh; None: submit from this machine"""
+    nodes: int
+    """of one job"""
     tasks: tuple[Task, ...]
-    export: Export
-    wandb: WandbBlock | None
-    """project and entity, where results go to W&B"""
+    shared: TaskFile
+    """what all tasks have in common"""
+    variables: tuple[EnvVar, ...]
+    """the environment variables of all parts; `check_environment` checks that they are set"""
     notices: tuple[str, ...]
-    """what a user should know: older keys, and keys that have no effect here"""
-    options: RunOptions
-    """how the command wants the runs gone about"""
+    """older keys, and keys without effect"""
     tree: Tree = field(repr=False, compare=False)
-    """the configuration itself, each value with its place"""
+    """the configuration itself, with the place of each value"""
 
-    def variables(self) -> Iterator[EnvVar]:
-        """Every variable of every part; `environment.check_environment` sees whether they are set."""
-        for served in (self.deployment, *self.auxiliary):
-            yield from served.env
-        yield from self.export.env
-        for task in self.tasks:
-            yield from task.env
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """All servers, that of the measured model first."""
+        return self.shared.served

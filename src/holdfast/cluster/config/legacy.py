@@ -1,15 +1,14 @@
 """Keys of earlier launchers, moved to where they are today, and `adapter_config`.
 
-SlowChecks an adapter is a proxy between harness and model; Holdfast has none. What Holdfast records anyway is accepted,
+There an adapter is a proxy between harness and model; Holdfast has none. What Holdfast records anyway is accepted,
 a system prompt and parameters go into the eval, and whatever would change answers is reported as a problem.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.cluster.config.provenance import Tree
-from holdfast.errors import Problem
 from holdfast.spec.document import dotted
 from holdfast.spec.validation import suggest
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.spec.document import Location
+    from holdfast.spec.findings import Findings
+    from holdfast.spec.overrides import Override
 
 
 Move = tuple[tuple[str, ...], tuple[str, ...]]
@@ -29,13 +30,13 @@ MOVED_IN_TASKS: tuple[Move, ...] = (
 """in the nemo_evaluator_config of a task"""
 
 
-def in_newer_words(values: Tree, moves: Sequence[Move], notices: list[str]) -> Tree:
+def move_keys(values: Tree, moves: Sequence[Move], findings: Findings) -> Tree:
     """Move values from old keys to new ones, with a notice for each. A value at the new key wins."""
     for old, new in moves:
         value = values.get(*old)
         if value is None:
             continue
-        notices.append(f"{values.where(old)}: is of the older dialect: write {dotted(new)}")
+        findings.notice(values, old, f"is of the older dialect: write {dotted(new)}")
         moved = Tree()
         if isinstance(value, dict):
             moved = values.below(old).at(new)
@@ -95,10 +96,8 @@ NEW = ("interceptors", "post_eval_hooks", "discovery")
 WITH_NEW = ("mode", "endpoint_type", "log_failed_requests")
 
 
-def adapter_overrides(
-    tree: Tree, location: Location, problems: list[Problem], notices: list[str]
-) -> list[tuple[tuple[str, ...], Any]]:
-    """What an `adapter_config` means for the eval."""
+def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> list[Override]:
+    """Translate an `adapter_config` into overrides of the eval."""
     block = tree.get(*location)
     if not isinstance(block, dict):
         return []
@@ -106,20 +105,21 @@ def adapter_overrides(
     for key in block:
         if key not in known:
             message = f"unknown key{suggest(key, known)}; known here: {', '.join(known)}"
-            problems.append(Problem(tree.where((*location, key)), message))
+            findings.wrong(tree, (*location, key), message)
     older = [key for key in block if key not in NEW and key not in WITH_NEW]
     if older and any(key in block for key in NEW):
-        said = f"interceptors and the older keys ({', '.join(older)}) cannot be combined"
-        problems.append(Problem(tree.where(location), said))
+        findings.wrong(tree, location, f"interceptors and the older keys ({', '.join(older)}) exclude each other")
     needless = [key for key in block if key in NEEDLESS]
     if needless:
-        said = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
-        notices.append(f"{tree.where(location)}: {said}")
-    undone = "NOT supported here, and it may change the answers; put it into the eval file or the server"
-    notices.extend(f"{tree.where((*location, key))}: {undone}" for key in block if key in CHANGES and block[key])
-    found: list[tuple[tuple[str, ...], Any]] = []
+        message = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
+        findings.notice(tree, location, message)
+    for key in block:
+        if key in CHANGES and block[key]:
+            message = "NOT done here, and it may change the answers; put it into the eval file or the server"
+            findings.notice(tree, (*location, key), message)
+    overrides: list[Override] = []
     if block.get("custom_system_prompt") and block.get("use_system_prompt", True):
-        found.append((("system",), str(block["custom_system_prompt"])))
+        overrides.append((("system",), str(block["custom_system_prompt"])))
     if isinstance(block.get("params_to_add"), dict):
-        found.extend((("target", "params", name), value) for name, value in block["params_to_add"].items())
-    return found
+        overrides.extend((("target", "params", name), value) for name, value in block["params_to_add"].items())
+    return overrides

@@ -1,4 +1,4 @@
-"""`env.toml`: where to run. One table per profile, inherited with `extends`, every key known by its line."""
+"""Read `env.toml`, which says where to run: one table per profile, with `extends`, and the line of every key."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from holdfast.cluster.config.executor import executor_problem, load_executor
+from holdfast.cluster.config.marks import CLUSTER_ONLY, NO_TORCHRUN, SENT_WITH_EVAL, NoEffect, ThroughExecution
 from holdfast.cluster.config.provenance import Tree, walk
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
 
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
-"""tables of env.toml that are no profiles"""
-EXECUTORS = ("slurm", "local")
-OTHER_EXECUTORS = ("docker", "dgxcloud", "lepton")
+"""tables of env.toml that are not profiles"""
 OTHER_KEYS = (
     "base_url",
     "kube_apiserver_url",
@@ -45,7 +45,7 @@ OTHER_KEYS = (
     "image_pull_secrets",
     "pre_launch_commands",
 )
-"""keys for those; a profile may hold them for other tools, and nothing is made of them here"""
+"""keys of profiles for dgxcloud and lepton, which have no effect here"""
 MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
 
 
@@ -60,31 +60,33 @@ Lines = Annotated[list[str], BeforeValidator(_list)]
 class ProfileBlock(Block):
     """Keys of a profile, and of `run.env` in a configuration."""
 
-    executor: Literal["slurm", "local"] | None = None
+    executor: str | None = None
     """Where jobs run: on a `slurm` cluster, or as processes of this machine (`local`)."""
-    account: str | None = None
+    account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
     """Slurm account of the jobs."""
-    partition: str | None = None
+    partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
     """Slurm partition of the jobs."""
-    run_partition: str | None = None
+    run_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition for `--run`. Default: `partition`."""
-    batch_partition: str | None = None
+    batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition for `--batch`. Default: `partition`."""
-    nodes: int | None = Field(default=None, ge=1)
+    nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
     """Number of nodes of a job."""
-    ntasks_per_node: int | None = Field(default=None, ge=1)
+    ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
+        default=None, ge=1
+    )
     """Slurm tasks per node."""
-    nproc_per_node: int | None = Field(default=None, ge=1)
+    nproc_per_node: Annotated[int | None, NO_TORCHRUN] = Field(default=None, ge=1)
     """No effect: read by other tools."""
-    gpus_per_node: int | None = Field(default=None, ge=0)
+    gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
     """GPUs per node."""
-    cpus_per_task: int | None = Field(default=None, ge=1)
+    cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
     """CPUs per Slurm task."""
-    time: Walltime | None = None
+    time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
     """Time limit of one job: `HH:MM:SS`, `D-HH:MM:SS`, minutes, or a duration such as `4h`."""
-    mem: str | int | None = None
+    mem: Annotated[str | int | None, CLUSTER_ONLY] = None
     """Memory of a job, as for `sbatch --mem`."""
-    exclusive: bool | None = None
+    exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
     """Request whole nodes."""
     container_image: str | None = None
     """Image for the server: a Docker reference, or the path of a `.sqsh` file."""
@@ -96,26 +98,26 @@ class ProfileBlock(Block):
     """One more mount, written as in `mounts`."""
     env_vars: dict[str, str | int | float | bool] | None = None
     """Environment variables for every part of the job. Plain values are literals."""
-    startup_commands: Lines | None = None
+    startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
     """Shell commands to run at the beginning of the job."""
-    setup_lines: Lines | str | None = None
+    setup_lines: Annotated[Lines | str | None, CLUSTER_ONLY] = None
     """Shell lines to run at the beginning of the job."""
-    run_command: str | None = None
+    run_command: Annotated[str | None, NoEffect("a job runs Holdfast")] = None
     """No effect: read by other tools."""
-    packager: Literal["git", "pattern", "hybrid", "none"] | None = None
+    packager: Annotated[Literal["git", "pattern", "hybrid", "none"] | None, SENT_WITH_EVAL] = None
     """No effect: read by other tools."""
-    packager_include_pattern: str | list[str] | None = None
+    packager_include_pattern: Annotated[str | list[str] | None, SENT_WITH_EVAL] = None
     """No effect: read by other tools."""
-    runtime: str | None = None
+    runtime: Annotated[str | None, NoEffect("a job runs Holdfast in its own environment")] = None
     """No effect: read by other tools."""
 
-    tunnel: Literal["ssh", "local"] | None = None
+    tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
     """How to reach the cluster. `ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
-    host: str | None = None
+    host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
     """Login node of the cluster."""
-    user: str | None = None
+    user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
     """User on the login node. Default: that of your ssh configuration."""
-    identity: str | None = None
+    identity: Annotated[str | None, CLUSTER_ONLY] = None
     """Private key for ssh. Default: that of your ssh configuration."""
     remote_job_dir: str | None = None
     """Folder on the cluster for jobs, runs and images: an absolute path, or one that begins with `~/`."""
@@ -123,17 +125,17 @@ class ProfileBlock(Block):
     """Python interpreter on the cluster that has Holdfast. Default: Holdfast is installed there from the submitting
     version."""
 
-    build_partition: str | None = None
+    build_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition of the jobs that import images. Default: `partition`."""
-    build_time: Walltime | None = None
+    build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
     """Time limit of the jobs that import images. Default: `time`."""
-    build_image: str | None = None
+    build_image: Annotated[str | None, NoEffect("images are imported by the cluster's own enroot")] = None
     """No effect: read by other tools."""
-    build_cache_dir: str | None = None
+    build_cache_dir: Annotated[str | None, NoEffect("images are kept in containers below remote_job_dir")] = None
     """No effect: read by other tools."""
-    build_include_gpus: bool | None = None
+    build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
     """Request GPUs for the jobs that import images."""
-    build_gpus_per_node: int | None = Field(default=None, ge=0)
+    build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
     """GPUs per node for the jobs that import images."""
 
     @model_validator(mode="after")
@@ -154,16 +156,16 @@ class WandbBlock(Block):
 
 @dataclass(frozen=True)
 class Profile:
-    """Where to run, with all it inherits, and the line of each key."""
+    """A profile with all it inherits, and the line of each key."""
 
     name: str
     file: str
-    """env.toml as messages name it"""
+    """the name of env.toml in messages"""
     line: int
     """of its table"""
     fields: ProfileBlock
     values: dict[str, Any] = field(default_factory=dict)
-    """the keys that were written, of this profile or of one it extends"""
+    """the keys of this profile and of those it extends"""
     origins: dict[str, str] = field(default_factory=dict)
     """`env.toml:12` for each of them"""
     wandb: WandbBlock = field(default_factory=WandbBlock)
@@ -173,12 +175,12 @@ class Profile:
 
     @property
     def place(self) -> str:
-        """Where it begins, for messages."""
+        """Its place in messages."""
         return f"{self.file}:{self.line}"
 
 
 def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
-    """The file a variable names, else the nearest env.toml upwards, but not beyond the folder with pyproject.toml."""
+    """Return the file that a variable names, else the nearest env.toml, up to the folder with pyproject.toml."""
     for variable in FILE_VARIABLES:
         if environ.get(variable):
             path = cwd / Path(environ[variable]).expanduser()
@@ -194,7 +196,7 @@ def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
-    """The profile of that name; raises ConfigError with everything that is wrong with it, by file and line."""
+    """Load the profile of that name; ConfigError with everything that is wrong, by file and line."""
     path = find_env_file(cwd, environ)
     if path is None:
         raise UsageError(
@@ -206,31 +208,30 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
-    """`[wandb]` alone, for a configuration that is run without a profile."""
+    """Load `[wandb]` alone, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
     return (WandbBlock(), {}) if path is None else _wandb(_read(path, shown(path, cwd)))
 
 
 def read_profile(path: Path, name: str, file: str) -> Profile:
-    """The profile out of that file."""
+    """Read a profile of a file."""
     tree = _read(path, file)
-    known = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
-    if name not in known:
-        what = f"[{name}] is not a profile" if name in RESERVED else f"no profile {name!r}{suggest(name, known)}"
-        listed = f"profiles there: {', '.join(known)}" if known else "it has no profiles"
+    names = [key for key, value in tree.data.items() if isinstance(value, dict) and key not in RESERVED]
+    if name not in names:
+        what = f"[{name}] is not a profile" if name in RESERVED else f"no profile {name!r}{suggest(name, names)}"
+        listed = f"profiles there: {', '.join(names)}" if names else "it has no profiles"
         raise ConfigError([Problem(tree.origin((name,)) or file, f"{what}; {listed}")])
-    values, places = _inherited(tree, name, (), known)
+    values, places = _inherited(tree, name, (), names)
     problems: list[Problem] = []
     executor = values.get("executor")
     header = tree.origin((name,))
-    if executor in OTHER_EXECUTORS:
-        said = f"executor {executor!r} is not supported; use one of {', '.join(EXECUTORS)}"
-        raise ConfigError([Problem(places.where(("executor",)), said)])
+    if executor is not None and (message := executor_problem(executor)):
+        raise ConfigError([Problem(places.where(("executor",)), message)])
     if executor is None:
         problems.append(Problem(f"{header}: [{name}]", 'executor is missing: write executor = "slurm" or "local"'))
-    ours = {key: value for key, value in values.items() if key not in OTHER_KEYS}
-    block = cast("ProfileBlock | None", validate_block(ProfileBlock, ours, (), places, problems))
-    if executor == "slurm" and values.get("tunnel") == "ssh":
+    supported = {key: value for key, value in values.items() if key not in OTHER_KEYS}
+    block = cast("ProfileBlock | None", validate_block(ProfileBlock, supported, (), places, problems))
+    if executor is not None and not load_executor(executor).is_local and values.get("tunnel") == "ssh":
         problems.extend(
             Problem(f"{header}: [{name}]", f'{key} is missing: tunnel = "ssh" needs it')
             for key in ("host", "remote_job_dir")
@@ -239,36 +240,37 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     wandb, wandb_origins = _wandb(tree, problems)
     if problems or block is None:
         raise ConfigError(problems)
-    origins = {key: places.origin((key,)) for key in ours}
+    origins = {key: places.origin((key,)) for key in supported}
     line = int(header.rpartition(":")[2])
-    return Profile(name, file, line, block, ours, origins, wandb, wandb_origins, tuple(sorted(set(values) - set(ours))))
+    foreign = tuple(sorted(set(values) - set(supported)))
+    return Profile(name, file, line, block, supported, origins, wandb, wandb_origins, foreign)
 
 
-def folder_problem(folder: str, executor: str) -> str | None:
-    """What is wrong with a folder as it is written. Jobs begin elsewhere, and no shell spells out `~name` for them."""
-    if re.match(r"/|~(/|$)", folder) or (executor == "local" and not folder.startswith("~")):
+def folder_problem(folder: str, *, is_local: bool) -> str | None:
+    """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
+    if re.match(r"/|~(/|$)", folder) or (is_local and not folder.startswith("~")):
         return None
-    where = "" if executor == "local" else " is a folder of the cluster"
-    return f"{folder!r}{where}: give an absolute path, or one that begins with ~/"
+    where = "" if is_local else " is a folder of the cluster"
+    return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
 
 
 def squash_problem(profile: Profile | None) -> str | None:
-    """Why images cannot be made into .sqsh files with this profile, and what to write; None where they can."""
+    """Return why images cannot be imported with this profile, and what to write; None if they can."""
     if profile is None:
-        return "images are squashed on a cluster: name its profile with --run or --batch"
-    wanted = {"executor": "slurm", "tunnel": "ssh", "host": None, "remote_job_dir": None}
+        return "images are imported on a cluster: name its profile with --run or --batch"
+    required = {"executor": "slurm", "tunnel": "ssh", "host": None, "remote_job_dir": None}
     missing = [
         f'{key} = "{value or "…"}"'
-        for key, value in wanted.items()
+        for key, value in required.items()
         if not profile.values.get(key) or (value and profile.values[key] != value)
     ]
     if not missing:
         return None
-    return f"{profile.place}: [{profile.name}] cannot squash images: it lacks {', '.join(missing)}"
+    return f"{profile.place}: [{profile.name}] cannot import images: it lacks {', '.join(missing)}"
 
 
 def shown(path: Path, cwd: Path) -> str:
-    """A path as messages name it: relative where it lies below."""
+    """Return a path for messages: relative to `cwd` if it is below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
@@ -294,9 +296,9 @@ def _read(path: Path, file: str) -> Tree:
 
 
 def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
-    """The line of each table and key. What only looks like one, inside a text, is not in the data and not noted."""
+    """Return the line of each table and key. What only looks like one, inside a text, is not in the data."""
     tree = Tree(data)
-    found: dict[tuple[str | int, ...], int] = {}
+    numbers: dict[tuple[str | int, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
@@ -304,21 +306,21 @@ def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
             if isinstance(tree.get(*parts), dict):
                 table = parts
                 for depth in range(1, len(parts) + 1):
-                    found.setdefault(parts[:depth], number)
+                    numbers.setdefault(parts[:depth], number)
         elif key := re.match(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line):
             parts = (*table, *_parts(key[1]))
             if tree.get(*parts) is not None:
                 for depth in range(len(table) + 1, len(parts) + 1):
-                    found.setdefault(parts[:depth], number)
-    return found
+                    numbers.setdefault(parts[:depth], number)
+    return numbers
 
 
 def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(r"""[\w-]+|"[^"]*"|'[^']*'""", text))
 
 
-def _inherited(tree: Tree, name: str, seen: tuple[str, ...], known: list[str]) -> tuple[dict[str, Any], Tree]:
-    """A profile's keys over those it extends, and their places."""
+def _inherited(tree: Tree, name: str, seen: tuple[str, ...], names: list[str]) -> tuple[dict[str, Any], Tree]:
+    """Return the keys of a profile over those it extends, and their places."""
     if name in seen:
         raise ConfigError([Problem(tree.where((seen[0], "extends")), f"forms a cycle: {' → '.join((*seen, name))}")])
     own = Tree(dict(tree.data[name]), {k[1:]: place for k, place in tree.origins.items() if k[:1] == (name,) and k[1:]})
@@ -326,18 +328,18 @@ def _inherited(tree: Tree, name: str, seen: tuple[str, ...], known: list[str]) -
     own.origins.pop(("extends",), None)
     if parent is None:
         return own.data, own
-    if parent not in known:
-        message = f"no profile {parent!r}{suggest(str(parent), known)}; profiles there: {', '.join(known)}"
+    if parent not in names:
+        message = f"no profile {parent!r}{suggest(str(parent), names)}; profiles there: {', '.join(names)}"
         raise ConfigError([Problem(tree.where((name, "extends")), message)])
-    _, base = _inherited(tree, parent, (*seen, name), known)
-    made = own.over(base)
-    return made.data, made
+    _, base = _inherited(tree, parent, (*seen, name), names)
+    merged = own.over(base)
+    return merged.data, merged
 
 
 def _wandb(tree: Tree, problems: list[Problem] | None = None) -> tuple[WandbBlock, dict[str, str]]:
-    found: list[Problem] = [] if problems is None else problems
+    collected: list[Problem] = [] if problems is None else problems
     data = tree.get("wandb") or {}
-    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, found))
-    if problems is None and found:
-        raise ConfigError(found)
+    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, collected))
+    if problems is None and collected:
+        raise ConfigError(collected)
     return block or WandbBlock(), {key: tree.origin(("wandb", key)) for key in data} if isinstance(data, dict) else {}

@@ -1,7 +1,7 @@
 """Nested values that remember where each of them was written.
 
-A configuration is made of layers (defaults, files, a profile, the command line). Laying one over another keeps, for
-every key, the place of the layer that had the last word, so that messages and the compiled configuration can name it.
+A configuration has layers: defaults, files, a profile, the command line. Merging keeps the place of the winning layer
+for every key, so that messages and the compiled configuration can name it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 COMMAND_LINE = "command line"
 DEFAULT = "default ("
-"""how the place of a value begins that a group of ours says"""
+"""how the places of values from built-in groups begin"""
 
 
 @dataclass
 class Tree:
-    """Values and, for each key, item and leaf, the place they come from: `file:line`, `command line`, `default (…)`."""
+    """Values, and for each key, item and leaf its origin: `file:line`, `command line`, `default (…)`."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[Location, str] = field(default_factory=dict)
 
     def get(self, *location: str | int) -> Any:
-        """The value there, or None."""
+        """Return the value at a location, or None."""
         node: Any = self.data
         for part in location:
             if isinstance(node, dict):
@@ -40,18 +40,18 @@ class Tree:
         return node
 
     def origin(self, location: Location) -> str:
-        """Where it was written; where only something around it was, that place."""
+        """Return where a value was written; if that is unknown, where something around it was."""
         while location and location not in self.origins:
             location = location[:-1]
         return self.origins.get(location, "")
 
     def where(self, location: Location) -> str:
-        """`file:line: key`, as messages begin."""
+        """Return `file:line: key`, with which messages begin."""
         place, name = self.origin(location), dotted(location)
         return f"{place}: {name}" if place and name else place or name
 
     def put(self, location: Location, value: Any, origin: str) -> None:
-        """Set a value, all of it from one place; mappings on the way are made, of a name in a list one that has it."""
+        """Set a value with one origin. Missing mappings are created; a name in a list becomes a mapping."""
         node: Any = self.data
         for depth, part in enumerate(location[:-1]):
             if isinstance(node, dict) and not isinstance(node.get(str(part)), dict | list):
@@ -68,54 +68,54 @@ class Tree:
             self.origins[inner] = origin
 
     def remove(self, location: Location) -> None:
-        """Take a value away."""
+        """Remove a value."""
         node = self.get(*location[:-1])
         del node[location[-1]]
         self._forget(location)
 
     def over(self, base: Tree) -> Tree:
-        """This laid over `base`: mappings are merged, everything else replaced. Neither changes."""
-        made = Tree(
+        """Merge this over `base`: mappings are merged, everything else is replaced. Neither tree changes."""
+        merged = Tree(
             copy.deepcopy(base.data), {**base.origins, **({(): self.origins[()]} if () in self.origins else {})}
         )
-        _lay(made, self, ())
-        return made
+        _merge(merged, self, ())
+        return merged
 
     def at(self, package: tuple[str, ...]) -> Tree:
-        """The same under a key: what a group's file says stands under the group's name."""
+        """Return the tree under a key, as the file of a group is under the group's name."""
         data: dict[str, Any] = copy.deepcopy(self.data)
         for part in reversed(package):
             data = {part: data}
         return Tree(data, {(*package, *location): origin for location, origin in self.origins.items()})
 
     def below(self, location: Location) -> Tree:
-        """What stands under a key, by itself."""
+        """Return the subtree at a location."""
         inner = self.get(*location)
         depth = len(location)
         origins = {place[depth:]: origin for place, origin in self.origins.items() if place[:depth] == location}
         return Tree(copy.deepcopy(inner) if isinstance(inner, dict) else {}, origins)
 
     def _forget(self, location: Location) -> None:
-        for known in [known for known in self.origins if known[: len(location)] == location]:
-            del self.origins[known]
+        for place in [place for place in self.origins if place[: len(location)] == location]:
+            del self.origins[place]
 
 
 def tree_of(document: Document, name: str, *, lines: bool = True) -> Tree:
-    """A file's values, each placed at its line, or at the name alone."""
-    known = document.lines if lines and document.lines else {}
+    """Return the values of a file with their lines, or with the name of the file alone."""
+    numbers = document.lines if lines and document.lines else {}
     origins: dict[Location, str] = {}
     for location, _ in walk(document.data, ()):
         if not location:
             continue
         nearest = location
-        while nearest and not known.get(nearest):
+        while nearest and not numbers.get(nearest):
             nearest = nearest[:-1]
-        origins[location] = f"{name}:{known[nearest]}" if nearest else name
+        origins[location] = f"{name}:{numbers[nearest]}" if nearest else name
     return Tree(copy.deepcopy(document.data), origins)
 
 
 def walk(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
-    """Every value with its place, the containers before what they hold."""
+    """Yield every value with its location, containers before their contents."""
     yield location, value
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in inner:
@@ -123,16 +123,16 @@ def walk(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
 
 
 def leaves(value: Any, location: Location = ()) -> Iterator[tuple[Location, Any]]:
-    """The values that hold no others."""
+    """Yield the values that contain no others."""
     return ((place, inner) for place, inner in walk(value, location) if not isinstance(inner, dict | list) or not inner)
 
 
-def _lay(made: Tree, top: Tree, location: Location) -> None:
+def _merge(merged: Tree, top: Tree, location: Location) -> None:
     for key, value in top.get(*location).items():
         place = (*location, key)
-        if isinstance(value, dict) and isinstance(made.get(*place), dict):
-            _lay(made, top, place)
+        if isinstance(value, dict) and isinstance(merged.get(*place), dict):
+            _merge(merged, top, place)
             continue
-        made.put(place, value, top.origin(place))
+        merged.put(place, value, top.origin(place))
         for inner, _ in walk(value, place):
-            made.origins[inner] = top.origin(inner)
+            merged.origins[inner] = top.origin(inner)

@@ -1,4 +1,4 @@
-"""The compiled configuration for people: YAML in which every value carries its place. It can be run again as it is."""
+"""Render the compiled configuration as YAML, with the place of every value. It can be run again as it is."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 
 
 def compiled_yaml(launch: Launch, *, places: bool = True) -> str:
-    """The whole configuration, with where each value comes from as comments."""
+    """Return the whole configuration, with the origin of each value as a comment."""
     return "\n".join(text for _, text in compiled_sections(launch, places=places)) + "\n"
 
 
 def compiled_sections(launch: Launch, *, places: bool = True) -> list[tuple[str, str]]:
-    """The same by section, each with its name; for boxes. Secrets are in none: variables appear by their names."""
-    tree = Tree(_without_nothing(launch.tree.data), launch.tree.origins)
-    found: list[tuple[str, str]] = []
+    """Return the configuration by section. It contains no secrets: variables appear by their names."""
+    tree = Tree(_without_unset(launch.tree.data), launch.tree.origins)
+    sections: list[tuple[str, str]] = []
     for name in sorted(tree.data, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         lines = list(_lines(tree, {name: tree.data[name]}, (), 0, places=places))
         width = min(max((len(text) for text, place in lines if place), default=0), 60)
         shown = [f"{text:<{width}}  # {place}" if place else text for text, place in lines]
-        found.append((name, "\n".join(shown)))
-    return found
+        sections.append((name, "\n".join(shown)))
+    return sections
 
 
-def _without_nothing(data: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys of `run` that nobody has set."""
+def _without_unset(data: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the keys of `run` that are not set."""
     run = {}
     for key, block in data.get("run", {}).items():
         kept = {name: value for name, value in block.items() if value is not None} if isinstance(block, dict) else block
@@ -52,7 +52,7 @@ def _without_nothing(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(tree: Tree, node: Any, location: Location, depth: int, *, places: bool) -> Iterator[tuple[str, str]]:
-    """Lines of YAML, each with the place of its value."""
+    """Yield lines of YAML, each with the place of its value."""
     pairs = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in pairs:
         place = (*location, key)

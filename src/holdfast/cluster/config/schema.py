@@ -10,6 +10,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from holdfast.cluster.config.marks import (
+    CLUSTER_ONLY,
+    DERIVED,
+    EXPORTS_ITSELF,
+    LOCAL_ONLY,
+    NO_CONTAINER,
+    OTHER_TOOLS,
+    SET_BY_EVAL,
+    SPREAD_BY_HOLDFAST,
+    TEXT_ONLY,
+    DerivedCommand,
+    NoEffect,
+)
 from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
 from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
 from holdfast.spec.load_exports import EXPORTERS
@@ -47,17 +60,17 @@ class RunBlock(Block):
     """What the profile says; keys here are overridden by the profile."""
     wandb: WandbBlock = WandbBlock()
     """Project and entity, from `[wandb]` of `env.toml`."""
-    model: str | None = None
+    model: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    data: Any = None
+    data: Annotated[Any, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    mode: str | None = None
+    mode: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    profile: str | None = None
+    profile: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    cli: dict[str, Any] | None = None
+    cli: Annotated[dict[str, Any] | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    recipe: dict[str, Any] | None = None
+    recipe: Annotated[dict[str, Any] | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
 
 
@@ -66,7 +79,7 @@ class MountsBlock(Block):
 
     deployment: MountTable = Field(default_factory=dict)
     """Mounts for the server's container, as `source: target`."""
-    evaluation: MountTable = Field(default_factory=dict)
+    evaluation: Annotated[MountTable, NO_CONTAINER] = Field(default_factory=dict)
     """No effect: the evaluation runs in no container."""
     auxiliary: dict[str, MountTable] = Field(default_factory=dict)
     """Mounts for the containers of auxiliary servers, by their names."""
@@ -104,11 +117,11 @@ class AutoExportBlock(Block):
     """Whether results are exported."""
     destinations: list[str] = Field(default_factory=list)
     """Formats of `holdfast export --to`, and `local`, which leaves results where they are."""
-    launcher_install_cmd: str | None = None
+    launcher_install_cmd: Annotated[str | None, EXPORTS_ITSELF] = None
     """No effect: Holdfast exports by itself."""
-    export_image: str | None = None
+    export_image: Annotated[str | None, EXPORTS_ITSELF] = None
     """No effect: Holdfast exports by itself."""
-    export_mounts: Any = None
+    export_mounts: Annotated[Any, EXPORTS_ITSELF] = None
     """No effect: Holdfast exports by itself."""
 
 
@@ -117,31 +130,31 @@ class ExecutionBlock(Block):
 
     type: str
     """Where jobs run: `slurm` or `local`. The profile's `executor` decides."""
-    hostname: str | None = None
+    hostname: Annotated[str | None, CLUSTER_ONLY] = None
     """Login node to submit from. ssh is used if `tunnel` says so, or if the host is not this machine."""
-    username: str | None = None
+    username: Annotated[str | None, CLUSTER_ONLY] = None
     """User on the login node."""
-    account: str | None = None
+    account: Annotated[str | None, CLUSTER_ONLY] = None
     """Slurm account of the jobs."""
-    partition: str | None = None
+    partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Slurm partition of the jobs."""
-    cpu_partition: str | None = None
+    cpu_partition: Annotated[str | None, CLUSTER_ONLY] = None
     """Partition for workers that run beside a server and need no GPU."""
     output_dir: str | None = None
     """Folder for runs: an absolute path on the cluster, or one that begins with `~/`. Default: `evaluations` in
     `remote_job_dir`; with `local`, the usual runs directory."""
-    num_nodes: int = Field(default=1, ge=1)
+    num_nodes: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
     """Number of nodes of a job."""
     num_instances: int = Field(default=1, ge=1)
     """Number of model servers. The nodes are divided among them; default for `num_nodes` is then one node per
     instance."""
-    ntasks_per_node: int = Field(default=1, ge=1)
+    ntasks_per_node: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
     """Slurm tasks per node."""
-    gpus_per_node: int | None = Field(default=None, ge=0)
+    gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
     """GPUs per node. May be given with `gres` only if both say the same."""
-    gres: str | None = None
+    gres: Annotated[str | None, CLUSTER_ONLY] = None
     """Generic resources, as for `sbatch --gres`."""
-    walltime: Walltime = "01:00:00"
+    walltime: Annotated[Walltime, CLUSTER_ONLY] = "01:00:00"
     """Time limit of one job."""
     max_walltime: Walltime | None = "120:00:00"
     """Time limit of a chain of jobs together, in which each continues the one before."""
@@ -149,18 +162,18 @@ class ExecutionBlock(Block):
     """How long a server may take to start. Default: `walltime`."""
     workers: int = Field(default=1, ge=1)
     """Number of worker processes that share each run."""
-    subproject: str | None = Field(default=None, pattern=ONE_LINE)
+    subproject: Annotated[str | None, CLUSTER_ONLY] = Field(default=None, pattern=ONE_LINE)
     """Text for the comments of jobs, on one line."""
-    sbatch_comment: str | None = Field(default=None, pattern=ONE_LINE)
+    sbatch_comment: Annotated[str | None, CLUSTER_ONLY] = Field(default=None, pattern=ONE_LINE)
     """Text for the comments of jobs, on one line."""
-    sbatch_extra_flags: dict[str, str | int | bool | None] = Field(default_factory=dict)
+    sbatch_extra_flags: Annotated[dict[str, str | int | bool | None], CLUSTER_ONLY] = Field(default_factory=dict)
     """Further options of `sbatch`, such as `{qos: high, exclusive: true}`. `job-name`, `comment`, `output`, `error`,
     `array` and `dependency` are reserved."""
     deployment: DeploymentTasks = DeploymentTasks()
     """`{n_tasks: N}`: processes to start a server with. Default: one per node."""
     mounts: MountsBlock = MountsBlock()
     """Mounts for containers: `{deployment: {source: target}, auxiliary: {judge: {…}}, mount_home: false}`."""
-    proxy: ProxyBlock | None = None
+    proxy: Annotated[ProxyBlock | None, SPREAD_BY_HOLDFAST] = None
     """No effect: Holdfast distributes requests among instances itself."""
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
     """Destinations of finished runs, as a list such as `[wandb]`, or as `{destinations: [wandb]}`: any format of
@@ -169,9 +182,9 @@ class ExecutionBlock(Block):
     """GPUs of the job that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: Slurm's own."""
     env_vars: dict[str, Any] | None = None
     """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
-    mode: Literal["sequential", "parallel"] = "sequential"
+    mode: Annotated[Literal["sequential", "parallel"], LOCAL_ONLY] = "sequential"
     """Local only: run tasks one after another or at the same time."""
-    extra_docker_args: str | None = None
+    extra_docker_args: Annotated[str | None, NoEffect("no Docker is started")] = None
     """No effect: Holdfast starts no Docker containers."""
 
 
@@ -184,9 +197,9 @@ class EndpointsBlock(Block):
     """Path of completions."""
     health: str | None = None
     """Path that answers once the server is ready."""
-    embedding: str | None = None
+    embedding: Annotated[str | None, TEXT_ONLY] = None
     """Path of embeddings."""
-    ranking: str | None = None
+    ranking: Annotated[str | None, TEXT_ONLY] = None
     """Path of ranking."""
 
 
@@ -200,7 +213,7 @@ class DeploymentBlock(Block):
     """Image of the server: a Docker reference, or a `.sqsh` file. Without one the server is a plain process."""
     command: str | None = None
     """The whole command. Required for `generic`, derived for the other types."""
-    base_command: str | None = None
+    base_command: Annotated[str | None, DerivedCommand(("vllm", "sglang", "trtllm", "nim"))] = None
     """Beginning of the derived command, instead of the usual one."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port of the server."""
@@ -208,25 +221,25 @@ class DeploymentBlock(Block):
     """Name under which the model is served."""
     checkpoint_path: str | None = None
     """Folder with the model, which the server sees as `/checkpoint`."""
-    hf_model_handle: str | None = None
+    hf_model_handle: Annotated[str | None, DERIVED] = None
     """Name of the model on Hugging Face."""
     cache_path: str | None = None
     """Folder for caches, which the server sees as `/cache`."""
-    tensor_parallel_size: int | None = Field(default=None, ge=1)
+    tensor_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
     """GPUs per tensor-parallel group. Default: all GPUs of its nodes."""
-    pipeline_parallel_size: int | None = Field(default=None, ge=1)
+    pipeline_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
     """Number of pipeline stages."""
-    data_parallel_size: int | None = Field(default=None, ge=1)
+    data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "sglang"))] = Field(default=None, ge=1)
     """Number of data-parallel replicas."""
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    gpu_memory_utilization: Annotated[float | None, DERIVED] = Field(default=None, gt=0, le=1)
     """Share of GPU memory to use."""
-    extra_args: str | None = None
+    extra_args: Annotated[str | None, DerivedCommand(("vllm", "sglang", "trtllm", "nim"))] = None
     """Arguments to append to the derived command."""
     env_vars: dict[str, Any] | None = None
     """Environment variables of the server."""
     pre_cmd: str | None = None
     """Shell command to run before the server."""
-    distributed_executor_backend: str | None = None
+    distributed_executor_backend: Annotated[str | None, DerivedCommand(("vllm",))] = None
     """Backend of a server that spans nodes."""
     endpoints: EndpointsBlock = EndpointsBlock()
     """Paths of the server: `chat`, `completions`, `health`, `embedding`, `ranking`."""
@@ -234,7 +247,7 @@ class DeploymentBlock(Block):
     """Path to poll until the server is ready."""
     health_check_status: int = 200
     """HTTP status that means ready."""
-    haproxy_port: int | None = None
+    haproxy_port: Annotated[int | None, SPREAD_BY_HOLDFAST] = None
     """No effect: Holdfast distributes requests among instances itself."""
     multiple_instances: bool | None = None
     """Older spelling of `execution.num_instances`: one server per node, or per `nodes_per_instance`."""
@@ -313,13 +326,13 @@ class Params(Block):
 class TaskConfig(Block):
     """`config` of nemo_evaluator_config."""
 
-    type: str | None = None
+    type: Annotated[str | None, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, SET_BY_EVAL] = None
     """No effect: runs go to `execution.output_dir`."""
-    supported_endpoint_types: Lines | None = None
+    supported_endpoint_types: Annotated[Lines | None, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
-    required_capabilities: Any = None
+    required_capabilities: Annotated[Any, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
     params: Params = Params()
     """Values that override keys of the eval file."""
@@ -332,7 +345,7 @@ class EvaluatorConfig(Block):
     """Values that override keys of the eval file."""
     target: TargetBlock = TargetBlock()
     """Settings of the endpoint."""
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
     """No effect: the eval file defines what is asked."""
 
 
@@ -459,11 +472,11 @@ class LaunchBlock(Block):
     """Environment variables for every part of the job."""
     auxiliary_deployments: dict[str, Any] | None = None
     """Further servers, by name: for a judge or a simulated user."""
-    user_config_path: str | None = None
+    user_config_path: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    dry_run: bool | None = None
+    dry_run: Annotated[bool | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, OTHER_TOOLS] = None
     """No effect: read by other tools."""
-    task_filters: Any = None
+    task_filters: Annotated[Any, OTHER_TOOLS] = None
     """No effect: read by other tools."""

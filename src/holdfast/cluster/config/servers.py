@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from holdfast.cluster.config.mounts import CACHE, CHECKPOINT
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT, Server
 from holdfast.cluster.config.provenance import DEFAULT, leaves
 from holdfast.cluster.config.schema import DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.cluster.config.variables import EnvVar
-from holdfast.errors import Problem
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from holdfast.cluster.config.profiles import ProfileBlock
     from holdfast.cluster.config.provenance import Tree
     from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.spec.document import Location
+    from holdfast.spec.findings import Findings
 
 
 @dataclass(frozen=True)
@@ -35,53 +36,20 @@ class Mount:
     target: str
     options: str = ""
 
+    @classmethod
+    def parse(cls, text: str) -> Mount:
+        """Read `source[:target[:options]]`."""
+        source, _, rest = text.partition(":")
+        target, _, options = rest.partition(":")
+        return cls(source, target or source, options)
+
     def __str__(self) -> str:
-        """As pyxis and Docker write it."""
+        """Format as pyxis and Docker write it."""
         return ":".join(filter(None, (self.source, self.target, self.options)))
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """The server of the model, or none; or that of something else the tasks need."""
-
-    type: str
-    name: str = "deployment"
-    prefix: str = ""
-    """of the variables that say where it is; empty: it serves the model"""
-    image: str | None = None
-    command: str | None = None
-    """the whole command line, for a shell; None where nothing is served"""
-    pre_cmd: str | None = None
-    """runs before it, in the same container"""
-    port: int = 8000
-    served_model_name: str | None = None
-    checkpoint_path: str | None = None
-    endpoints: dict[str, str] = field(default_factory=dict)
-    """paths of the server: chat, completions, health …"""
-    health_path: str = "/health"
-    health_status: int = 200
-    instances: int = 1
-    """how many of it, each on its own nodes"""
-    nodes: int = 1
-    """of all instances together"""
-    tasks: int | None = None
-    """processes to start one instance with; None: one per node"""
-    mounts: tuple[Mount, ...] = ()
-    env: tuple[EnvVar, ...] = ()
-
-    @property
-    def serves(self) -> bool:
-        """True if a server has to be started."""
-        return self.type != "none"
-
-    def base_url(self, host: str) -> str:
-        """Return the `base_url` of targets for a server on this host: the chat path without its last two parts."""
-        path = self.endpoints.get("chat") or self.endpoints.get("completions") or "/v1/chat/completions"
-        return f"http://{host}:{self.port}{api_root(path)}"
-
-
 def api_root(path: str) -> str:
-    """`/v1` of `/v1/chat/completions/`: what an OpenAI client puts its own paths after."""
+    """Return `/v1` for `/v1/chat/completions/`: the path that an OpenAI client puts its own paths after."""
     return path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
 
 
@@ -92,14 +60,52 @@ def served_version(block: DeploymentBlock) -> str | None:
     """
     if block.type == "none":
         return None
-    own = None if block.command is None else re.sub(rf"\b{block.port}\b", "PORT", block.command.strip())
+    command = None if block.command is None else re.sub(rf"\b{block.port}\b", "PORT", block.command.strip())
     image = block.image if block.type == "nim" else None
-    said = (block.checkpoint_path or block.hf_model_handle, image, own, block.extra_args)
-    return " ".join(text for text in said if text) or None
+    parts = (block.checkpoint_path or block.hf_model_handle, image, command, block.extra_args)
+    return " ".join(text for text in parts if text) or None
+
+
+def build_server(
+    block: DeploymentBlock,
+    variables: Mapping[str, EnvVar],
+    mounts: Iterable[Mount],
+    execution: ExecutionBlock,
+    *,
+    name: str = "deployment",
+    prefix: str = "",
+    instances: int,
+    nodes: int,
+    tasks: int | None,
+) -> Server:
+    """Return a server as jobs get it."""
+    paths = {kind: path for kind, path in block.endpoints if path}
+    chat = paths.get("chat") or paths.get("completions") or "/v1/chat/completions"
+    return Server(
+        name=name,
+        prefix=prefix,
+        command=server_command(block) or "",
+        pre_cmd=block.pre_cmd,
+        image=block.image,
+        mounts=tuple(map(str, mounts)),
+        mount_home=execution.mounts.mount_home,
+        port=block.port,
+        model=block.served_model_name,
+        base_path=api_root(chat),
+        endpoints={kind: path for kind, path in paths.items() if kind != "health"},
+        health_path=block.health_check_path or paths.get("health", "/health"),
+        health_status=block.health_check_status,
+        # Configurations for several instances write the number of nodes to mean one process per node.
+        tasks=None if tasks == nodes else tasks,
+        instances=instances,
+        nodes=nodes,
+        readiness_seconds=execution.endpoint_readiness_timeout,
+        env={variable.name: str(variable) for variable in (server_env(block) | dict(variables)).values()},
+    )
 
 
 def server_command(block: DeploymentBlock) -> str | None:
-    """The command line of a deployment: the one that is given, else the one of its type."""
+    """Return the command line of a server: the one in its block, else one derived from its type."""
     if block.command is not None:
         return block.command.strip() if block.type != "none" else None
     words = {"vllm": _vllm, "sglang": _sglang, "nim": _nim, "trtllm": _trtllm}.get(block.type)
@@ -110,23 +116,35 @@ def server_command(block: DeploymentBlock) -> str | None:
     return f"{line} {block.extra_args}" if block.extra_args else line
 
 
-def server_mounts(block: DeploymentBlock) -> tuple[Mount, ...]:
-    """The checkpoint, read-only, and the cache."""
-    wanted = ((block.checkpoint_path, CHECKPOINT, "ro"), (block.cache_path, CACHE, ""))
-    return tuple(Mount(source, target, options) for source, target, options in wanted if source)
+def server_mounts(block: DeploymentBlock, env: ProfileBlock, table: Mapping[str, str]) -> list[Mount]:
+    """List the mounts of a server's container: the profile's, checkpoint and cache, and those of `execution.mounts`.
+
+    Of two mounts at the same target the later one counts.
+    """
+    mounts = [Mount.parse(text) for text in env.mounts or []]
+    if env.lustre_mount:
+        mounts.append(Mount.parse(env.lustre_mount))
+    if block.checkpoint_path:
+        mounts.append(Mount(block.checkpoint_path, CHECKPOINT, "ro"))
+    if block.cache_path:
+        mounts.append(Mount(block.cache_path, CACHE))
+    for source, target in table.items():
+        path, _, options = target.partition(":")
+        mounts.append(Mount(source, path, options))
+    return list({mount.target: mount for mount in mounts}.values())
 
 
 def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
     """Return the default environment variables of a server; the configuration may override them."""
     origin = f"default (deployment/{block.type})"
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     if block.type == "nim":
-        told = {"NIM_SERVED_MODEL_NAME": str(block.served_model_name), "NIM_SERVER_PORT": str(block.port)}
+        values = {"NIM_SERVED_MODEL_NAME": str(block.served_model_name), "NIM_SERVER_PORT": str(block.port)}
         if block.cache_path:
-            told["NIM_CACHE_PATH"] = CACHE
+            values["NIM_CACHE_PATH"] = CACHE
     elif block.cache_path:
-        told = {"HF_HOME": f"{CACHE}/huggingface"}
-    return {name: EnvVar(name, "lit", value, origin) for name, value in told.items()}
+        values = {"HF_HOME": f"{CACHE}/huggingface"}
+    return {name: EnvVar(name, "lit", value, origin) for name, value in values.items()}
 
 
 def missing_model(block: DeploymentBlock) -> str | None:
@@ -206,35 +224,34 @@ _URLS: Final = ("base_url", "http", "url")
 """keys of an eval file whose values may name variables"""
 
 
-def read_auxiliary(tree: Tree, problems: list[Problem]) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
-    """Each by its name and with its place; what is wrong with one is added to `problems`."""
-    listed = tree.get(SECTION)
+def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
+    """Yield the servers beside the model's, by name and with their location."""
+    section = tree.get(SECTION)
     prefixes: dict[str, str] = {}
-    for name, raw in listed.items() if isinstance(listed, dict) else ():
-        here: Location = (SECTION, name)
-        kinds = [kind for kind in DEPLOYMENTS if kind != "none"]
-        kind = raw.get("type") if isinstance(raw, dict) else None
+    types = [kind for kind in DEPLOYMENTS if kind != "none"]
+    for name, data in section.items() if isinstance(section, dict) else ():
+        location: Location = (SECTION, name)
+        kind = data.get("type") if isinstance(data, dict) else None
         if kind == "none":
             continue
-        said = None
         if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in _LOGS:
-            said = f"is not a valid name: use letters, digits, - and _, and not {', '.join(_LOGS)}"
-        elif kind not in kinds and isinstance(raw, dict):
-            said = "needs a type: " if kind is None else f"unknown type {kind!r}{suggest(str(kind), kinds)}; "
-            said += f"one of {', '.join(kinds)}"
-        if said is not None:
-            problems.append(Problem(tree.where(here), said))
+            findings.wrong(tree, location, f"invalid name: use letters, digits, - and _, and not {', '.join(_LOGS)}")
             continue
-        block = cast("AuxiliaryBlock | None", validate_block(AuxiliaryBlock, raw, here, tree, problems))
+        if kind not in types and isinstance(data, dict):
+            message = "needs a type: " if kind is None else f"unknown type {kind!r}{suggest(str(kind), types)}; "
+            findings.wrong(tree, location, f"{message}one of {', '.join(types)}")
+            continue
+        block = cast("AuxiliaryBlock | None", validate_block(AuxiliaryBlock, data, location, tree, findings.problems))
         if block is None:
             continue
         prefix = prefix_of(name, block)
         if prefix in prefixes or prefix in _TAKEN:
-            whose = prefixes.get(prefix, "another program")
-            message = f"its variables would be {prefix}_…, as those of {whose}; give it an env_prefix"
-            problems.append(Problem(tree.where(here), message))
+            owner = prefixes.get(prefix, "another program")
+            findings.wrong(
+                tree, location, f"its variables would be {prefix}_…, like those of {owner}; give it an env_prefix"
+            )
         prefixes[prefix] = name
-        yield name, block, here
+        yield name, block, location
 
 
 def prefix_of(name: str, block: AuxiliaryBlock) -> str:
@@ -242,123 +259,126 @@ def prefix_of(name: str, block: AuxiliaryBlock) -> str:
     return block.env_prefix or name.upper().replace("-", "_")
 
 
-def needed_nodes(nodes: int, served: Deployment, auxiliary: Sequence[Deployment]) -> int:
-    """The nodes of a job: the model's, if it serves one, and those of the servers beside it."""
-    beside = sum(each.nodes for each in auxiliary)
-    return nodes + beside if served.serves or not beside else beside
+def needed_nodes(nodes: int, servers: Sequence[Server]) -> int:
+    """Return the nodes of a job: those of all servers, or `nodes` if nothing is served."""
+    return sum(server.nodes or 0 for server in servers) or nodes
 
 
-def check_ports(tree: Tree, served: Deployment, auxiliary: Sequence[Deployment], problems: list[Problem]) -> None:
-    """On one machine every server needs a port of its own."""
-    taken = {served.port + number: "the model" for number in range(served.instances)}
-    for each in auxiliary:
-        own = [each.port + number for number in range(each.instances)]
-        for port in [port for port in own if port in taken][:1]:
-            said = f"{port} is the port of {taken[port]} too, on this machine; give each its own"
-            problems.append(Problem(tree.where((SECTION, each.name, "port")), said))
-        taken |= dict.fromkeys(own, each.name)
+def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> None:
+    """Report servers that would share a port, which they cannot on one machine."""
+    owners: dict[int, str] = {}
+    for server in servers:
+        ports = [server.port + number for number in range(server.instances)]
+        for port in [port for port in ports if port in owners][:1]:
+            message = f"{port} is the port of {owners[port]} too, on this machine; give each its own"
+            findings.wrong(tree, (SECTION, server.name, "port"), message)
+        owners |= dict.fromkeys(ports, server.name if server.prefix else "the model")
 
 
-def fill_references(tree: Tree, auxiliary: Sequence[Deployment], problems: list[Problem]) -> None:
-    """`auxiliary_deployments.judge.base_url` in a task's overrides becomes the variable that says it in the job.
+def fill_references(tree: Tree, auxiliary: Sequence[Server], findings: Findings) -> None:
+    """Replace `auxiliary_deployments.judge.base_url` in a task's overrides by the variable that holds it in the job.
 
-    The model's name is known, and written out. A URL may stand only where it is in no key.
+    The name of a model is known, and is written out. A URL may only be used where it is not part of a key.
     """
-    known = {each.name: each for each in auxiliary}
+    servers = {server.name: server for server in auxiliary}
     tasks = tree.get("evaluation", "tasks")
-    for at, task in enumerate(tasks if isinstance(tasks, list) else ()):
+    for number, task in enumerate(tasks if isinstance(tasks, list) else ()):
         overrides = task.get("overrides") if isinstance(task, dict) else None
-        for place, text in list(leaves(overrides)) if isinstance(overrides, dict) else ():
+        for path, text in list(leaves(overrides)) if isinstance(overrides, dict) else ():
             match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
             if match is None:
                 continue
-            here: Location = ("evaluation", "tasks", at, "overrides", *place)
-            found = _meant(match[1], match[2], str(place[-1]).rpartition(".")[2], known)
-            if isinstance(found, Problem):
-                problems.append(Problem(tree.where(here), f"{text}: {found.message}"))
+            try:
+                value = _resolve_reference(match[1], match[2], str(path[-1]).rpartition(".")[2], servers)
+            except ValueError as error:
+                location: Location = ("evaluation", "tasks", number, "overrides", *path)
+                findings.wrong(tree, location, f"{text}: {error}")
                 continue
             node: Any = overrides
-            for part in place[:-1]:
+            for part in path[:-1]:
                 node = node[part]
-            node[place[-1]] = found
+            node[path[-1]] = value
 
 
-def _meant(name: str, what: str, key: str, known: dict[str, Deployment]) -> str | Problem:
-    if name not in known:
-        return Problem("", f"there is no {name!r} in {SECTION}{suggest(name, known)}")
-    served = known[name]
-    words = ["model_id", "base_url", *(f"{kind}_url" for kind in served.endpoints if kind != "health")]
-    if what not in words:
-        return Problem("", f"unknown key {what!r}{suggest(what, words)}; one of {', '.join(words)}")
-    if what == "model_id":
-        return served.served_model_name or ""
+def _resolve_reference(name: str, attribute: str, key: str, servers: Mapping[str, Server]) -> str:
+    """Return the value of a reference in the override `key`; ValueError if there is none."""
+    if name not in servers:
+        raise ValueError(f"there is no {name!r} in {SECTION}{suggest(name, servers)}")
+    server = servers[name]
+    attributes = ["model_id", "base_url", *(f"{kind}_url" for kind in server.endpoints)]
+    if attribute not in attributes:
+        raise ValueError(f"unknown key {attribute!r}{suggest(attribute, attributes)}; one of {', '.join(attributes)}")
+    if attribute == "model_id":
+        return server.model or ""
     if key not in _URLS:
-        said = f"differs from job to job, so it cannot be part of what is measured; read ${served.prefix}_URL instead"
-        return Problem("", f"{said}, or give it as a base_url")
-    return f"${{{served.prefix}_{'URL' if 'base_url' in (what, key) else what.upper()}}}"
+        raise ValueError(
+            f"differs from job to job, so it cannot be part of what is measured; read ${server.prefix}_URL instead, "
+            "or give it as a base_url"
+        )
+    return f"${{{server.prefix}_{'URL' if 'base_url' in (attribute, key) else attribute.upper()}}}"
 
 
 _Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 
 
 def settle_nodes(
-    tree: Tree, execution: ExecutionBlock, block: DeploymentBlock, problems: list[Problem], notices: list[str]
+    tree: Tree, execution: ExecutionBlock, block: DeploymentBlock, findings: Findings, *, is_local: bool
 ) -> ExecutionBlock:
-    """How many instances there are, and nodes to share out among them: one each, where nobody says so."""
+    """Return the execution with its numbers of instances and nodes; by default each instance has one node."""
     instances = execution.num_instances
     if block.multiple_instances is not None:
         if block.multiple_instances and instances == 1:
             instances = max(1, execution.num_nodes // (block.nodes_per_instance or 1))
-        said = f"is of the older dialect: read as execution.num_instances={instances}"
-        notices.append(f"{tree.where(('deployment', 'multiple_instances'))}: {said}")
-    nodes, here = execution.num_nodes, ("execution", "num_nodes")
-    unsaid = tree.get(*here) is None or (_by_default(tree, here) and "←" not in tree.origin(here))
-    if instances > 1 and unsaid and execution.type != "local":
+        message = f"is of the older dialect: read as execution.num_instances={instances}"
+        findings.notice(tree, ("deployment", "multiple_instances"), message)
+    nodes, location = execution.num_nodes, ("execution", "num_nodes")
+    unset = tree.get(*location) is None or (_is_default(tree, location) and "←" not in tree.origin(location))
+    if instances > 1 and unset and not is_local:
         nodes = instances
-        tree.put(here, nodes, tree.origin(("execution", "num_instances")))
+        tree.put(location, nodes, tree.origin(("execution", "num_instances")))
     execution = execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
-    check_instances(tree, ("execution",), block, (instances, nodes), execution.type, problems)
+    check_instances(tree, ("execution",), block, instances, nodes, findings, is_local=is_local)
     return execution
 
 
 def check_instances(
     tree: Tree,
-    here: Location,
+    location: Location,
     block: DeploymentBlock,
-    counts: tuple[int, int],
-    executor: str,
-    problems: list[Problem],
+    instances: int,
+    nodes: int,
+    findings: Findings,
+    *,
+    is_local: bool,
 ) -> None:
-    """Report a problem if this many instances do not fit on this many nodes; `counts` holds both."""
-    instances, nodes = counts
-    said = None
-    if executor == "local":
+    """Report a problem if this many instances do not fit on this many nodes, or not on this machine."""
+    message = None
+    if is_local:
         if instances > 1 and block.type not in ("none", "generic") and block.command is None:
-            said = "several on this machine need a command of yours: type generic, with $HOLDFAST_PORT in it"
+            message = "several instances on this machine need a command: type generic, with $HOLDFAST_PORT in it"
     elif block.type != "none" and nodes % instances:
-        said = f"{nodes} nodes cannot be divided among {instances} instances"
-        said += f": write a multiple of {instances} as num_nodes ({tree.origin((*here, 'num_nodes'))})"
-    if said is not None:
-        problems.append(Problem(tree.where((*here, "num_instances")), said))
+        message = f"{nodes} nodes cannot be divided among {instances} instances"
+        message += f": write a multiple of {instances} as num_nodes ({tree.origin((*location, 'num_nodes'))})"
+    if message is not None:
+        findings.wrong(tree, (*location, "num_instances"), message)
 
 
-def settle_gpus(tree: Tree, execution: ExecutionBlock, problems: list[Problem]) -> ExecutionBlock:
-    """One number of GPUs, by gres where that is given."""
+def settle_gpus(tree: Tree, execution: ExecutionBlock, findings: Findings) -> ExecutionBlock:
+    """Return the execution with the number of GPUs that gres gives."""
     match = re.search(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)", execution.gres or "")
     if match is None or execution.gpus_per_node == int(match[1]):
         return execution
-    here = ("execution", "gpus_per_node")
-    if execution.gpus_per_node is not None and not _by_default(tree, here):
-        said = f"{execution.gpus_per_node} and gres {execution.gres} contradict each other; give one of them"
-        problems.append(Problem(tree.where(here), said))
-    tree.put(here, int(match[1]), tree.origin(("execution", "gres")))
+    location = ("execution", "gpus_per_node")
+    if execution.gpus_per_node is not None and not _is_default(tree, location):
+        findings.wrong(tree, location, f"{execution.gpus_per_node} contradicts gres {execution.gres}; give one of them")
+    tree.put(location, int(match[1]), tree.origin(("execution", "gres")))
     return execution.model_copy(update={"gpus_per_node": int(match[1])})
 
 
-def over_gpus(tree: Tree, block: _Deployment, here: Location, gpus: int | None, nodes: int) -> _Deployment:
-    """A server spread over the GPUs of its nodes, where nobody says how."""
-    place = (*here, "tensor_parallel_size")
-    if not gpus or block.tensor_parallel_size is None or not _by_default(tree, place):
+def spread_over_gpus(tree: Tree, block: _Deployment, location: Location, gpus: int | None, nodes: int) -> _Deployment:
+    """Return the block with a tensor parallel size that uses all GPUs of the nodes, unless the user gave one."""
+    place = (*location, "tensor_parallel_size")
+    if not gpus or block.tensor_parallel_size is None or not _is_default(tree, place):
         return block
     spread = (block.pipeline_parallel_size or 1) * (block.data_parallel_size or 1)
     size = max(1, min(gpus, gpus * nodes // spread))
@@ -367,6 +387,6 @@ def over_gpus(tree: Tree, block: _Deployment, here: Location, gpus: int | None, 
     return block.model_copy(update={"tensor_parallel_size": size})
 
 
-def _by_default(tree: Tree, location: Location) -> bool:
+def _is_default(tree: Tree, location: Location) -> bool:
     """Return True if the value is a default that ships with Holdfast."""
     return tree.origin(location).startswith(DEFAULT)

@@ -1,23 +1,24 @@
-"""`evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with values laid over it.
+"""Read `evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with overrides.
 
-A name is looked up as a file first, then asked of the providers that other packages register as entry points of the
-group `holdfast.tasks`: functions that take a name and give the path of an eval file, or None.
+A name is looked up as a file first, then among the tasks that installed packages provide (`formats.providers`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, in_newer_words
+import msgspec
+
+from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, move_keys
 from holdfast.cluster.config.provenance import Tree
 from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
-from holdfast.cluster.config.variables import EnvVar, check_keys, read_variables
-from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
+from holdfast.cluster.config.variables import EnvVar, check_api_keys, read_variables
+from holdfast.errors import ConfigError, HoldfastError, UsageError
 from holdfast.formats import find_format, load_any
+from holdfast.formats.providers import find_task, installed_providers, suggest_task
 from holdfast.spec.document import read_document
 from holdfast.spec.load_targets import TARGETS
 from holdfast.spec.validation import suggest, validate_block
@@ -25,11 +26,13 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from holdfast.cluster.config.launch import TaskFile
+    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.findings import Findings
     from holdfast.spec.load import Eval
     from holdfast.spec.overrides import Override
 
-ENTRY_POINTS = "holdfast.tasks"
 OLDER = ("config.", "target.api_endpoint.")
 """how overrides of a task begin that are meant for nemo_evaluator_config"""
 PARAMS = {
@@ -41,14 +44,15 @@ PARAMS = {
     "request_timeout": ("limits", "turn_timeout"),
     "max_retries": ("limits", "retries"),
 }
-"""params of a task, and the key of the eval file each one is"""
-
-
-class TaskProvider(Protocol):
-    """Knows tasks by name."""
-
-    def __call__(self, name: str) -> Path | None:
-        """The eval file of that task, or None."""
+"""params of a task, and the key of the eval file that each one sets"""
+_APIS = {
+    "chat": "chat",
+    "vlm": "chat",
+    "completions": "completions",
+    "completions_logprob": "completions",
+    "undefined": None,
+}
+"""endpoint types, and the `target.api` that each one means"""
 
 
 @dataclass(frozen=True)
@@ -69,270 +73,258 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Task:
-    """One eval to run, with what is laid over its file."""
+    """One eval to run."""
 
-    name: str
+    file: TaskFile
+    """as its jobs get it, without what is only known at submission"""
     number: int
     """among the tasks of this name, from 0"""
     eval_file: Path
-    overrides: tuple[Override, ...]
-    """as `holdfast eval FILE key=value …` would get them"""
     spec: Eval = field(repr=False, compare=False)
-    """what both make: it was checked, so it is what is sent"""
+    """the eval file with the overrides applied; it was checked, so it is what is sent"""
     translated: bool = False
-    """the file is another tool's, and `spec` what was made of it"""
-    twin: bool = False
-    """a task before it is the same run: what sets that aside, or takes up its errors, is for the first alone"""
-    env: tuple[EnvVar, ...] = ()
-    pre_cmd: str | None = None
-    post_cmd: str | None = None
+    """`spec` was translated from another tool's file"""
+    variables: tuple[EnvVar, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.file.name
 
     @property
     def id(self) -> str:
-        """`gsm8k.0`: what `-t` takes to mean this one alone."""
+        """`gsm8k.0`: what `-t` takes to select this task alone."""
         return f"{self.name}.{self.number}"
 
     def is_run_of(self, other: Task) -> bool:
-        """Whether both ask the same of the same."""
-        return (self.eval_file, self.overrides) == (other.eval_file, other.overrides)
+        """Return True if both tasks are the same run."""
+        return (self.eval_file, self.file.overrides) == (other.eval_file, other.file.overrides)
 
 
 @dataclass(frozen=True)
 class TaskReader:
-    """What all tasks of a configuration share while they are read."""
+    """Reads the tasks of a configuration."""
 
     tree: Tree
+    findings: Findings
+    shared: TaskFile
+    """what all tasks have in common"""
     endpoint: Endpoint
-    shared_env: dict[str, EnvVar]
+    variables: dict[str, EnvVar]
+    """of all tasks"""
     folder: Path
     """the configuration's"""
     cwd: Path
-    providers: Sequence[TaskProvider]
-    problems: list[Problem]
-    notices: list[str]
-    laid: tuple[Override, ...] = ()
-    """over every eval file, from the command line: they have the last word"""
+    providers: Sequence[TaskProvider] | None = None
+    """None: those of installed packages"""
+    overrides: tuple[Override, ...] = ()
+    """of every eval file, from the command line: they win over all others"""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    serves: bool = False
-    """whether the job serves the model that is measured"""
 
-    def read(self, wanted: Sequence[str]) -> tuple[Task, ...]:
-        """The tasks that are wanted (all, if none is named), in their order."""
-        blocks: list[tuple[int, TaskBlock]] = []
-        listed = self.tree.get("evaluation", "tasks")
-        for at, raw in enumerate(listed if isinstance(listed, list) else []):  # its block has said what is wrong
-            given = {"name": raw} if isinstance(raw, str) else raw
-            place: Location = ("evaluation", "tasks", at)
-            block = cast("TaskBlock | None", validate_block(TaskBlock, given, place, self.tree, self.problems))
-            if block is not None:
-                blocks.append((at, block))
-        numbered: list[tuple[int, int, TaskBlock]] = []
-        for at, block in blocks:
-            numbered.append((at, sum(other.name == block.name for _, _, other in numbered), block))
-        ids = {at: {block.name, Path(block.name).stem} for at, _, block in numbered}
-        for at, number, _ in numbered:
-            ids[at] |= {f"{name}.{number}" for name in ids[at]}
-        for name in wanted:
-            if not self.problems and not any(name in known for known in ids.values()):
-                names = [block.name for _, block in blocks]
-                raise UsageError(f"-t {name}: no such task{suggest(name, names)}; there are {', '.join(names)}")
-        chosen = [entry for entry in numbered if not wanted or ids[entry[0]] & set(wanted)]
-        tasks = [self.task(at, number, block) for at, number, block in chosen]
-        found: list[Task] = []
-        for task in tasks:
+    def read(self, selection: Sequence[str]) -> tuple[Task, ...]:
+        """Return the selected tasks (all, if none is named), in their order."""
+        tasks: list[Task] = []
+        for index, number, block in self._select(selection):
+            task = self._read_task(index, number, block)
             if task is None:
                 continue
-            first = next((other for other in found if other.is_run_of(task)), None)
+            first = next((other for other in tasks if other.is_run_of(task)), None)
             if first is not None:
-                said = f"the task {task.id} is the same run as {first.id}, whose results it finds: nothing is run twice"
-                self.notices.append(f"{self.tree.where(('evaluation', 'tasks'))}: {said}")
-            found.append(replace(task, twin=first is not None))
-        return tuple(found)
+                message = f"the task {task.id} is the same run as {first.id}, and uses its results: nothing runs twice"
+                self.findings.notice(self.tree, ("evaluation", "tasks"), message)
+                # Only the first of them sets the run aside, or retries its errors.
+                options = msgspec.structs.replace(task.file.options, fresh=False, retry_failed=False)
+                task = replace(task, file=msgspec.structs.replace(task.file, options=options))
+            tasks.append(task)
+        return tuple(tasks)
 
-    def task(self, at: int, number: int, block: TaskBlock) -> Task | None:
-        place: Location = ("evaluation", "tasks", at)
-        path = self.eval_file(block, (*place, "eval" if block.eval else "name"))
-        document = None if path is None else self.document(path)
+    def _select(self, selection: Sequence[str]) -> list[tuple[int, int, TaskBlock]]:
+        """List the selected tasks: index in the configuration, number among those of the same name, and block."""
+        listed = self.tree.get("evaluation", "tasks")
+        blocks: list[tuple[int, int, TaskBlock]] = []
+        for index, data in enumerate(listed if isinstance(listed, list) else []):  # else it is a problem already
+            entry = {"name": data} if isinstance(data, str) else data
+            location: Location = ("evaluation", "tasks", index)
+            block = validate_block(TaskBlock, entry, location, self.tree, self.findings.problems)
+            if isinstance(block, TaskBlock):
+                blocks.append((index, sum(other.name == block.name for _, _, other in blocks), block))
+        ids = {index: {block.name, Path(block.name).stem} for index, _, block in blocks}
+        for index, number, _ in blocks:
+            ids[index] |= {f"{name}.{number}" for name in ids[index]}
+        for name in selection:
+            if not self.findings.problems and not any(name in names for names in ids.values()):
+                names = [block.name for _, _, block in blocks]
+                raise UsageError(f"-t {name}: no such task{suggest(name, names)}; there are {', '.join(names)}")
+        return [entry for entry in blocks if not selection or ids[entry[0]] & set(selection)]
+
+    def _read_task(self, index: int, number: int, block: TaskBlock) -> Task | None:
+        location: Location = ("evaluation", "tasks", index)
+        path = self._find_eval_file(block, (*location, "eval" if block.eval else "name"))
+        document = None if path is None else self._read_document(path)
         translated = document is not None and find_format(document.data) is not None
-        # Of the older dialect are keys that begin with `config.`, unless the eval file has such a block itself.
+        # Keys that begin with `config.` are of the older dialect, unless the eval file has such a block itself.
         older = OLDER[1:] if translated else OLDER
-        config, values = self.config(place, block, older)
-        env = {**self.shared_env, **read_variables(self.tree, (*place, "env_vars"), self.problems, self.notices)}
+        config, values = self._read_config(location, block, older)
+        variables = {**self.variables, **read_variables(self.tree, (*location, "env_vars"), self.findings)}
         if config is None or path is None or document is None:
             return None
         if block.container is not None:
-            said = "container is not needed: Holdfast itself evaluates, in its own environment"
-            self.notices.append(f"{self.tree.where(place)}: {said}")
+            message = "container is not needed: Holdfast itself evaluates, in its own environment"
+            self.findings.notice(self.tree, location, message)
         api_endpoint = config.target.api_endpoint
         if api_endpoint.api_key_name:
-            env[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
+            variables[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
         derived = [
-            *self.target(block, api_endpoint, place),
-            *self.params(config.config.params, values),
-            *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.problems, self.notices),
+            *self._target_overrides(block, api_endpoint, location),
+            *self._param_overrides(config.config.params, values),
+            *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.findings),
         ]
-        own: list[Override] = [(tuple(key.split(".")), value) for key, value in _own(block.overrides, older)]
-        spec, overrides = self.checked(document, derived, [*own, *self.laid], place)
+        written: list[Override] = [
+            (tuple(key.split(".")), value)
+            for key, value in (block.overrides or {}).items()
+            if not key.startswith(older)
+        ]
+        spec, overrides = self._load_eval(document, derived, [*written, *self.overrides], location)
         if spec is None:
             return None
-        check_keys(spec, env, self.environ, self.problems, self.notices, serves=self.serves)
-        before, after = (self.tree.get("evaluation", key) for key in ("pre_cmd", "post_cmd"))
-        return Task(
+        serves = self.shared.deployment is not None
+        check_api_keys(spec, variables, self.environ, self.findings, serves=serves)
+        file = msgspec.structs.replace(
+            self.shared,
             name=block.name,
-            number=number,
-            eval_file=path,
+            eval_file=str(path),
             overrides=tuple(overrides),
-            spec=spec,
-            translated=translated,
-            env=tuple(env.values()),
-            pre_cmd=block.pre_cmd or before,
-            post_cmd=block.post_cmd or after,
+            env={**self.shared.env, **{variable.name: str(variable) for variable in variables.values()}},
+            pre_cmd=block.pre_cmd or self.shared.pre_cmd,
+            post_cmd=block.post_cmd or self.shared.post_cmd,
         )
+        return Task(file, number, path, spec, translated, tuple(variables.values()))
 
-    def config(self, place: Location, block: TaskBlock, older: tuple[str, ...]) -> tuple[EvaluatorConfig | None, Tree]:
-        """nemo_evaluator_config of this task over the one for all."""
+    def _read_config(
+        self, location: Location, block: TaskBlock, older: tuple[str, ...]
+    ) -> tuple[EvaluatorConfig | None, Tree]:
+        """Read the nemo_evaluator_config of a task, over the one of all tasks."""
         values = Tree()
         adapter: Location = ("target", "api_endpoint", "adapter_config")
         if isinstance(self.tree.get(*adapter), dict):  # for all tasks, too
             values = self.tree.below(adapter).at(("target", "api_endpoint", "adapter_config"))
-        for outer in (("evaluation",), place):
+        for outer in (("evaluation",), location):
             names = [name for name in ("nemo_evaluator_config", "config") if self.tree.get(*outer, name) is not None]
             if len(names) == 2:
-                where = self.tree.where((*outer, "config"))
-                self.problems.append(Problem(where, "is the older name of nemo_evaluator_config; give one of them"))
+                message = "is the older name of nemo_evaluator_config; give one of them"
+                self.findings.wrong(self.tree, (*outer, "config"), message)
             if names:
                 values = self.tree.below((*outer, names[0])).over(values)
         for key, value in (block.overrides or {}).items():
             if key.startswith(older):
-                values.put(tuple(key.split(".")), value, self.tree.origin((*place, "overrides", key)))
-        values = in_newer_words(values, MOVED_IN_TASKS, self.notices)
-        found = validate_block(EvaluatorConfig, values.data, (), values, self.problems)
-        return cast("EvaluatorConfig | None", found), values
+                values.put(tuple(key.split(".")), value, self.tree.origin((*location, "overrides", key)))
+        values = move_keys(values, MOVED_IN_TASKS, self.findings)
+        config = validate_block(EvaluatorConfig, values.data, (), values, self.findings.problems)
+        return cast("EvaluatorConfig | None", config), values
 
-    def eval_file(self, block: TaskBlock, place: Location) -> Path | None:
-        """The eval file of a task."""
+    def _find_eval_file(self, block: TaskBlock, location: Location) -> Path | None:
         name = block.eval or block.name
-        tried = list(_candidates(name, self.folder, self.cwd))
-        for path in tried:
+        candidates = list(_candidates(name, self.folder, self.cwd))
+        for path in candidates:
             if path.is_file():
                 return path.resolve()
-        for provider in self.providers:
-            provided = provider(name)
-            if provided is not None:
-                return provided
-        said = f"no eval file for the task {name!r}: looked for {', '.join(map(str, tried))}; `eval: PATH` names it"
-        if not self.providers:
-            said += "; and no package that provides tasks is installed"
-        self.problems.append(Problem(self.tree.where(place), said))
+        providers = installed_providers() if self.providers is None else self.providers
+        if (provided := find_task(name, providers)) is not None:
+            return provided
+        places = ", ".join(map(str, candidates))
+        message = f"no eval file for the task {name!r}: looked for {places}; `eval: PATH` names it"
+        self.findings.wrong(self.tree, location, message + suggest_task(name, providers))
         return None
 
-    def target(self, block: TaskBlock, asked: ApiEndpoint, place: Location) -> list[Override]:
-        """The model that is measured instead of the eval file's."""
-        model = asked.model_id or self.endpoint.model
-        found: list[Override] = []
-        if model is not None:
-            found.append((("target", "model"), model))
-        url = asked.url or self.endpoint.base_url
-        if url is not None:
-            found.append((("target", "base_url"), api_root(url)))
-        key = asked.api_key_name or self.endpoint.api_key_env
-        if key is not None:
-            found.append((("target", "api_key_env"), key))
+    def _target_overrides(self, block: TaskBlock, asked: ApiEndpoint, location: Location) -> list[Override]:
+        """Return overrides for the model that is measured instead of the eval file's."""
         kind = block.endpoint_type or asked.type or self.endpoint.type
-        if kind in ("chat", "vlm"):
-            found.append((("target", "api"), "chat"))
-        elif kind in ("completions", "completions_logprob"):
-            found.append((("target", "api"), "completions"))
-        elif kind not in (None, "undefined"):
-            said = f"endpoint type {kind!r} is not supported; there are chat and completions"
-            self.problems.append(Problem(self.tree.where((*place, "endpoint_type")), said))
-        stream = asked.stream if asked.stream is not None else self.endpoint.stream
-        if stream is not None:
-            found.append((("target", "stream"), stream))
-        if self.endpoint.version is not None:
-            found.append((("target", "version"), self.endpoint.version))
-        return found
+        api = _APIS.get(kind or "undefined", kind)
+        if api == kind and kind is not None and kind not in _APIS:
+            message = f"endpoint type {kind!r} is not supported; there are chat and completions"
+            self.findings.wrong(self.tree, (*location, "endpoint_type"), message)
+            api = None
+        url = asked.url or self.endpoint.base_url
+        values = {
+            "model": asked.model_id or self.endpoint.model,
+            "base_url": None if url is None else api_root(url),
+            "api_key_env": asked.api_key_name or self.endpoint.api_key_env,
+            "api": api,
+            "stream": asked.stream if asked.stream is not None else self.endpoint.stream,
+            "version": self.endpoint.version,
+        }
+        return [(("target", key), value) for key, value in values.items() if value is not None]
 
-    def params(self, params: Params, values: Tree) -> list[Override]:
-        """Params as keys of the eval file."""
-        here: Location = ("config", "params")
+    def _param_overrides(self, params: Params, values: Tree) -> list[Override]:
+        """Translate params into keys of the eval file."""
+        location: Location = ("config", "params")
         limit = params.limit_samples
         if isinstance(limit, float) and not limit.is_integer():
-            said = "a share of the samples is not supported; give their number"
-            self.problems.append(Problem(values.where((*here, "limit_samples")), said))
+            message = "a share of the samples is not supported; give their number"
+            self.findings.wrong(values, (*location, "limit_samples"), message)
             return []
         for name in ("task", "extra"):
             if getattr(params, name):
-                said = "has no effect: the eval file defines what is asked and how it is graded"
-                self.notices.append(f"{values.where((*here, name))}: {said}")
-        given = ((path, getattr(params, name)) for name, path in PARAMS.items())
+                message = "has no effect: the eval file defines what is asked and how it is graded"
+                self.findings.notice(values, (*location, name), message)
+        pairs = ((path, getattr(params, name)) for name, path in PARAMS.items())
         return [
             (path, int(value) if path == PARAMS["limit_samples"] else value)
-            for path, value in given
+            for path, value in pairs
             if value is not None
         ]
 
-    def document(self, path: Path) -> Document | None:
-        """An eval file as it is written."""
+    def _read_document(self, path: Path) -> Document | None:
         try:
             return read_document(path)
         except ConfigError as error:
-            self.problems.extend(error.problems)
+            self.findings.problems.extend(error.problems)
             return None
 
-    def checked(
-        self, document: Document, derived: list[Override], own: list[Override], place: Location
+    def _load_eval(
+        self, document: Document, derived: list[Override], written: list[Override], location: Location
     ) -> tuple[Eval | None, list[Override]]:
-        """The eval with all that laid over it, so that what is wrong is known before anything is submitted."""
+        """Load the eval with all overrides, so that mistakes are known before anything is submitted."""
         try:
             target = document.data.get("target")
             if isinstance(target, dict) and target.get("version") is not None:
                 derived = [(key, value) for key, value in derived if key != ("target", "version")]
-            if not _measures_model(document, derived, own):
-                left = [".".join(key) for key, _ in derived if key[0] == "target"]
+            if not _measures_model(document, derived, written):
+                unused = [".".join(key) for key, _ in derived if key[0] == "target"]
                 derived = [(key, value) for key, value in derived if key[0] != "target"]
-                if left:
-                    said = f"its target is not a model, so these have no effect: {', '.join(left)}"
-                    self.notices.append(f"{self.tree.where(place)}: {said}")
-            overrides = [*derived, *own]
+                if unused:
+                    message = f"its target is not a model, so these have no effect: {', '.join(unused)}"
+                    self.findings.notice(self.tree, location, message)
+            overrides = [*derived, *written]
             spec = load_any(document, overrides)
             if spec.limits.trial_timeout < spec.limits.turn_timeout:
                 longer = spec.limits.turn_timeout * (spec.limits.retries + 1)
                 overrides.append((("limits", "trial_timeout"), longer))
                 spec = load_any(document, overrides)
         except ConfigError as error:
-            self.problems.extend(error.problems)
+            self.findings.problems.extend(error.problems)
         except HoldfastError as error:
-            self.problems.append(Problem(self.tree.where(place), str(error)))
+            self.findings.wrong(self.tree, location, str(error))
         else:
             if spec.samples == []:
-                self.problems.append(Problem(self.tree.where(place), f"no sample of {document.path} is selected"))
-            self.notices.extend(spec.notices)
+                self.findings.wrong(self.tree, location, f"no sample of {document.path} is selected")
+            self.findings.add_notices(spec.notices)
             if spec.document.data.get("baseline") is not None:
-                said = "is not run here: add a task of the same eval, with its target under overrides"
-                self.notices.append(f"{spec.document.where(('baseline',))}: {said}, and use `holdfast compare`")
+                message = "is not run here: add a task of the same eval, with its target under overrides"
+                self.findings.notice(spec.document, ("baseline",), f"{message}, and use `holdfast compare`")
             return spec, overrides
         return None, []
 
 
-def _measures_model(document: Document, derived: Sequence[Override], own: Sequence[Override]) -> bool:
-    """Whether an eval measures a model: by what is laid over it, else by its file. Without a target it takes any."""
+def _measures_model(document: Document, derived: Sequence[Override], written: Sequence[Override]) -> bool:
+    """Return True if the target is a model: by the overrides, else by the file. An eval without a target takes any."""
     data = document.data
-    said = [data.get("target"), *({key[1]: value} if key[1:] else value for key, value in own if key[0] == "target")]
-    kinds = {kind for block in said if isinstance(block, dict) for kind in TARGETS if kind in block}
+    changes = ({key[1]: value} if key[1:] else value for key, value in written if key[0] == "target")
+    blocks = [data.get("target"), *changes]
+    kinds = {kind for block in blocks if isinstance(block, dict) for kind in TARGETS if kind in block}
     if not kinds and (find_format(data) is not None or data.get("target") is None):
         return any(key == ("target", "model") for key, _ in derived)
     return kinds == {"model"}
-
-
-def installed_providers() -> list[TaskProvider]:
-    """The providers that installed packages register."""
-    return [cast("TaskProvider", entry.load()) for entry in entry_points(group=ENTRY_POINTS)]
-
-
-def _own(overrides: dict[str, Any] | None, older: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
-    """Overrides that are meant for the eval file, not the older dialect's for nemo_evaluator_config."""
-    return [(key, value) for key, value in (overrides or {}).items() if not key.startswith(older)]
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.config.provenance import Tree
     from holdfast.spec.document import Location
+    from holdfast.spec.findings import Findings
     from holdfast.spec.load import Eval
 
 
@@ -46,47 +47,47 @@ class EnvVar:
 
 
 def read_variables(
-    tree: Tree, location: Location, problems: list[Problem], notices: list[str], *, bare: Kind | None = None
+    tree: Tree, location: Location, findings: Findings, *, bare: Kind | None = None
 ) -> dict[str, EnvVar]:
-    """The variables of one `env_vars:` block. `bare` says what a value without prefix is; None: name or literal."""
+    """Read an `env_vars:` block. `bare` is the kind of values without a prefix; None: a name or a literal."""
     block = tree.get(*location)
     if block is None:
         return {}
     if not isinstance(block, dict):
-        problems.append(Problem(tree.where(location), "is a mapping of names to host:NAME, lit:VALUE or runtime:NAME"))
+        findings.wrong(tree, location, "is a mapping of names to host:NAME, lit:VALUE or runtime:NAME")
         return {}
-    found: dict[str, EnvVar] = {}
-    for name, written in block.items():
+    variables: dict[str, EnvVar] = {}
+    for name, value in block.items():
         place = (*location, name)
-        variable = _variable(name, written, tree.origin(place), bare)
-        if isinstance(variable, str):
-            problems.append(Problem(tree.where(place), variable))
+        try:
+            variable = _parse_variable(name, value, tree.origin(place), bare)
+        except ValueError as error:
+            findings.wrong(tree, place, str(error))
             continue
-        if bare is None and str(variable) != str(written).removeprefix("$"):
-            notices.append(f"{tree.where(place)}: {written} without a prefix is read as {variable}")
-        found[name] = variable
-    return found
+        if bare is None and str(variable) != str(value).removeprefix("$"):
+            findings.notice(tree, place, f"{value} without a prefix is read as {variable}")
+        variables[name] = variable
+    return variables
 
 
-def _variable(name: str, written: Any, origin: str, bare: Kind | None) -> EnvVar | str:
-    """The variable, or what is wrong with it."""
+def _parse_variable(name: str, value: Any, origin: str, bare: Kind | None) -> EnvVar:
     if not _NAME.fullmatch(name):
-        return f"{name!r} cannot be the name of a variable"
-    if written is None or isinstance(written, dict | list):
-        return "needs a value: host:NAME, lit:VALUE or runtime:NAME"
-    text = str(written).lower() if isinstance(written, bool) else str(written)
+        raise ValueError(f"{name!r} cannot be the name of a variable")
+    if value is None or isinstance(value, dict | list):
+        raise ValueError("needs a value: host:NAME, lit:VALUE or runtime:NAME")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     prefix, colon, rest = text.removeprefix("$").partition(":")
     kind: Kind
     if colon and prefix in ("host", "runtime"):
         if not _NAME.fullmatch(rest):
-            return f"{prefix}: takes the name of a variable, not {rest!r}"
+            raise ValueError(f"{prefix}: takes the name of a variable, not {rest!r}")
         return EnvVar(name, "host" if prefix == "host" else "runtime", rest, origin)
     if colon and prefix == "lit":
         kind, text = "lit", rest
     else:
         kind = bare or ("host" if _NAME.fullmatch(text) else "lit")
     if kind == "lit" and looks_secret(name) and len(text) >= _SHORTEST_SECRET:
-        return f"a secret is not written into files: write host:{name} and set it where you submit"
+        raise ValueError(f"secrets do not belong in files: write host:{name} and set it where you submit")
     return EnvVar(name, kind, text, origin)
 
 
@@ -102,7 +103,7 @@ def host_value(variable: EnvVar, environ: Mapping[str, str]) -> str | None:
 
 
 def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError naming every `host:` variable that is not set here. To be called before submitting."""
+    """Raise ConfigError naming every `host:` variable that is not set here. Called before submitting."""
     unset = {(v.name, v.value): v for v in variables if v.kind == "host" and host_value(v, environ) is None}
     if any(variable.value == WANDB_KEY for variable in unset.values()):
         raise wandb_login_missing()
@@ -114,7 +115,7 @@ def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -
 
 
 def wandb_login_missing() -> UsageError:
-    """No login, and what to do about it."""
+    """Return the error for a missing W&B login."""
     return UsageError(
         "results go to W&B, and no W&B login was found: neither $WANDB_API_KEY nor an entry in ~/.netrc",
         remedy="Run `wandb login` here, or set WANDB_API_KEY; project and entity belong under [wandb] in env.toml. "
@@ -122,26 +123,22 @@ def wandb_login_missing() -> UsageError:
     )
 
 
-_Asked = ModelTarget | ResponderBlock | PromptGrader
+_ModelBlock = ModelTarget | ResponderBlock | PromptGrader
 
 
-def check_keys(
-    spec: Eval,
-    passed: Collection[str],
-    environ: Mapping[str, str],
-    problems: list[Problem],
-    notices: list[str],
-    *,
-    serves: bool,
+def check_api_keys(
+    spec: Eval, passed: Collection[str], environ: Mapping[str, str], findings: Findings, *, serves: bool
 ) -> None:
-    """Name every key that is not `passed` to the job: as a problem where nothing is answered without it, and in a
-    notice where it is set here. A model that the job `serves` needs none.
+    """Report API keys that are not `passed` to the job.
+
+    It is a problem if the model cannot be used without the key, and a notice if the key is set here. A model that the
+    job itself `serves` needs none.
     """
     target = spec.target
-    near = target.base_url if isinstance(target, ModelTarget) else None
-    for location, block in _asked(spec):
+    target_url = target.base_url if isinstance(target, ModelTarget) else None
+    for location, block in _model_blocks(spec):
         name = block.api_key_env or "OPENAI_API_KEY"
-        served = serves and (block is target or block.base_url == near)
+        served = serves and (block is target or block.base_url == target_url)
         if served or name in passed or not looks_secret(name):
             continue
         urls = urls_of(block.base_url) or [environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL]
@@ -149,18 +146,15 @@ def check_keys(
         if not needed and not environ.get(name):
             continue
         why = f"needs {name}, which the job does not have" if needed else f"{name} is set here, and not in the job"
-        say = f"write `env_vars: {{{name}: host:{name}}}` into the configuration"
-        place, said = spec.document.where(location), f"{why}: {say}, or `env_vars.{name}=host:{name}` in the command"
-        if needed:
-            problems.append(Problem(place, said))
-        else:
-            notices.append(f"{place}: {said}")
+        message = f"{why}: write `env_vars: {{{name}: host:{name}}}` into the configuration"
+        report = findings.wrong if needed else findings.notice
+        report(spec.document, location, f"{message}, or `env_vars.{name}=host:{name}` in the command")
 
 
-def _asked(spec: Eval) -> Iterator[tuple[Location, _Asked]]:
-    """Every block of an eval that names a model to be asked for over HTTP."""
-    found = (("target",), spec.target), (("responder",), spec.responder)
-    judges = [(("graders", at), grader) for at, grader in enumerate(spec.graders)]
-    for location, block in (*found, *judges):
-        if isinstance(block, _Asked) and block.model is not None and not is_embedded(block.model):
+def _model_blocks(spec: Eval) -> Iterator[tuple[Location, _ModelBlock]]:
+    """Yield the blocks of an eval that name a model behind an HTTP API."""
+    blocks = (("target",), spec.target), (("responder",), spec.responder)
+    judges = [(("graders", number), grader) for number, grader in enumerate(spec.graders)]
+    for location, block in (*blocks, *judges):
+        if isinstance(block, _ModelBlock) and block.model is not None and not is_embedded(block.model):
             yield location, block

@@ -11,7 +11,7 @@ from holdfast.spec.schema import parse_duration
 
 
 def walltime(value: Any) -> Any:
-    """The time as `HH:MM:SS`, which every Slurm command reads the same."""
+    """Normalize a time to `HH:MM:SS`, which every Slurm command reads alike."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return value
     seconds = walltime_seconds(value)
@@ -19,7 +19,7 @@ def walltime(value: Any) -> Any:
 
 
 def walltime_seconds(value: str | int) -> int:
-    """Its length; raises ValueError for what is no time."""
+    """Return the length of a time in seconds; ValueError if it is not one."""
     text = str(value).strip().lower()
     parts = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if parts is None:
@@ -37,6 +37,11 @@ def walltime_seconds(value: str | int) -> int:
     if seconds <= 0:
         raise ValueError("a time must be longer than 0")
     return seconds
+
+
+def margin(value: str) -> int:
+    """Return how many seconds before its time limit a job stops cleanly: two minutes, less for short jobs."""
+    return min(120, walltime_seconds(value) // 4)
 
 
 Walltime = Annotated[str, BeforeValidator(walltime)]

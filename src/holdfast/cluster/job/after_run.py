@@ -1,4 +1,4 @@
-"""A run that has ended handed on, each way in a process of its own: a failure is told, and is none of the run."""
+"""Export a finished run. Each export runs in its own process; a failed export is reported but does not fail the run."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.job.node import say
+from holdfast.cluster.job.context import say
+from holdfast.cluster.remote.executor import job_command
 
 if TYPE_CHECKING:
-    from holdfast.cluster.job.node import NodeJob
+    from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.invocation import Prepared
 
 
-def hand_on(job: NodeJob, prepared: Prepared) -> None:
-    """Export a run to where the configuration says, and make the copies that the eval file and the command ask for."""
+def export_run(job: JobContext, prepared: Prepared) -> None:
+    """Export a run to the configuration's destinations, and write the copies that eval file and command ask for."""
     for destination in job.task.export:
         if destination == "local":  # where the run is already
             continue
-        words = _words(destination, job.task.export_config.get(destination, {}))
-        command = ["holdfast", "export", prepared.run_dir, "--to", destination, "--if-changed", *words]
-        _run(job, command, f"to {destination}")
+        settings = _settings(destination, job.task.export_config.get(destination, {}))
+        export = ["holdfast", "export", prepared.run_dir, "--to", destination, "--if-changed", *settings]
+        _run(job, [job.task.python, "-m", *export], f"to {destination}")
     if prepared.copies:
-        words = ["holdfast.cluster.job.node", job.place.path, "--role", "copy", "--run-dir", prepared.run_dir]
-        _run(job, words, "as the eval file and the command ask for")
+        command = [*job_command(job.task, job.place, "copy"), "--run-dir", prepared.run_dir]
+        _run(job, command, "as the eval file and the command ask for")
 
 
-def _words(destination: str, settings: dict[str, Any]) -> list[str]:
-    """Settings of a destination as `holdfast export` takes them; those that only other tools know are left out."""
+def _settings(destination: str, values: dict[str, Any]) -> list[str]:
+    """Return the settings of a destination as `holdfast export` takes them, without those of other tools."""
     from holdfast.spec.load_exports import EXPORTERS, export_schema
 
-    known = export_schema(destination).model_fields if destination in EXPORTERS else {}
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items() if key in known and value is not None]
+    fields = export_schema(destination).model_fields if destination in EXPORTERS else {}
+    return [f"{key}={json.dumps(value)}" for key, value in values.items() if key in fields and value is not None]
 
 
-def _run(job: NodeJob, words: list[str], what: str) -> None:
+def _run(job: JobContext, command: list[str], what: str) -> None:
     log = Path(job.place.logs) / "export.log"
-    with log.open("ab") as out:
-        done = subprocess.run(
-            [job.task.python, "-m", *words],
+    with log.open("ab") as output:
+        process = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=job.env(job.task.export_env),
             check=False,
         )
-    how = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}; see {log}"
-    say(f"export {what}: {how}")
+    result = "done" if process.returncode == 0 else f"failed with exit code {process.returncode}; see {log}"
+    say(f"export {what}: {result}")

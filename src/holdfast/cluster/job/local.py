@@ -1,4 +1,4 @@
-"""A task's main process on this machine: it waits for its turn, and starts its workers itself."""
+"""The main process of a task that has no scheduler to start its jobs: it waits for its turn, and starts its workers."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.job.node import LOOK_SECONDS, say
+from holdfast.cluster.job.context import POLL_SECONDS, say
 from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.executor import active_main_jobs, job_command
 from holdfast.cluster.remote.invocation import TaskPlace
 from holdfast.cluster.remote.ledger import Ledger
-from holdfast.cluster.remote.local import live_jobs
 from holdfast.cluster.remote.transport import Here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.job.node import NodeJob
+    from holdfast.cluster.job.context import JobContext
 
 
-def await_turn(job: NodeJob) -> None:
-    """One task after the other, unless they are to run at once."""
+def await_turn(job: JobContext) -> None:
+    """Wait for the tasks before this one, unless all are to run at once."""
     if job.task.mode != "sequential":
         return
-    here, ledger = Here(pauses=()), Ledger(Here(pauses=()), job.place.invocation)
+    transport = Here(pauses=())
+    ledger = Ledger(transport, job.place.invocation)
     for number in range(job.task.number):
-        before = TaskPlace(job.place.invocation, number)
-        while layout.read_state(here, before).phase not in layout.OVER and live_jobs(ledger, number):
-            if job.must_go:
+        earlier = TaskPlace(job.place.invocation, number)
+        while layout.read_state(transport, earlier).phase not in layout.OVER and active_main_jobs(
+            job.executor, ledger, job.task.invocation, number
+        ):
+            if job.must_stop:
                 return
-            time.sleep(4 * LOOK_SECONDS)
+            time.sleep(4 * POLL_SECONDS)
 
 
 @contextmanager
-def workers_beside(job: NodeJob) -> Iterator[None]:
-    """The workers of a task, for as long as its main process is there."""
-    argv = [job.task.python, "-m", "holdfast.cluster.job.node", job.place.path, "--role", "worker", "--index"]
+def child_workers(job: JobContext) -> Iterator[None]:
+    """Run the workers of a task as child processes."""
+    command = [*job_command(job.task, job.place, "worker"), "--index"]
     workers = [
-        subprocess.Popen([*argv, str(number)], stdin=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen([*command, str(number)], stdin=subprocess.DEVNULL, start_new_session=True)
         for number in range(1, job.task.workers)
     ]
     try:

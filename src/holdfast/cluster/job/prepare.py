@@ -1,4 +1,4 @@
-"""A run made ready for its workers, in a process of its own: what it reads and imports is the user's."""
+"""Prepare a run for its workers, in a separate process: it reads and imports users' code."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ from holdfast.store.rundir import RunDir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.cluster.remote.invocation import TaskFile
+    from holdfast.cluster.config.launch import TaskFile
     from holdfast.engine.worker import SharedRun
     from holdfast.spec.load import Eval
 
 
 def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:
-    """Share out what is left of a task's run, and say so on standard output; `first`: it was never looked at."""
+    """Share out what is left of a task's run, and write a `Prepared` to standard output.
+
+    `first` is True at the first attempt, the only one that --fresh and --retry-failed apply to.
+    """
     try:
-        found = _prepare(folder, base_urls, first=first)
+        prepared = _prepare(folder, base_urls, first=first)
     except HoldfastError as error:
-        found = Prepared(error=str(error), exit_code=error.exit_code)
-    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        prepared = Prepared(error=str(error), exit_code=error.exit_code)
+    sys.stdout.write(msgspec.json.encode(prepared).decode() + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The servers of a job, of the model and of whatever else it needs: started, waited for, watched, and gone with it."""
+"""Start, watch and stop the servers of a job: that of the model, and others that the eval needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.config.mounts import CACHE, CHECKPOINT
+from holdfast.cluster.config.launch import CACHE, CHECKPOINT
+from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError, Unreachable
 
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.cluster.remote.invocation import DeploymentFile
+    from holdfast.cluster.config.launch import Server
+    from holdfast.cluster.job.context import JobContext
 
-_LOOK_SECONDS: Final = 0.25
 _PORT_SECONDS: Final = 20.0
-"""how long the server of an attempt that has just ended may take to leave the port"""
+"""how long the server of an attempt that has just ended may take to release its port"""
 _LAST_LINES: Final = 15
 
 
 class ServerFailed(HoldfastError):
-    """The server did not start, or has died."""
+    """A server did not start, or has died."""
 
     exit_code = 3
 
@@ -45,31 +47,110 @@ class Node(NamedTuple):
     """A node of the job."""
 
     name: str
-    """Slurm's"""
+    """in Slurm"""
     address: str
-    """where it is reached"""
+    """for connections"""
+
+
+class Servers:
+    """The servers of a job."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._processes: list[ServerProcess] = []
+
+    @cached_property
+    def spots(self) -> list[Spot]:
+        """The place of each server."""
+        task = self._job.task
+        nodes = job_nodes() if task.served and not self._job.executor.is_local else []
+        return spots(task.served, nodes, self._job.node)
+
+    @property
+    def logs(self) -> list[Path]:
+        """The log of each server."""
+        return [self._job.log(spot.deployment.name, spot.instance) for spot in self.spots]
+
+    @property
+    def started(self) -> bool:
+        """True if the servers were started."""
+        return bool(self._processes)
+
+    def start(self) -> None:
+        """Start all servers and wait until they answer. Raises StopRequested or ServerFailed."""
+        for spot, log in zip(self.spots, self.logs, strict=True):
+            server = spot.deployment
+            if not (server.image and has_pyxis()):
+                server = without_container(server)
+            process = ServerProcess(replace(spot, deployment=server), log, self._job.env(server.env))
+            self._processes.append(process)  # to be stopped whatever happens
+            if not process.start(say, lambda: self._job.must_stop):
+                raise StopRequested
+        if not await_ready(self._processes, self._job.task.walltime, lambda: self._job.must_stop):
+            raise StopRequested
+        for spot in self.spots:
+            say(f"{spot} answers at {spot.url(spot.deployment.base_path)}")
+
+    def addresses(self, this_node: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the URLs of the model, and the variables that hold those of other servers.
+
+        `this_node` is the name of this node for those who get the URLs.
+        """
+        urls: list[str] = []
+        env: dict[str, str] = {}
+        for spot in self.spots:
+            server, prefix = spot.deployment, spot.deployment.prefix
+            url = spot.url(server.base_path, this_node)
+            if not prefix:
+                urls.append(url)
+            elif spot.instance:
+                env[f"{prefix}_URL"] += f",{url}"
+            else:
+                env |= {f"{prefix}_URL": url, f"{prefix}_MODEL_ID": server.model or ""}
+                for kind, path in server.endpoints.items():
+                    env[f"{prefix}_{kind.upper()}_URL"] = spot.url(path, this_node)
+        return tuple(urls), env
+
+    def check(self) -> None:
+        """Raise ServerFailed if a server has died."""
+        for process in self._processes:
+            process.check()
+
+    def await_death(self) -> None:
+        """Wait two seconds for a server to die: one that refuses connections may be about to."""
+        for _ in range(8 if self._processes else 0):
+            time.sleep(POLL_SECONDS)
+            self.check()
+
+    def stop(self) -> None:
+        """Stop all servers at the same time: each may take a while."""
+        threads = [threading.Thread(target=process.stop) for process in self._processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where one server runs."""
+    """The place of one server: its nodes and its port."""
 
-    deployment: DeploymentFile
+    deployment: Server
     instance: int
     nodes: tuple[Node, ...]
-    """none: this one, as the job has no other"""
+    """empty: this node, the only one of the job"""
     port: int
     near: bool
-    """whether it answers on this very node"""
+    """True if the server answers on this node"""
 
     def url(self, path: str, near: str = "127.0.0.1") -> str:
-        """A path of its; `near` is what this node is called by whoever asks."""
+        """Return the URL of a path; `near` is the name of this node for those who use the URL."""
         return f"http://{near if self.near else self.nodes[0].address}:{self.port}{path}"
 
     @property
     def env(self) -> dict[str, str]:
-        """What the server is told of its place."""
-        told = {
+        """The variables that tell the server about its place."""
+        env = {
             "HOLDFAST_PORT": str(self.port),
             "INSTANCE_ID": str(self.instance),
             "INSTANCE_RANK": "0",
@@ -79,38 +160,38 @@ class Spot:
         if self.nodes:
             addresses = [_ip(node.address) for node in self.nodes]
             first = {"MASTER_IP": addresses[0], "INSTANCE_MASTER_IP": addresses[0]}
-            told |= {**first, "ALL_NODE_IPS": ",".join(addresses)}
-        return told
+            env |= {**first, "ALL_NODE_IPS": ",".join(addresses)}
+        return env
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Return the name that messages use."""
         name = f"the server {self.deployment.name}" if self.deployment.prefix else "the server"
         several = f" (instance {self.instance}" + (f", {self.nodes[0].name})" if self.nodes else ")")
         return name + (several if self.deployment.instances > 1 else "")
 
 
-def spots(deployments: Iterable[DeploymentFile], nodes: Sequence[Node], here: str) -> list[Spot]:
-    """A place for every server: nodes of its own, in order, where the job has several (`here` is the name of ours).
+def spots(deployments: Iterable[Server], nodes: Sequence[Node], here: str) -> list[Spot]:
+    """Assign a place to every server: in a job of several nodes each gets its own, in order. `here` is this node.
 
-    Of two that would meet on one address, as on this machine, the second has the next port.
+    Of two servers that would share an address, as on this machine, the second gets the next port.
     """
-    rest, taken, found = list(nodes), set(), []
+    rest, taken, assigned = list(nodes), set(), []
     for deployment in deployments:
         size = (deployment.nodes or len(nodes)) // deployment.instances
         for instance in range(deployment.instances):
-            own, rest = tuple(rest[:size]), rest[size:]
-            if nodes and len(own) < size:
+            share, rest = tuple(rest[:size]), rest[size:]
+            if nodes and len(share) < size:
                 raise HoldfastError(f"the job has {len(nodes)} nodes, which are too few for its servers")
-            address, port = own[0].address if own else "", deployment.port
+            address, port = share[0].address if share else "", deployment.port
             while (address, port) in taken:
                 port += 1
             taken.add((address, port))
-            found.append(Spot(deployment, instance, own, port, not own or own[0].name == here))
-    return found
+            assigned.append(Spot(deployment, instance, share, port, not share or share[0].name == here))
+    return assigned
 
 
 def job_nodes() -> list[Node]:
-    """The nodes of this job, where it has several. Without Slurm's answer they are reached by their names."""
+    """List the nodes of this job, if it has several. If Slurm does not answer, their names serve as addresses."""
     if int(os.environ.get("SLURM_JOB_NUM_NODES") or 1) == 1:
         return []
     here = Here(pauses=())
@@ -118,8 +199,8 @@ def job_nodes() -> list[Node]:
     addresses = {}
     with suppress(Unreachable):
         for line in here.run(["scontrol", "--oneliner", "show", "nodes", ",".join(names)]).text.splitlines():
-            about = dict(word.partition("=")[::2] for word in line.split() if "=" in word)
-            addresses[about.get("NodeName", "")] = about.get("NodeAddr", "")
+            fields = dict(word.partition("=")[::2] for word in line.split() if "=" in word)
+            addresses[fields.get("NodeName", "")] = fields.get("NodeAddr", "")
     return [Node(name, addresses.get(name) or name) for name in names]
 
 
@@ -130,10 +211,10 @@ def _ip(address: str) -> str:
         return address
 
 
-def await_ready(servers: Sequence[Server], patience: float, told: Callable[[], bool]) -> bool:
-    """Wait until all answer; False when we are told to stop meanwhile. `ServerFailed`: one died or is too slow."""
+def await_ready(servers: Sequence[ServerProcess], patience: float, must_stop: Callable[[], bool]) -> bool:
+    """Wait until all servers answer; False if the job must stop first. ServerFailed: one died or is too slow."""
     begun, waiting = time.monotonic(), list(servers)
-    while not told():
+    while not must_stop():
         ready = [server for server in waiting if server.answers()]
         for server in servers:
             server.check()
@@ -143,25 +224,18 @@ def await_ready(servers: Sequence[Server], patience: float, told: Callable[[], b
         for server in waiting:
             seconds = server.spot.deployment.readiness_seconds or patience
             if time.monotonic() - begun > seconds:
-                said = f"{server.spot} did not answer {server.health} within {seconds:.0f} s"
-                raise ServerFailed(f"{said}:\n{server.last_lines()}")
-        time.sleep(_LOOK_SECONDS)
+                raise ServerFailed(
+                    f"{server.spot} did not answer {server.health} within {seconds:.0f} s:\n{server.last_lines()}"
+                )
+        time.sleep(POLL_SECONDS)
     return False
 
 
-def stop_all(servers: Sequence[Server]) -> None:
-    """End them side by side: each may take its time."""
-    threads = [threading.Thread(target=server.stop) for server in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+class ServerProcess:
+    """One server, in its own process group.
 
-
-class Server:
-    """One server, in a process group of its own.
-
-    A small process beside it reads a pipe from us, and ends the group when that ends: when we do, however we go.
+    A small guard process in the group reads a pipe from the job, and kills the group when the pipe closes: when the
+    job ends, in whatever way.
     """
 
     def __init__(self, spot: Spot, log: Path, env: Mapping[str, str]) -> None:
@@ -172,39 +246,39 @@ class Server:
         self._pipe: int | None = None
         self._reserved: socket.socket | None = None
 
-    def start(self, said: Callable[[str], None], told: Callable[[], bool]) -> bool:
-        """Start it; False when we are told to stop before its port is free.
+    def start(self, notify: Callable[[str], None], must_stop: Callable[[], bool]) -> bool:
+        """Start the server; False if the job must stop before the port is free.
 
-        Another's server on its port would be measured in its place. So a port of this node is reserved first: other
-        jobs of ours wait for it, and so do we. One that somebody else has is refused.
+        Another server on the port would be measured instead. So a port of this node is reserved first: jobs of
+        Holdfast wait for each other. A port that another program uses is an error.
         """
         spot, deployment = self.spot, self.spot.deployment
         host = "127.0.0.1" if spot.near else spot.nodes[0].address
         where = f"port {spot.port} of {socket.gethostname() if spot.near else host}"
         waiting = False
         while spot.near and (reserved := _reserve(spot.port)) is None:
-            if told():
+            if must_stop():
                 return False
             if not waiting:
-                said(f"{where} is another job's, whose server has it; {spot} starts when that has ended")
+                notify(f"{where} is used by the server of another job; {spot} starts when that has ended")
                 waiting = True
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._reserved = reserved if spot.near else None
         end = time.monotonic() + _PORT_SECONDS
         while _listens(host, spot.port):
-            if told():
+            if must_stop():
                 return False
             if time.monotonic() > end:
                 raise ServerFailed(
                     f"{where} is taken by another process",
                     remedy="Choose another deployment.port, or ask for whole nodes (exclusive).",
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         pyxis, names = bool(deployment.image) and has_pyxis(), [node.name for node in spot.nodes]
         alone = not pyxis and spot.near and len(names) == 1
         line = server_line(deployment, len(names) or 1, pyxis=pyxis, names=() if alone else names)
         if deployment.image and not pyxis:
-            said(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
+            notify(f"no pyxis here: {deployment.image} is not used, {spot} runs as a plain process")
         reader, self._pipe = os.pipe()
         guard = f"(trap '' TERM; cat <&{reader} >/dev/null; kill -TERM 0; sleep 10; kill -KILL 0) & exec {reader}<&-; "
         with self.log.open("ab") as out:
@@ -222,29 +296,29 @@ class Server:
 
     @property
     def health(self) -> str:
-        """The URL that says whether it is ready."""
+        """The URL of its health check."""
         return self.spot.url(self.spot.deployment.health_path)
 
     def answers(self) -> bool:
-        """Whether it is ready."""
+        """Return True if the server is ready."""
         return _status(self.health) == self.spot.deployment.health_status
 
     def check(self) -> None:
-        """Raise when it is dead."""
+        """Raise ServerFailed if the server has ended."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise ServerFailed(f"{self.spot} has ended ({how}); its last lines:\n{self.last_lines()}")
 
     def last_lines(self) -> str:
-        """What it said last."""
+        """Return the last lines of its log."""
         with suppress(OSError):
             text = self.log.read_bytes()[-20_000:].decode(errors="replace")
             return "\n".join(f"  | {line}" for line in text.splitlines()[-_LAST_LINES:]) or "  | (nothing)"
         return "  | (no log)"
 
     def stop(self) -> None:
-        """End the whole group: kindly, then not."""
+        """Stop the process group: SIGTERM, then SIGKILL."""
         if self._process is not None:
             self._end(self._process)
         if self._reserved is not None:
@@ -266,8 +340,8 @@ class Server:
         self._process = None
 
 
-def server_line(deployment: DeploymentFile, nodes: int, *, pyxis: bool, names: Sequence[str] = ()) -> str:
-    """The shell command of a server: as it is, or by srun, on nodes that are named, on several, in a container."""
+def server_line(deployment: Server, nodes: int, *, pyxis: bool, names: Sequence[str] = ()) -> str:
+    """Return the shell command of a server: as it is, or through srun for other nodes or a container."""
     line = f"{deployment.pre_cmd}\n{deployment.command}" if deployment.pre_cmd else deployment.command
     if not pyxis and not names and nodes == 1:
         return line
@@ -283,26 +357,26 @@ def server_line(deployment: DeploymentFile, nodes: int, *, pyxis: bool, names: S
     return shlex.join([*words, "bash", "-c", f"export INSTANCE_RANK=$SLURM_PROCID\n{line}"])
 
 
-def plain(deployment: DeploymentFile) -> DeploymentFile:
-    """A server without a container, to which `/checkpoint` and `/cache` are the folders that a container has there."""
+def without_container(deployment: Server) -> Server:
+    """Return a server with `/checkpoint` and `/cache` replaced by the folders that a container would see there."""
     pairs = [mount.split(":")[:2] for mount in deployment.mounts]
-    known = {target: source for source, target in pairs if target in (CHECKPOINT, CACHE)}
+    folders = {target: source for source, target in pairs if target in (CHECKPOINT, CACHE)}
 
-    def at_home(text: str) -> str:
-        for target, source in known.items():
+    def translate(text: str) -> str:
+        for target, source in folders.items():
             text = re.sub(rf"(?<![\w./-]){target}(?![\w.-])", lambda _, path=source: path, text)  # type: ignore[misc]
         return text
 
     return msgspec.structs.replace(
         deployment,
-        command=at_home(deployment.command),
-        pre_cmd=at_home(deployment.pre_cmd) if deployment.pre_cmd else None,
-        env={name: at_home(value) for name, value in deployment.env.items()},
+        command=translate(deployment.command),
+        pre_cmd=translate(deployment.pre_cmd) if deployment.pre_cmd else None,
+        env={name: translate(value) for name, value in deployment.env.items()},
     )
 
 
 def has_pyxis() -> bool:
-    """Whether srun here knows containers."""
+    """Return True if srun can start containers here."""
     try:
         argv = ["srun", "--help"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
@@ -312,9 +386,9 @@ def has_pyxis() -> bool:
 
 
 def _reserve(port: int) -> socket.socket | None:
-    """Have a port of this node for ourselves among all jobs of Holdfast's, as long as this is open; None: another has.
+    """Reserve a port of this node among all jobs of Holdfast while the socket is open; None if another job has it.
 
-    It is a name in Linux's abstract namespace: of nobody once its holder is gone, however that went.
+    The reservation is a name in Linux's abstract namespace, which disappears with its holder.
     """
     held = socket.socket(socket.AF_UNIX)
     try:
@@ -335,7 +409,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _status(url: str) -> int | None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
     try:
         with opener.open(url, timeout=5) as response:
             return int(response.status)

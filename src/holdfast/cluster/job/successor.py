@@ -1,11 +1,11 @@
-"""The jobs around a main job, in Slurm: its successor, queued before anything is done, and the workers beside it."""
+"""The jobs that a main job queues in Slurm: its successor, before anything else is done, and workers."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.job.node import say
+from holdfast.cluster.job.context import say
 from holdfast.cluster.remote.chain import Chain
 from holdfast.cluster.remote.ledger import INTENT, Ledger, Submitter
 from holdfast.cluster.remote.slurm import Slurm
@@ -13,18 +13,18 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.cluster.job.node import NodeJob
+    from holdfast.cluster.job.context import JobContext
     from holdfast.cluster.remote.ledger import Job
 
 
 _ARRAYS: Final = 5
-"""how many arrays of workers one main job queues at most"""
+"""arrays of workers that one main job queues at most"""
 
 
-class Neighbours:
-    """Those of one main job."""
+class QueuedJobs:
+    """The successor and the workers of one main job."""
 
-    def __init__(self, job: NodeJob) -> None:
+    def __init__(self, job: JobContext) -> None:
         self._job = job
         ledger = Ledger(Here(pauses=(1.0, 2.0)), job.place.invocation)
         self._submitter = Submitter(Slurm(ledger.transport), ledger)
@@ -32,31 +32,31 @@ class Neighbours:
         self._successor: Job | None = None
         self._arrays = 0
         """of workers, queued by this job"""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
-    def disowned(self) -> bool:
-        """Whether nobody counts on us."""
+    def is_disowned(self) -> bool:
+        """Return True if another process has given this job up, and submitted another one."""
         return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
 
     def cancelled_predecessor(self) -> str | None:
-        """The id of the job that this one was queued to continue, if somebody cancelled that job."""
-        known = self._chain.known("main")
-        mine = next((job for job in known if job.intent.intent == os.environ.get(INTENT)), None)
+        """Return the id of the job that this one was queued to continue, if a user cancelled that job."""
+        jobs = self._chain.known("main")
+        mine = next((job for job in jobs if job.intent.intent == os.environ.get(INTENT)), None)
         if mine is None or mine.intent.after is None:
             return None  # submitted by a user, whatever became of earlier jobs
         try:
-            cancelled = [job.id for job in known if job.id == mine.intent.after and self._chain.was_cancelled(job)]
+            cancelled = [job.id for job in jobs if job.id == mine.intent.after and self._chain.was_cancelled(job)]
         except HoldfastError as error:
             say(f"cannot ask Slurm how job {mine.intent.after} ended; continuing it: {error}")
             return None
         return cancelled[0] if cancelled else None
 
     def ensure(self) -> bool:
-        """Have a successor queued, and workers if the task has some; True when there is a successor.
+        """Queue a successor, and workers if the task has any, unless they are; return True if there is a successor.
 
-        Jobs that somebody cancelled are not replaced: whoever cancels jobs would meet new ones without end.
+        Jobs that a user cancelled are not replaced: otherwise new ones would appear without end.
         """
-        if self._job.stopped:
+        if self._job.kill_requested:
             return False
         try:
             self._submitter.reconcile()
@@ -69,13 +69,13 @@ class Neighbours:
 
     def _queued_successor(self) -> Job | None:
         live = {state.id for state in self._chain.live("main")} - {self._job.id}
-        known = self._chain.known("main")
-        later = [job for job in known if job.id in live]
+        jobs = self._chain.known("main")
+        later = [job for job in jobs if job.id in live]
         if later:
             return later[-1]
-        earlier = [job for job in known if job.intent.after == self._job.id and job.id is not None]
+        earlier = [job for job in jobs if job.intent.after == self._job.id and job.id is not None]
         if earlier and self._chain.was_cancelled(earlier[-1]):
-            self._say_once(f"job {earlier[-1].id}, which would continue this one, was cancelled; queueing no other")
+            self._report_once(f"job {earlier[-1].id}, which would continue this one, was cancelled; queueing no other")
             return None
         return self._chain.submit_main(after=self._job.id)
 
@@ -85,25 +85,25 @@ class Neighbours:
             return
         newest = max((int(state.id) for state in states), default=0)
         if any(state.state == "cancelled" for state in states if int(state.id) == newest):
-            self._say_once(f"workers (job {newest}) were cancelled; continuing without them")
+            self._report_once(f"workers (job {newest}) were cancelled; continuing without them")
         else:
             self._queue_workers()
 
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _report_once(self, message: str) -> None:
+        if message not in self._reported:
+            self._reported.add(message)
             say(message)
 
     def _queue_workers(self) -> None:
-        """Not again and again where they cannot stay, as with a `pre_cmd` that fails there."""
+        """Queue workers, but not again and again if they cannot run, as with a `pre_cmd` that fails there."""
         if self._arrays < _ARRAYS:
             self._chain.submit_workers()
         elif self._arrays == _ARRAYS:
             say(f"workers have ended {_ARRAYS} times; this job continues without new ones, see their logs")
         self._arrays += 1
 
-    def take_back(self) -> None:
-        """Cancel the successor; where Slurm does not answer it is thrown away by Slurm when we end well."""
+    def cancel_successor(self) -> None:
+        """Cancel the successor. If Slurm does not answer, it removes the successor itself once this job succeeds."""
         try:
             for state in self._chain.live("main"):
                 if state.id != self._job.id:

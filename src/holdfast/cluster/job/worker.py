@@ -1,4 +1,4 @@
-"""A worker beside the main job: works whenever there is work, and leaves when there can be none any more."""
+"""A worker job: processes chunks while the main job offers work, then exits."""
 
 from __future__ import annotations
 
@@ -9,84 +9,83 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.node import LOOK_SECONDS, Working, run_hook, say
+from holdfast.cluster.job.context import POLL_SECONDS, WorkProcess, run_hook, say
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.chain import Chain
+from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
-from holdfast.cluster.remote.ledger import INTENT, Ledger, Submitter
-from holdfast.cluster.remote.slurm import Slurm
+from holdfast.cluster.remote.ledger import INTENT, Ledger
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.cluster.job.node import NodeJob
+    from holdfast.cluster.job.context import JobContext
 
 _ASK_SECONDS: Final = 20.0
-_DEATHS: Final = 5
+_RESTARTS: Final = 5
+"""how often a worker process that died is started again"""
 _PAUSE_SECONDS: Final = 5.0
 _ALONE_SECONDS: Final = 120.0
-"""how long no main job may be there before nobody expects one"""
+"""how long there may be no main job before none is expected"""
 
 
-def work_beside(job: NodeJob) -> int:
-    """Work until the run is done, it was stopped, or its main job is over for good."""
-    transport = Here(pauses=())
-    ledger = Ledger(transport, job.place.invocation)
-    if job.task.executor == "slurm" and ledger.disowned(os.environ.get(INTENT, "")):
+def run_worker(job: JobContext) -> int:
+    """Work until the run is done or stopped, or its main job has ended for good."""
+    ledger = Ledger(Here(pauses=()), job.place.invocation)
+    if job.executor.queues_successors and ledger.disowned(os.environ.get(INTENT, "")):
         say("another process has taken over this submission; nothing to do")
         return 0
     run_hook(job, job.task.pre_cmd, "pre_cmd")
-    mains = _Mains(job, Chain(Submitter(Slurm(transport), ledger), job.task.invocation, job.place))
-    served = died = 0
+    main_job = _MainJob(job, ledger)
+    last_serial = restarts = 0
     while True:
-        if why := _over(job, mains):
-            say(f"leaving: {why}")
+        if reason := _why_over(job, main_job):
+            say(f"exiting: {reason}")
             return 0
         endpoint = read_endpoint(job)
-        if endpoint is None or endpoint.serial <= served:
-            time.sleep(LOOK_SECONDS)
+        if endpoint is None or endpoint.serial <= last_serial:
+            time.sleep(POLL_SECONDS)
             continue
-        mains.seen()
-        served = endpoint.serial
+        main_job.note_alive()
+        last_serial = endpoint.serial
         code = _work(job, endpoint)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
-        if code not in (0, 1, 3) and died < _DEATHS:  # killed, or in somebody's way
-            served, died = 0, died + 1
+        if code not in (0, 1, 3) and restarts < _RESTARTS:  # killed, or another process holds the worker's lease
+            last_serial, restarts = 0, restarts + 1
             time.sleep(_PAUSE_SECONDS)
 
 
-def _work(job: NodeJob, endpoint: EndpointFile) -> int:
-    """Work as long as the main job says that there is work."""
-    here = seen_from_here(endpoint)
-    working = Working(job, endpoint.run_dir, f"w{job.index}", here.base_urls, here.env)
-    while working.code is None:
-        time.sleep(LOOK_SECONDS)
-        if job.must_go:
-            return working.drain()
-        now = read_endpoint(job)
-        # A server that is gone, or another. Where the model is elsewhere, work goes on without the main job.
+def _work(job: JobContext, endpoint: EndpointFile) -> int:
+    """Work for as long as the main job offers this work, and return the exit code."""
+    local = seen_from_here(endpoint)
+    process = WorkProcess(job, endpoint.run_dir, f"w{job.index}", local.base_urls, local.env)
+    while process.exit_code is None:
+        time.sleep(POLL_SECONDS)
+        if job.must_stop:
+            return process.drain()
+        offered = read_endpoint(job)
+        # The server is gone, or another one. If the model is elsewhere, work continues without the main job.
         serves = endpoint.base_urls or endpoint.env
-        if serves and (now is None or now.serial != endpoint.serial):
-            return working.drain()
-    if (ended := working.ended).kind:
+        if serves and (offered is None or offered.serial != endpoint.serial):
+            return process.drain()
+    if (ended := process.ended).kind:
         say(f"{ended.message}")
-    return working.code
+    return process.exit_code
 
 
 def seen_from_here(endpoint: EndpointFile) -> EndpointFile:
-    """Where everything is, seen from this node."""
+    """Return the endpoint with addresses of this node replaced by 127.0.0.1."""
     if endpoint.host != os.uname().nodename:
         return endpoint
 
-    def near(text: str) -> str:
+    def localize(text: str) -> str:
         return text.replace(f"//{endpoint.host}:", "//127.0.0.1:")
 
-    env = {name: near(text) for name, text in endpoint.env.items()}
-    return msgspec.structs.replace(endpoint, base_url=tuple(map(near, endpoint.base_urls)), env=env)
+    env = {name: localize(text) for name, text in endpoint.env.items()}
+    return msgspec.structs.replace(endpoint, base_url=tuple(map(localize, endpoint.base_urls)), env=env)
 
 
-def read_endpoint(job: NodeJob) -> EndpointFile | None:
-    """What the main job offers just now."""
+def read_endpoint(job: JobContext) -> EndpointFile | None:
+    """Return what the main job offers now, if anything."""
     try:
         data = Path(job.place.endpoint).read_bytes()
     except FileNotFoundError:
@@ -94,41 +93,44 @@ def read_endpoint(job: NodeJob) -> EndpointFile | None:
     return layout.decode(data, EndpointFile, job.place.endpoint)
 
 
-def _over(job: NodeJob, mains: _Mains) -> str | None:
-    if job.stopped:
-        return "told to stop"
-    if job.must_go:
-        return f"signal {job.told}"
+def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
+    """Return why there is nothing more to do, or None."""
+    if job.kill_requested:
+        return "stopped by `holdfast kill`"
+    if job.must_stop:
+        return f"signal {job.signal}"
     state = layout.read_state(Here(pauses=()), job.place) if Path(job.place.state).exists() else layout.State()
     if state.phase in layout.OVER:
         return f"the run is {state.phase}"
-    return "the main job is gone" if mains.gone() else None
+    return "the main job is gone" if main_job.is_gone() else None
 
 
-class _Mains:
-    """Whether a main job is there, or may come."""
+class _MainJob:
+    """Tells whether a main job exists, or may come."""
 
-    def __init__(self, job: NodeJob, chain: Chain) -> None:
+    def __init__(self, job: JobContext, ledger: Ledger) -> None:
         self._job = job
-        self._chain = chain
+        self._ledger = ledger
         self._parent = os.getppid()
         self._asked = self._alive = time.monotonic()
 
-    def seen(self) -> None:
-        """It has just shown itself."""
+    def note_alive(self) -> None:
+        """Record a sign of life."""
         self._alive = time.monotonic()
 
-    def gone(self) -> bool:
-        """Whether none has been there for so long that none will come."""
-        if self._job.task.executor != "slurm":
+    def is_gone(self) -> bool:
+        """Return True if there has been no main job for so long that none will come."""
+        if not self._job.executor.queues_successors:
             return os.getppid() != self._parent
         now = time.monotonic()
         if now - self._asked > _ASK_SECONDS:
             self._asked = now
             try:
-                if self._chain.live("main"):
+                if active_main_jobs(
+                    self._job.executor, self._ledger, self._job.task.invocation, self._job.place.number
+                ):
                     self._alive = now
             except HoldfastError as error:
-                say(f"cannot ask Slurm: {error}")
+                say(f"cannot ask for the main job: {error}")
                 self._alive = now
         return now - self._alive > _ALONE_SECONDS

@@ -3,15 +3,16 @@
 `transport`   runs programs and copies files there
 `slurm`       submits, lists and cancels jobs
 `invocation`  the files of an invocation on the cluster
-`ledger`      who submitted what: intents before jobs, ids, and the list of this user's invocations
-`chain`       the jobs of a task, as they follow each other
+`ledger`      who submitted what: intents before jobs, then ids
+`registry`    the invocations of this user
+`executor`    the protocol of executors
+`chain`       the `slurm` executor, and the jobs of a task as they follow each other
 `scripts`     the batch scripts
 `install`     installs this version of Holdfast there, once
 `bundle`      copies the user's files there, once
 `images`      converts Docker images into .sqsh files
-`describe`    a task as its jobs get it
 `submit`      starts and resumes an invocation
 `preview`     shows what a launch would find and do
-`local`       runs an invocation on this machine
+`local`       the `local` executor: processes on this machine
 `doctor`      checks whether a profile works
 """

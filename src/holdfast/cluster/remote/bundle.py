@@ -1,8 +1,8 @@
-"""The files that travel to the cluster with an eval: its folder, and what it names outside of it.
+"""Send the files of an eval to the cluster: its folder, and files outside of it that it names.
 
-Files keep their modes and are named by their content, so they travel once; a running job never sees later changes.
-What an eval does not name is left out where it could be a secret or is not part of the project: credential files, what
-git ignores, and links that leave the folder. `Bundle.left_out` says what and why.
+Files keep their modes and are stored by their content, so they are sent once, and a running job never sees later
+changes. Files that the eval does not name are left out if they could be secrets or are not part of the project:
+credential files, files that git ignores, and links that leave the folder. `Bundle.left_out` lists them with the reason.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from holdfast.spec.overrides import Override
 
 MAX_BYTES: Final = 512 << 20
-"""of the files that travel with an eval"""
+"""of the files of one eval"""
 TRANSLATED: Final = ".holdfast.json"
 """suffix of an eval that another tool's file was translated to"""
 _CACHES: Final = frozenset(
     {".git", ".hg", ".svn", ".venv", "venv", "node_modules", "runs", ".holdfast", "__pycache__", ".tox", ".nox"}
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".DS_Store"}
 )
-"""folders and files that are no part of an eval, and not worth a word"""
+"""folders and files that are never part of an eval, and are not listed"""
 _CREDENTIAL_FOLDERS: Final = frozenset(
     {".ssh", ".gnupg", ".aws", ".azure", ".config", ".kube", ".docker", ".password-store", ".huggingface"}
 )
@@ -74,13 +74,13 @@ class Bundle:
     moved: dict[str, str]
     """absolute paths of data, and their names in the bundle"""
     translated: bool = False
-    """the eval file was another tool's, and stands here as what was made of it, overrides and all"""
+    """the eval was translated from another tool's file, with the overrides applied"""
     sizes: dict[str, int] = field(default_factory=dict)
     """bytes by name"""
     left_out: tuple[LeftOut, ...] = ()
 
     def send(self, transport: Transport, base: str) -> str:
-        """Put it on the cluster, unless it is there."""
+        """Put the files on the cluster, unless they are there."""
         return transport.put(self.files, f"{base}/holdfast/bundles")
 
     def lines(self) -> Iterator[str]:
@@ -97,7 +97,7 @@ class Bundle:
         return {"sent": self.sizes, "left_out": dict(self.left_out)}
 
     def overrides(self, spec: Eval, place: str) -> list[tuple[tuple[str, ...], Any]]:
-        """What must be laid over the eval file so that it finds its data there."""
+        """Return overrides with which the eval finds its data on the cluster."""
         if not self.moved or spec.dataset is None:
             return []
         paths = [f"{place}/{self.moved[path]}" if path in self.moved else path for path in _strings(spec.dataset.path)]
@@ -105,7 +105,7 @@ class Bundle:
 
 
 def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
-    """Gather the folder of an eval file, and files it names elsewhere; refuse where that is too much."""
+    """Collect the folder of an eval file, and files it names elsewhere. UsageError if they are too large."""
     folder = eval_file.resolve().parent
     if folder == Path.home().resolve():
         raise UsageError(
@@ -113,9 +113,9 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
             remedy="Move the eval file and its data to a folder of their own.",
         )
     outside, moved = _outside(spec, folder)
-    found, left_out = _inside(folder, _named(spec, eval_file, folder))
+    sent, left_out = _inside(folder, _named(spec, eval_file, folder))
     root = Path(os.path.commonpath([folder, *outside])) if outside else folder
-    paths = {str(path.relative_to(root)): path for path in [*found, *outside]}
+    paths = {str(path.relative_to(root)): path for path in [*sent, *outside]}
     files = {name: File(path) for name, path in paths.items()}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     if (size := sum(sizes.values())) > MAX_BYTES:
@@ -136,9 +136,9 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
 
 
 def _named(spec: Eval, eval_file: Path, folder: Path) -> set[Path]:
-    """Files of the folder that the eval itself names, with the modules they import: these are sent in any case."""
+    """Return the files of the folder that the eval names, with the modules they import: they are always sent."""
     named = {folder / eval_file.name, *(path for text in dataset_paths(spec) for path in _matches(text, folder))}
-    # Rows hold anything, and a check may name `.env` to say that it must not be there: no word of these sends a secret.
+    # Rows contain anything, and a grader may name `.env` to forbid it: neither makes a secret be sent.
     for text in _leaves({key: value for key, value in spec.document.data.items() if key != "samples"}):
         reference = text.partition(":")[0] if ".py:" in text else text
         path = Path(os.path.normpath(folder / reference))
@@ -156,11 +156,11 @@ def _inside(folder: Path, named: set[Path]) -> tuple[list[Path], list[LeftOut]]:
     """Split the files of a folder into those that are sent and those that are not."""
     paths = list(_walk(folder))
     ignored = _ignored_by_git(folder, [path for path in paths if path not in named])
-    found, left_out = [], []
+    sent, left_out = [], []
     for path in paths:
         name = path.relative_to(folder)
         if path in named:
-            found.append(path)
+            sent.append(path)
         elif path.is_symlink() and not path.resolve().is_relative_to(folder):
             left_out.append(LeftOut(str(name), "a link that leaves the folder"))
         elif _is_credential(name):
@@ -168,8 +168,8 @@ def _inside(folder: Path, named: set[Path]) -> tuple[list[Path], list[LeftOut]]:
         elif path in ignored:
             left_out.append(LeftOut(str(name), "ignored by git"))
         else:
-            found.append(path)
-    return found, left_out
+            sent.append(path)
+    return sent, left_out
 
 
 def _is_credential(name: Path) -> bool:
@@ -182,10 +182,10 @@ def _is_credential(name: Path) -> bool:
 
 
 def _ignored_by_git(folder: Path, paths: Sequence[Path]) -> set[Path]:
-    """Those of the files that git ignores; none where there is no git, or no repository."""
+    """Return the files that git ignores; none without git, or outside of a repository."""
     names = b"\0".join(os.fsencode(path.relative_to(folder)) for path in paths)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(folder), "check-ignore", "-z", "--stdin"],  # noqa: S607 - the user's own git
             input=names,
             capture_output=True,
@@ -193,40 +193,40 @@ def _ignored_by_git(folder: Path, paths: Sequence[Path]) -> set[Path]:
         )
     except OSError:
         return set()
-    return {folder / os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+    return {folder / os.fsdecode(name) for name in completed.stdout.split(b"\0") if name}
 
 
 def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
-    """The eval of a bundle; what there is to note of it was said of the user's own file, when it was submitted."""
+    """Load the eval of a bundle, without its notices, which were shown at submission."""
     if not file.name.endswith(TRANSLATED):
         return replace(load_any(read_document(file), overrides), notices=())
     return eval_of_run(msgspec.json.decode(file.read_bytes()), str(file.parent), str(file), overrides)
 
 
 def copies_in(spec: Eval, folder: Path) -> list[Override]:
-    """What must be laid over an eval so that folders for copies, relative to its file, are below another folder.
+    """Return overrides that put folders for copies, which are relative to the eval file, below another folder.
 
-    By their names alone: the folder may be a cluster's, and links of this machine lead elsewhere.
+    Only their names are used: the folder may be on a cluster, where links of this machine do not apply.
     """
-    found: list[Override] = []
+    overrides: list[Override] = []
     if spec.output.nat is not None:
-        found.append((("output", "nat", "dir"), os.path.normpath(folder / spec.output.nat.dir)))
+        overrides.append((("output", "nat", "dir"), os.path.normpath(folder / spec.output.nat.dir)))
     blocks = [block.model_dump(exclude_unset=True) for block in spec.exports]
     named = [block for block in blocks if block.get("dir")]
     for block in named:
         block["dir"] = os.path.normpath(folder / block["dir"])
     if named:
-        found.append((("output", "export"), blocks))
-    return found
+        overrides.append((("output", "export"), blocks))
+    return overrides
 
 
 def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files outside the folder that the eval names, and those of them that it names by absolute path."""
-    found: dict[Path, None] = {}
+    """Return the files outside of the folder that the eval names, and those that it names by absolute path."""
+    files: dict[Path, None] = {}
     moved: list[Path] = []
     for text in dataset_paths(spec):
         far = [match for match in _matches(text, folder) if not match.resolve().is_relative_to(folder)]
-        found |= dict.fromkeys(far)
+        files |= dict.fromkeys(far)
         if Path(text).expanduser().is_absolute() and far:
             moved.append(Path(text).expanduser())
     for text in _leaves(spec.document.data):
@@ -235,16 +235,16 @@ def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
             continue
         path = Path(os.path.normpath(folder / reference))
         if path.is_file() and not _is_credential(Path(reference)):
-            found[path] = None
+            files[path] = None
         if path.suffix == ".py" and path.is_file():
-            found |= dict.fromkeys(file for file in source_files(path, folder) if _beside(file, path))
+            files |= dict.fromkeys(file for file in source_files(path, folder) if _beside(file, path))
     if spec.workspace is not None and spec.workspace.folder is not None:
-        found |= dict.fromkeys(_walk(Path(os.path.normpath(folder / spec.workspace.folder))))
-    return [path for path in found if not path.is_relative_to(folder)], moved
+        files |= dict.fromkeys(_walk(Path(os.path.normpath(folder / spec.workspace.folder))))
+    return [path for path in files if not path.is_relative_to(folder)], moved
 
 
 def _matches(text: str, folder: Path) -> list[Path]:
-    """Files that a dataset's path, which may be a glob, stands for."""
+    """Return the files that a dataset's path matches, which may be a glob."""
     if "://" in text:
         return []
     path = Path(text).expanduser()
@@ -253,7 +253,7 @@ def _matches(text: str, folder: Path) -> list[Path]:
 
 
 def _beside(file: Path, entry: Path) -> bool:
-    """Whether a module is found from where its importer lies, and not by Python's path, which is another there."""
+    """Return True if a module is found beside its importer, and not through Python's path, which differs there."""
     return file.is_relative_to(entry.resolve().parent)
 
 
@@ -275,7 +275,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def dataset_paths(spec: Eval) -> list[str]:
-    """Paths of the eval's dataset as they are written."""
+    """Return the paths of the eval's dataset as they are written."""
     return [] if spec.dataset is None else _strings(spec.dataset.path)
 
 

@@ -1,24 +1,33 @@
-"""The jobs of a task, as they follow each other: `main`, `main-2`, … each queued before the one before it works.
+"""The `slurm` executor. The jobs of a task form a chain: `main`, `main-2`, … each is queued before the last one works.
 
-A successor depends on its predecessor ending badly (`afternotok`): by its time limit, by preemption, with its node, or
-killed. When that ends well Slurm itself throws the successor away. A predecessor that was cancelled (`scancel`) also
-counts as a bad end for Slurm, but means stop: the successor checks for it before it does anything.
+A successor depends on its predecessor failing (`afternotok`): by its time limit, by preemption, with its node, or
+killed. If the predecessor succeeds, Slurm itself removes the successor. A predecessor that was cancelled (`scancel`)
+counts as failed for Slurm, but means stop: the successor checks for it before it does anything.
 
 Workers are an array: `workers`, `workers-2`, …
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.remote.scripts import comment_of
-from holdfast.cluster.remote.slurm import JobName
+from holdfast.cluster.remote.executor import Executor
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.scripts import comment_of, sbatch_options
+from holdfast.cluster.remote.slurm import JobName, Slurm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.cluster.config.launch import TaskFile
+    from holdfast.cluster.config.profiles import ProfileBlock
+    from holdfast.cluster.config.schema import ExecutionBlock
     from holdfast.cluster.remote.invocation import TaskPlace
-    from holdfast.cluster.remote.ledger import Job, Submitter
+    from holdfast.cluster.remote.ledger import Job
     from holdfast.cluster.remote.slurm import JobState
+    from holdfast.cluster.remote.transport import Transport
 
 
 class Chain:
@@ -30,12 +39,12 @@ class Chain:
         self.place = place
 
     def submit_main(self, after: str | None = None) -> Job:
-        """Queue the main job, or one that goes on when job `after` ends badly."""
+        """Queue the main job, or one that continues when job `after` fails."""
         options = [] if after is None else [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"]
         return self._submit("main", self.place.script, options, after)
 
     def submit_workers(self) -> Job:
-        """Queue the workers beside it."""
+        """Queue the array of worker jobs."""
         return self._submit("workers", self.place.worker_script, [])
 
     def _submit(self, role: str, script: str, options: list[str], after: str | None = None) -> Job:
@@ -45,20 +54,20 @@ class Chain:
         return self.submitter.submit(name, text, options=options, comment=comment_of(text), after=after)
 
     def known(self, role: str) -> list[Job]:
-        """All jobs of that role that were ever intended."""
+        """Return all jobs of a role that were ever intended."""
         return [job for job in self.submitter.ledger.jobs() if self._is(job.intent.name, role)]
 
     def states(self, role: str) -> list[JobState]:
-        """Jobs of that role as Slurm has them: active ones, and those that ended a few minutes ago at most."""
+        """Return the jobs of a role that Slurm lists: active ones, and those that ended a few minutes ago."""
         jobs = self.submitter.slurm.jobs(invocation=self.invocation)
         return [job for job in jobs if self._is(job.name, role)]
 
     def live(self, role: str) -> list[JobState]:
-        """Jobs of that role that may still run."""
+        """Return the jobs of a role that may still run."""
         return [job for job in self.states(role) if job.active]
 
     def was_cancelled(self, job: Job) -> bool:
-        """Whether somebody cancelled this job, as far as Slurm still knows; preempted or timed out is not cancelled."""
+        """Return True if a user cancelled this job, as far as Slurm knows; preemption and time limits do not count."""
         states = [state for state in self.states("main") if (state.name, state.id) == (job.intent.name, job.id)]
         if not states:
             accounted = self.submitter.slurm.accounted([job.intent.name], since=job.intent.time) or []
@@ -72,7 +81,52 @@ class Chain:
         return re.fullmatch(rf"{role}(-\d+)?", parsed.role) is not None
 
     def cancel(self, job: JobState | Job) -> None:
-        """Cancel this very job."""
+        """Cancel a job."""
         name = job.intent.name if hasattr(job, "intent") else job.name
         if job.id is not None:
             self.submitter.slurm.cancel(ids={job.id: name})
+
+
+class SlurmExecutor(Executor):
+    """Submits jobs with sbatch."""
+
+    name = "slurm"
+    queues_successors = True
+
+    def job_options(
+        self, execution: ExecutionBlock, env: ProfileBlock, *, nodes: int, serves: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the options of sbatch for the main job and for worker jobs."""
+        return sbatch_options(execution, env, nodes=nodes, serves=serves)
+
+    def start(self, ledger: Ledger, task: TaskFile, place: TaskPlace) -> list[Job]:
+        """Queue the workers, then the main job, which would queue workers itself if it started and found none."""
+        chain = Chain(Submitter(Slurm(ledger.transport), ledger), task.invocation, place)
+        workers = [chain.submit_workers()] if task.workers > 1 and not chain.live("workers") else []
+        return [*workers, chain.submit_main()]
+
+    def states(
+        self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False
+    ) -> list[JobState]:
+        """Return the jobs that squeue lists; with `history` also those of `jobs` that only sacct knows."""
+        slurm = Slurm(transport)
+        states = slurm.jobs(invocation=invocation, mine=mine)
+        listed = {(state.name, state.id) for state in states}
+        forgotten = [job for job in jobs if job.id is not None and (job.intent.name, job.id) not in listed]
+        if history and forgotten:
+            names = sorted({job.intent.name for job in forgotten})
+            older = slurm.accounted(names, since=min(job.intent.time for job in forgotten)) or []
+            states += [state for state in older if (state.name, state.id) not in listed]
+        return states
+
+    def cancel(self, transport: Transport, states: Sequence[JobState]) -> None:
+        """Cancel jobs by id and name together: ids are reused."""
+        Slurm(transport).cancel(ids={state.handle: state.name for state in states})
+
+    def settle(self, ledger: Ledger) -> list[Job]:
+        """Adopt jobs that sbatch created without its answer arriving, and disown intents without a job."""
+        return Submitter(Slurm(ledger.transport), ledger).reconcile().doubtful
+
+    def job_id(self) -> str:
+        """Return the id of this Slurm job; of the array for a member of one."""
+        return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]

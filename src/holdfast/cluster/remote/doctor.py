@@ -1,7 +1,6 @@
-"""Whether a profile works: one check after the other, each with what to do where it does not.
+"""Check whether a profile works, one check after the other, each with a remedy if it fails.
 
-Nothing is left behind, not even the directory if it was not there; the one job that is run is tiny and has a name of
-ours.
+Nothing is left behind, not even the directory if it did not exist. One tiny job is run.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from holdfast.cluster.config.profiles import find_env_file, folder_problem, load_profile, shown, squash_problem
-from holdfast.cluster.remote.ledger import Ledger, Submitter, new_invocation
+from holdfast.cluster.remote.chain import SlurmExecutor
+from holdfast.cluster.remote.executor import executor_named
+from holdfast.cluster.remote.ledger import Ledger, Submitter
+from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
-from holdfast.cluster.remote.transport import Here, way_to
+from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, HoldfastError, Unreachable
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
@@ -28,18 +30,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.config.profiles import Profile
+    from holdfast.cluster.remote.executor import Executor
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Completed, Transport
 
 JOB_SECONDS: Final = 120.0
-"""How long the job of the check may wait and run."""
+"""how long the job of the check may wait and run"""
 OLDEST_SLURM: Final = (20, 11)
 _SLOW_SYNCS: Final = 5.0
 _SLOW_MB: Final = 20.0
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "failed", "skipped"]
@@ -51,121 +54,125 @@ class Check(msgspec.Struct, frozen=True):
         return f"{sign} {self.name}: {self.said}" + (f"\n    {self.remedy}" if self.remedy else "")
 
 
-def ok(name: str, said: str, remedy: str = "") -> Check:
-    """It is as it should be; a remedy is then advice."""
-    return Check(name, "ok", said, remedy)
+def ok(name: str, message: str, advice: str = "") -> Check:
+    """Return a passed check, perhaps with advice."""
+    return Check(name, "ok", message, advice)
 
 
-def failed(name: str, said: str, remedy: str) -> Check:
-    """It is not, and this is what to do."""
-    return Check(name, "failed", said, remedy)
+def failed(name: str, message: str, remedy: str) -> Check:
+    """Return a failed check with its remedy."""
+    return Check(name, "failed", message, remedy)
 
 
-def skipped(name: str, said: str, remedy: str = "") -> Check:
-    """It was not looked at, or need not be there."""
-    return Check(name, "skipped", said, remedy)
+def skipped(name: str, message: str, advice: str = "") -> Check:
+    """Return a check that was not made, or that is not needed."""
+    return Check(name, "skipped", message, advice)
 
 
 def diagnose(
     name: str, cwd: Path, environ: Mapping[str, str], *, job: bool = True, transport: Transport | None = None
 ) -> Iterator[Check]:
-    """The checks of a profile, each as soon as it is known. What cannot be looked at without another is left out."""
+    """Yield the checks of a profile, each as soon as it is done. Checks that depend on a failed one are left out."""
     try:
         profile = load_profile(name, cwd, environ)
         file = find_env_file(cwd, environ)
     except HoldfastError as error:
-        yield failed("env.toml", error.message, error.remedy or "Correct the file where it says.")
+        yield failed("env.toml", error.message, error.remedy or "Correct the file there.")
         return
     assert file is not None
     yield ok("env.toml", f"{shown(file, cwd)}, [{name}] in line {profile.line}, executor {profile.fields.executor}")
     fields = profile.fields
-    remote = fields.executor == "slurm" and fields.tunnel == "ssh"
-    way = transport or way_to(fields.host if remote else None, fields.user, fields.identity)
+    executor = executor_named(fields.executor or "slurm")
+    slurm = isinstance(executor, SlurmExecutor)
+    remote = not executor.is_local and fields.tunnel == "ssh"
+    transport = transport or connect(fields.host if remote else None, fields.user, fields.identity)
     try:
-        yield from _reached(way)
-        doctor = _Doctor(profile, way, job=job)
-        yield from doctor.slurm_checks() if fields.executor == "slurm" else ()
+        yield from _connection_check(transport)
+        doctor = _Doctor(profile, transport, executor, job=job)
+        yield from doctor.slurm_checks() if slurm else ()
         yield from doctor.directory_checks()
-        if fields.executor != "slurm":
+        if executor.is_local:
             yield _sandbox(isolation())
-        yield from doctor.container_checks() if fields.executor == "slurm" else ()
+        yield from doctor.container_checks() if slurm else ()
     except Unreachable as error:
-        yield failed("connection", error.message, error.remedy or "Try again when it answers.")
+        yield failed("connection", error.message, error.remedy or "Try again when the cluster answers.")
     yield _wandb(profile, environ)
 
 
-def _reached(way: Transport) -> Iterator[Check]:
-    if isinstance(way, Here):
+def _connection_check(transport: Transport) -> Iterator[Check]:
+    if isinstance(transport, Here):
         yield skipped("ssh", "not needed: everything is on this machine")
         return
     begun = time.monotonic()
-    way.check(["true"])
+    transport.check(["true"])
     first = time.monotonic() - begun
     begun = time.monotonic()
-    way.check(["true"])
-    yield ok("ssh", f"{way.place} answers: first {first:.1f} s, then {time.monotonic() - begun:.2f} s a command")
+    transport.check(["true"])
+    yield ok("ssh", f"{transport.place} answers: first {first:.1f} s, then {time.monotonic() - begun:.2f} s a command")
 
 
 class _Doctor:
-    def __init__(self, profile: Profile, way: Transport, *, job: bool) -> None:
+    def __init__(self, profile: Profile, transport: Transport, executor: Executor, *, job: bool) -> None:
         self.profile = profile
+        self.executor = executor
         self.fields = profile.fields
-        self.way = way
+        self.transport = transport
         self.job = job
         self.base: str | None = None
         self.accepted = False
         self.partitions: list[str] = []
-        """that the profile names, and that exist"""
+        """those of the profile that exist"""
         self.isolation: Isolation | None = None
         """of programs on the compute node that ran the job"""
 
     # Slurm
 
     def slurm_checks(self) -> Iterator[Check]:
-        """sbatch, the partitions, and whether a job as the profile asks for would be taken."""
-        done = self.way.run(["sbatch", "--version"])
-        if done.code != 0:
+        """Check sbatch, the partitions, and whether Slurm would accept a job of this profile."""
+        answer = self.transport.run(["sbatch", "--version"])
+        if answer.code != 0:
             yield failed(
                 "sbatch",
-                f"there is none on {self.way.place}" if done.code == 127 else done.stderr.strip(),
-                "Slurm's programs must be on the PATH of a shell that is not a login shell: add them in ~/.bashrc, "
+                f"not found on {self.transport.place}" if answer.code == 127 else answer.stderr.strip(),
+                "Slurm's programs must be on the PATH of a non-login shell: add them in ~/.bashrc, "
                 "before it returns for such shells.",
             )
             return
-        version = re.search(r"(\d+)\.(\d+)", done.text)
-        said = done.text.strip()
+        text = answer.text.strip()
+        version = re.search(r"(\d+)\.(\d+)", text)
         if version and (int(version[1]), int(version[2])) < OLDEST_SLURM:
-            yield failed("sbatch", f"{said} is older than {OLDEST_SLURM[0]}.{OLDEST_SLURM[1]}", "Ask for a newer one.")
+            yield failed("sbatch", f"{text} is older than {OLDEST_SLURM[0]}.{OLDEST_SLURM[1]}", "Ask for a newer one.")
         else:
-            yield ok("sbatch", said)
+            yield ok("sbatch", text)
         yield from self._partitions()
         yield self._test_only()
 
     def _partitions(self) -> Iterator[Check]:
-        done = self.way.run(["sinfo", "--noheader", "--format=%R|%a|%l|%D|%T"])
-        if done.code != 0:
-            if "contact" in done.stderr:
-                raise Unreachable(f"{self.way.place}: {done.stderr.strip()}", remedy="Slurm's controller is silent.")
-            yield skipped("partition", f"sinfo says: {done.stderr.strip()}")
+        listing = self.transport.run(["sinfo", "--noheader", "--format=%R|%a|%l|%D|%T"])
+        if listing.code != 0:
+            message = listing.stderr.strip()
+            if "contact" in message:
+                raise Unreachable(f"{self.transport.place}: {message}", remedy="Slurm's controller does not answer.")
+            yield skipped("partition", f"sinfo failed: {message}")
             return
-        known: dict[str, list[list[str]]] = {}
-        for row in (line.split("|") for line in done.text.splitlines()):
+        partitions: dict[str, list[list[str]]] = {}
+        for row in (line.split("|") for line in listing.text.splitlines()):
             if len(row) == 5:
-                known.setdefault(row[0], []).append(row)
+                partitions.setdefault(row[0], []).append(row)
         for key in ("partition", "run_partition", "batch_partition", "build_partition"):
-            wanted = getattr(self.fields, key)
-            if wanted is None:
+            names = getattr(self.fields, key)
+            if names is None:
                 if key == "partition":
                     yield skipped("partition", "none is named: Slurm's default is used")
                 continue
-            for one in wanted.split(","):
-                yield self._partition(key, one, known)
+            for name in names.split(","):
+                yield self._partition(key, name, partitions)
 
-    def _partition(self, key: str, name: str, known: Mapping[str, list[list[str]]]) -> Check:
+    def _partition(self, key: str, name: str, partitions: Mapping[str, list[list[str]]]) -> Check:
         place = self.profile.origins.get(key, self.profile.place)
-        if name not in known:
-            return failed(key, f"there is no {name}", f"{place}: there are {', '.join(sorted(known))}.")
-        rows = known[name]
+        if name not in partitions:
+            return failed(key, f"there is no {name}", f"{place}: there are {', '.join(sorted(partitions))}.")
+        rows = partitions[name]
         if not any(row[1] == "up" for row in rows):
             return failed(key, f"{name} is {rows[0][1]}", f"Wait until it is opened, or name another at {place}.")
         nodes = ", ".join(f"{row[3]} {row[4]}" for row in rows)
@@ -173,63 +180,63 @@ class _Doctor:
 
     def _options(self) -> list[str]:
         fields = self.fields
-        given = {"account": fields.account, "partition": fields.run_partition or fields.partition, "time": fields.time}
-        return [f"--{key}={value}" for key, value in given.items() if value]
+        values = {"account": fields.account, "partition": fields.run_partition or fields.partition, "time": fields.time}
+        return [f"--{key}={value}" for key, value in values.items() if value]
 
     def _test_only(self) -> Check:
-        """Account, partition and time together, as Slurm itself sees them."""
+        """Check account, partition and time together, as Slurm itself sees them."""
         name = "account, partition and time"
         shape = [f"--nodes={self.fields.nodes or 1}"]
         if self.fields.gpus_per_node:
             shape.append(f"--gpus-per-node={self.fields.gpus_per_node}")
         script = b"#!/bin/sh\ntrue\n"
-        done = self.way.run(["sbatch", "--test-only", *self._options(), *shape], input=script)
-        said = " ".join(done.stderr.split())
-        if done.code == 0:
+        answer = self.transport.run(["sbatch", "--test-only", *self._options(), *shape], input=script)
+        message = " ".join(answer.stderr.split())
+        if answer.code == 0:
             self.accepted = True
-            start = re.search(r"to start at (\S+)", said)
-            return ok(name, "a job would be taken" + (f", to start at {start[1]}" if start else ""))
-        reason = re.sub(r"^(sbatch: error: |allocation failure: )+", "", said)
+            start = re.search(r"to start at (\S+)", message)
+            return ok(name, "a job would be accepted" + (f", to start at {start[1]}" if start else ""))
+        reason = re.sub(r"^(sbatch: error: |allocation failure: )+", "", message)
         word = re.search(r"Invalid (account|partition|qos)|time limit|node configuration", reason, re.IGNORECASE)
         key = {"account": "account", "partition": "partition", "time limit": "time"}.get(
             (word[1] or word[0]).lower() if word else "", "partition"
         )
         where = self.profile.origins.get(key, self.profile.place)
         remedy = f"{where}: correct account, partition, time, nodes or gpus_per_node."
-        accounts = self.way.run(
+        accounts = self.transport.run(
             ["sh", "-c", "sacctmgr -nP show assoc user=$(id -un) format=Account,Partition | sort -u"]
         )
         if accounts.code == 0 and accounts.text.strip():
             remedy += f" Yours are: {', '.join(accounts.text.split())} (account|partition)."
-        return failed(name, reason or f"sbatch ended with {done.code}", remedy)
+        return failed(name, reason or f"sbatch ended with exit code {answer.code}", remedy)
 
     # The shared directory
 
     def directory_checks(self) -> Iterator[Check]:
-        """Whether it can be written, fast enough, in the ways that are needed, and from a node."""
-        wanted = self.fields.remote_job_dir
+        """Check that it can be written, fast enough, in the ways that are needed, and from a node."""
+        folder = self.fields.remote_job_dir
         where = self.profile.origins.get("remote_job_dir", self.profile.place)
-        if wanted is None:
+        if folder is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
-            wanted = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
-        if wrong := folder_problem(wanted, self.profile.fields.executor or "slurm"):
-            yield failed("remote_job_dir", wrong, f"{where}: correct it.")
+            folder = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
+        if problem := folder_problem(folder, is_local=self.executor.is_local):
+            yield failed("remote_job_dir", problem, f"{where}: correct it.")
             return
-        done = self.way.run(["sh", "-c", _WRITE, "sh", wanted], timeout=180)
+        answer = self.transport.run(["sh", "-c", _WRITE, "sh", folder], timeout=180)
         try:
-            yield from self._directory(wanted, where, done)
+            yield from self._directory(folder, where, answer)
         finally:
-            made = [line.removeprefix("made=") for line in done.text.splitlines() if line.startswith("made=")]
-            if made:
-                self.way.run(["rmdir", "--", *made])  # where somebody has begun to use it, it stays
+            created = [line.removeprefix("made=") for line in answer.text.splitlines() if line.startswith("made=")]
+            if created:
+                self.transport.run(["rmdir", "--", *created])  # a directory that is in use by now stays
 
-    def _directory(self, wanted: str, where: str, done: Completed) -> Iterator[Check]:
-        if done.code != 0:
+    def _directory(self, folder: str, where: str, answer: Completed) -> Iterator[Check]:
+        if answer.code != 0:
             yield failed(
-                "remote_job_dir", f"{wanted}: {_last(done.stderr)}", f"{where}: name a directory that you may write."
+                "remote_job_dir", f"{folder}: {_last(answer.stderr)}", f"{where}: name a directory that you may write."
             )
             return
-        facts = dict(line.split("=", 1) for line in done.text.splitlines() if "=" in line)
+        facts = dict(line.split("=", 1) for line in answer.text.splitlines() if "=" in line)
         self.base = facts["base"]
         yield ok("remote_job_dir", f"{self.base} ({facts['type']}, {facts['free']} free) can be written")
         yield self._speed(facts)
@@ -242,7 +249,7 @@ class _Doctor:
             )
         else:
             yield ok("files", "creating exclusively, renaming and appending work")
-        if self.fields.executor == "slurm":
+        if isinstance(self.executor, SlurmExecutor):
             yield self._node()
             if self.isolation is not None:
                 yield _sandbox(self.isolation)
@@ -250,29 +257,29 @@ class _Doctor:
     def _speed(self, facts: Mapping[str, str]) -> Check:
         megabytes = 16 / max(0.001, float(facts["write"]))
         syncs = 20 / max(0.001, float(facts["sync"]))
-        said = f"{megabytes:,.0f} MB/s, {syncs:,.0f} synced writes a second"
+        message = f"{megabytes:,.0f} MB/s, {syncs:,.0f} synced writes a second"
         slow = megabytes < _SLOW_MB or syncs < _SLOW_SYNCS
-        advice = "That is slow: many workers will wait for it. Choose another file system if there is one."
-        return ok("write speed", said, advice if slow else "")
+        advice = "That is slow: many workers will wait. Choose another file system if there is one."
+        return ok("write speed", message, advice if slow else "")
 
     def _node(self) -> Check:
-        """A tiny job: whether a node sees the directory, what the login node wrote, and what it has itself."""
+        """Run a tiny job, to check that a node sees the directory and what is installed there."""
         name = "compute node"
         if not self.job:
             return skipped(name, "no job was run, as asked")
         if not self.accepted:
-            return skipped(name, "no job was run: Slurm would not take it")
+            return skipped(name, "no job was run: Slurm would not accept it")
         assert self.base is not None
         folder = f"{self.base}/holdfast/doctor-{secrets.token_hex(4)}"
-        slurm, invocation = Slurm(self.way), new_invocation()
+        slurm, invocation = Slurm(self.transport), new_invocation()
         job_name = JobName(invocation, 0, "doctor")
-        self.way.check(["mkdir", "-p", folder])
+        self.transport.check(["mkdir", "-p", folder])
         options = [option for option in self._options() if not option.startswith("--time=")]
         options += ["--time=2", "--nodes=1", "--ntasks=1", "--no-requeue", f"--output={folder}/log"]
         begun = time.monotonic()
         try:
             token = secrets.token_hex(8)
-            self.way.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
+            self.transport.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
             python = self.fields.python or "python3"
             setup = self.fields.setup_lines or []
             lines = [*([setup] if isinstance(setup, str) else setup), *(self.fields.startup_commands or [])]
@@ -280,7 +287,7 @@ class _Doctor:
             script = "\n".join(
                 ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", look]
             ).encode()
-            Submitter(slurm, Ledger(self.way, folder)).submit(job_name, script, options=options)
+            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, script, options=options)
             state = _await(slurm, str(job_name), begun)
             if state is not None and state.active:
                 why = f": {explain(state.reason)}" if state.reason else ""
@@ -288,12 +295,12 @@ class _Doctor:
                     name, f"the job was {state.state} for {JOB_SECONDS:.0f} s{why}", "Try again when nodes are free."
                 )
             try:
-                lines = self.way.read(f"{folder}/answer").decode().splitlines()
+                lines = self.transport.read(f"{folder}/answer").decode().splitlines()
             except FileNotFoundError:
                 return failed(
                     name,
                     f"the job ended ({state.state if state else 'gone'}) and {folder} has no answer",
-                    "The directory must be mounted on compute nodes, at the same path: name such a one.",
+                    "The directory must be mounted on compute nodes, at the same path: name such a directory.",
                 )
             facts = dict(line.split("=", 1) for line in lines if "=" in line)
             if facts.get("token") != token:
@@ -301,36 +308,36 @@ class _Doctor:
             version = facts.get("python", "")
             with suppress(msgspec.MsgspecError):
                 self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
-            said = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
+            message = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
             if _old_python(version):
                 return failed(
                     name,
-                    said + (f"Python {version}" if version else f"no {python}"),
+                    message + (f"Python {version}" if version else f"no {python}"),
                     "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
                 )
-            return ok(name, said + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
+            return ok(name, message + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
         except ClusterError as error:
-            return failed(name, error.message, error.remedy or "Correct what Slurm says.")
+            return failed(name, error.message, error.remedy or "Fix what Slurm reports.")
         finally:
             slurm.cancel([str(job_name)])
-            self.way.run(["rm", "-rf", "--", folder])
+            self.transport.run(["rm", "-rf", "--", folder])
 
     # Containers
 
     def container_checks(self) -> Iterator[Check]:
-        """What images need: pyxis to run them, enroot to make them."""
+        """Check what images need: pyxis to run them, enroot to import them."""
         image = self.fields.container_image or self.fields.container
-        done = self.way.run(["sh", "-c", "srun --help 2>/dev/null | grep -c -- --container-image"])
-        pyxis = done.text.strip().isdigit() and int(done.text.strip()) > 0
+        count = self.transport.run(["sh", "-c", "srun --help 2>/dev/null | grep -c -- --container-image"]).text.strip()
+        pyxis = count.isdigit() and int(count) > 0
         if pyxis:
             yield ok("containers", "srun has --container-image (pyxis)")
         elif image is None:
-            yield skipped("containers", "srun has no --container-image (pyxis); plain processes are run")
+            yield skipped("containers", "srun has no --container-image (pyxis); servers run as plain processes")
         else:
             yield failed(
                 "containers",
                 f"{image} is named, and srun has no --container-image (pyxis)",
-                "Ask for pyxis on this cluster, or leave the image out: then plain processes are run.",
+                "Ask for pyxis on this cluster, or leave the image out: then servers run as plain processes.",
             )
         if image is None or image.endswith(".sqsh"):
             return
@@ -353,36 +360,36 @@ def _sandbox(able: Isolation) -> Check:
 
 def _wandb(profile: Profile, environ: Mapping[str, str]) -> Check:
     project = profile.wandb.project
-    said = f"project {project}" if project else "no [wandb] project in env.toml"
+    message = f"project {project}" if project else "no [wandb] project in env.toml"
     from holdfast.export.wandb import detect
 
     if detect(environ).api_key is None:
         return skipped(
-            "W&B", f"no login found; {said}", "Where results go there: run `wandb login`, or set WANDB_API_KEY."
+            "W&B", f"no login found; {message}", "If results go to W&B: run `wandb login`, or set WANDB_API_KEY."
         )
-    return ok("W&B", f"login found; {said}")
+    return ok("W&B", f"login found; {message}")
 
 
 def _await(slurm: Slurm, name: str, begun: float) -> JobState | None:
-    """The job once it has ended, or as it is when time is up."""
+    """Return the job once it has ended, or as it is when time is up."""
     while True:
-        found = slurm.jobs(names=[name])
-        state = found[0] if found else None
+        states = slurm.jobs(names=[name])
+        state = states[0] if states else None
         if state is None or not state.active or time.monotonic() - begun > JOB_SECONDS:
             return state
         time.sleep(0.5)
 
 
 def _old_python(text: str) -> bool:
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return found is None or (int(found[1]), int(found[2])) < (3, 11)
+    version = re.match(r"(\d+)\.(\d+)", text)
+    return version is None or (int(version[1]), int(version[2])) < (3, 11)
 
 
 def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["it cannot be written"])[-1]
+    return (text.strip().splitlines() or ["cannot be written"])[-1]
 
 
-# One script for everything that is done with files, so that it takes one round trip.
+# One script for everything, so that it takes one round trip.
 _WRITE: Final = r"""
 set -e
 case $1 in "~"|"~/"*) set -- "$HOME${1#\~}";; esac

@@ -1,14 +1,14 @@
-"""Docker images as `.sqsh` files below `<base>/containers/`, made by `enroot import` in a job.
+"""Import Docker images to `.sqsh` files below `<base>/containers/`, with `enroot import` in a job.
 
     <name>-<8 hex>.sqsh     the image; the digits are those of its reference, so two never have one name
-    <name>-<8 hex>.json     which file is the image now, of which digest it was made, when and by what: `Squashed`
+    <name>-<8 hex>.json     the current file of the image, its digest, and when it was imported: `Squashed`
     .jobs/<16 hex>/         the ledger and the logs of its imports, whose jobs are `hf-<16 hex>.0.squash`
 
-An image appears under its name when it is whole, synced and checked, and is never written again: one that is made anew
+An image appears under its name when it is complete, synced and checked, and is never written again: another import
 (`--force-squash`, a tag that moved, a damaged file) gets `-2`, `-3`, … and the old file stays for the jobs that use it.
 
-No lock file can be left behind, because there is none: imports of one image by one user are jobs of one name with
-`--dependency=singleton`, and one that finds its work done when its turn comes does nothing.
+There is no lock file that could be left behind: imports of one image by one user are jobs of one name with
+`--dependency=singleton`, and a job that finds its work done when its turn comes does nothing.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _LOG_LINES: Final = 15
 
 
 class Squashed(msgspec.Struct, frozen=True):
-    """What is known of an image that was imported."""
+    """An image that was imported."""
 
     image: str
     file: str
     """beside this"""
     size: int
     digest: str | None
-    """of the registry's manifest when it was imported, where the registry said"""
+    """of the registry's manifest at the time of the import, if the registry told"""
     imported: str
     enroot: str
     job: str = ""
-    """that made it: two of one second differ in it"""
+    """the job that imported it, which distinguishes imports of the same second"""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def uri(self) -> str:
-        """As `enroot import` wants it."""
+        """The URI for `enroot import`."""
         if _SCHEME.match(self.text):
             return self.text
         sign = "@" if self.tag.startswith("sha256:") else ":"
@@ -91,7 +91,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """16 hex digits, the same for everybody."""
+        """16 hex digits, the same for all users."""
         return sha256(self.text.encode()).hexdigest()[:16]
 
     @property
@@ -102,7 +102,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 def is_reference(image: str) -> bool:
-    """Whether an image is one to be squashed: not a `.sqsh` file, nor any other path."""
+    """Return True if an image is a Docker reference: not a `.sqsh` file, nor any other path."""
     return not image.endswith((".sqsh", ".squashfs")) and not image.startswith(("/", "./", "../", "~"))
 
 
@@ -112,59 +112,52 @@ def ensure_image(
     image: str,
     base: str,
     *,
-    account: str | None = None,
-    partition: str | None = None,
-    time: str | None = None,
     options: Sequence[str] = (),
-    launch: Launch | None = None,
     force: bool = False,
     say: Callable[[str], None] = print,
     poll: float = POLL_SECONDS,
 ) -> str:
-    """The path of an image's `.sqsh` file on the cluster, imported where there is none; paths are left alone.
+    """Return the path of an image's `.sqsh` file on the cluster, imported if there is none; paths stay as they are.
 
-    What is there is used while the registry's digest of the tag is the one it was made of; where the registry does not
-    say, a tag that moved goes unnoticed, and `force` imports again. `options` are further ones of sbatch. What is not
-    given is as `launch` has it, in the partition and the time of its profile for building. Raises `ClusterError` with
-    the import's last lines and a remedy.
+    A file is used while the registry's digest of the tag is that of the import. If the registry does not tell, a tag
+    that moved goes unnoticed, and `force` imports again. `options` are those of sbatch. Raises ClusterError with the
+    last lines of the import and a remedy.
     """
     if not is_reference(image):
         return image
     reference = Reference.parse(image)
     shelf = _Shelf(transport, f"{base.rstrip('/')}/containers", reference)
-    seen, known = shelf.read()
+    version, squashed = shelf.read()
     digest = registry_digest(transport, reference)
-    if (reason := _reason(shelf, known, digest, force=force)) is None:
-        assert known is not None
-        return shelf.path(known)
+    if (reason := _import_reason(shelf, squashed, digest, force=force)) is None:
+        assert squashed is not None
+        return shelf.path(squashed)
     say(f"{image}: {reason}")
-    if launch is not None:
-        where, fields = launch.execution, launch.env
-        account = account or where.account
-        partition = partition or fields.build_partition or where.partition
-        time = time or fields.build_time or where.walltime
-        if fields.build_include_gpus and (gpus := fields.build_gpus_per_node or where.gpus_per_node):
-            options = [*options, f"--gpus-per-node={gpus}"]
-    sbatch = [
-        *(
-            f"--{key}={value}"
-            for key, value in (("account", account), ("partition", partition), ("time", time))
-            if value
-        ),
-        *("--nodes=1", "--ntasks=1", "--no-requeue", "--dependency=singleton", *options),
-    ]
-    job = _import(transport, slurm, shelf, sbatch, digest, seen, say, poll)
-    if not transport.exists(shelf.log(job[0])):  # it never began: a node that could not start it, say
-        job = _import(transport, slurm, shelf, sbatch, digest, seen, say, poll)
-    now, made = shelf.read()
-    if made is None or now == seen or (damage := shelf.damage(made)) is not None:
-        raise _failed(transport, shelf, job, damage if made is not None and now != seen else None)
-    say(f"{image}: {shelf.path(made)}")
-    return shelf.path(made)
+    sbatch = ["--nodes=1", "--ntasks=1", "--no-requeue", "--dependency=singleton", *options]
+    job = _import(transport, slurm, shelf, sbatch, digest, version, say, poll)
+    if not transport.exists(shelf.log(job[0])):  # it never began, for example on a node that could not start it
+        job = _import(transport, slurm, shelf, sbatch, digest, version, say, poll)
+    new_version, squashed = shelf.read()
+    if squashed is None or new_version == version or (damage := shelf.damage(squashed)) is not None:
+        raise _failed(transport, shelf, job, damage if squashed is not None and new_version != version else None)
+    say(f"{image}: {shelf.path(squashed)}")
+    return shelf.path(squashed)
 
 
-def _reason(shelf: _Shelf, known: Squashed | None, digest: str | None, *, force: bool) -> str | None:
-    """Why it must be imported; None where what is there will do."""
+def import_options(launch: Launch) -> list[str]:
+    """Return the options of sbatch for imports: partition and time of the profile for building, or those of jobs."""
+    execution, env = launch.execution, launch.env
+    values = {
+        "account": execution.account,
+        "partition": env.build_partition or execution.partition,
+        "time": env.build_time or execution.walltime,
+        "gpus-per-node": (env.build_gpus_per_node or execution.gpus_per_node) if env.build_include_gpus else None,
+    }
+    return [f"--{name}={value}" for name, value in values.items() if value]
+
+
+def _import_reason(shelf: _Shelf, known: Squashed | None, digest: str | None, *, force: bool) -> str | None:
+    """Return why the image must be imported, or None."""
     if known is None:
         return "importing it with enroot in a job; this takes minutes, once"
     if force:
@@ -177,7 +170,7 @@ def _reason(shelf: _Shelf, known: Squashed | None, digest: str | None, *, force:
 
 
 class _Shelf:
-    """Where one image's files are."""
+    """The files of one image."""
 
     def __init__(self, transport: Transport, folder: str, reference: Reference) -> None:
         self.transport = transport
@@ -187,7 +180,7 @@ class _Shelf:
         self.jobs = f"{folder}/.jobs/{reference.id}"
 
     def read(self) -> tuple[str, Squashed | None]:
-        """The digest of the note, and what it says; one that cannot be read says nothing."""
+        """Return the digest of the note, and its content, if it can be read."""
         try:
             data = self.transport.read(self.note)
         except FileNotFoundError:
@@ -197,32 +190,32 @@ class _Shelf:
         except msgspec.DecodeError:
             return sha256(data).hexdigest(), None
 
-    def path(self, known: Squashed) -> str:
-        """The image."""
-        return f"{self.folder}/{known.file}"
+    def path(self, squashed: Squashed) -> str:
+        """Return the path of the image."""
+        return f"{self.folder}/{squashed.file}"
 
     def log(self, job: Job) -> str:
-        """What an import said."""
+        """Return the path of an import's log."""
         return f"{self.jobs}/{job.id}.log"
 
-    def damage(self, known: Squashed) -> str | None:
-        """What is wrong with the file, as far as its size and its first bytes tell."""
+    def damage(self, squashed: Squashed) -> str | None:
+        """Return what is wrong with the file, as far as its size and its first bytes tell, or None."""
         script = 'test -f "$1" || exit 4; stat -c %s -- "$1"; head -c 48 -- "$1" | od -An -v -t x1'
-        done = self.transport.run(["sh", "-c", script, "sh", self.path(known)])
-        if done.code != 0:
+        answer = self.transport.run(["sh", "-c", script, "sh", self.path(squashed)])
+        if answer.code != 0:
             return "is gone"
-        size, *rows = done.text.splitlines()
+        size, *rows = answer.text.splitlines()
         head = bytes.fromhex("".join(rows).replace(" ", ""))
         if head[:4] != b"hsqs":
-            return "is no squashfs image"
+            return "is not a squashfs image"
         whole = int.from_bytes(head[40:48], "little")
-        if int(size) != known.size or int(size) < whole:
-            return f"is damaged: it has {int(size):,} bytes of {max(known.size, whole):,}"
+        if int(size) != squashed.size or int(size) < whole:
+            return f"is damaged: it has {int(size):,} bytes of {max(squashed.size, whole):,}"
         return None
 
 
-# Everything that can go wrong ends the job with its own words in the log. `$seen` is the note when this import was
-# asked for: when another one has run in between, its work is ours.
+# Every failure ends the job with a message in the log. `$seen` is the digest of the note at submission: if another
+# import has run since, there is nothing left to do.
 _SCRIPT: Final = r"""
 set -eu
 now=none; test ! -e "$note" || now=$(sha256sum <"$note" | cut -d' ' -f1)
@@ -262,11 +255,11 @@ def _import(
     shelf: _Shelf,
     options: Sequence[str],
     digest: str | None,
-    seen: str,
+    version: str,
     say: Callable[[str], None],
     poll: float,
 ) -> tuple[Job, JobState | None]:
-    """Submit the import and wait for its end. Our going away ends nothing: the next command finds what it made."""
+    """Submit the import and wait for its end. It continues if this process ends: the next command finds its result."""
     reference = shelf.reference
     values = {
         "image_json": msgspec.json.encode(reference.text).decode(),
@@ -275,7 +268,7 @@ def _import(
         "folder": shelf.folder,
         "stem": reference.stem,
         "note": shelf.note,
-        "seen": seen,
+        "seen": version,
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     script = "\n".join(["#!/bin/sh", *lines]) + _SCRIPT
@@ -283,15 +276,15 @@ def _import(
     name = JobName(reference.id, 0, "squash")
     output = f"--output={shelf.jobs}/%j.log"
     job = Submitter(slurm, Ledger(transport, shelf.jobs)).submit(name, script.encode(), options=[*options, output])
-    said = ""
+    last = ""
     while True:
-        found = [state for state in slurm.jobs(names=[str(name)]) if job.is_seen_in(state) and state.id == job.id]
-        if not found or not found[0].active:
-            return job, found[0] if found else None
-        now = f"job {job.id} is {found[0].state}{': ' + found[0].why if found[0].why else ''}"
-        if now != said:
-            say(now)
-            said = now
+        states = [state for state in slurm.jobs(names=[str(name)]) if job.matches(state) and state.id == job.id]
+        if not states or not states[0].active:
+            return job, states[0] if states else None
+        message = f"job {job.id} is {states[0].state}{': ' + states[0].why if states[0].why else ''}"
+        if message != last:
+            say(message)
+            last = message
         time.sleep(poll)
 
 
@@ -302,7 +295,7 @@ _REMEDIES: Final = (
     ),
     (
         r"\b40[13]\b|unauthori[sz]ed|denied|authentication",
-        "The registry wants a login: `machine REGISTRY login USER password KEY` in ~/.config/enroot/.credentials.",
+        "The registry requires a login: `machine REGISTRY login USER password KEY` in ~/.config/enroot/.credentials.",
     ),
     (r"No space left|quota", "Make room in remote_job_dir, and in the nodes' $TMPDIR, where layers are unpacked."),
     (r"\b404\b|manifest unknown|not found|No such image", "There is no such image, or no such tag: correct its name."),
@@ -334,22 +327,22 @@ def _failed(
 
 
 def registry_digest(transport: Transport, reference: Reference) -> str | None:
-    """The digest of the manifest that a tag names now, asked from the cluster; None where nobody can say."""
+    """Return the digest of the manifest that a tag names now, as seen from the cluster; None if unknown."""
     if reference.tag.startswith("sha256:"):
         return reference.tag
     scheme = _SCHEME.match(reference.text)
     if scheme and scheme[1] != "docker":
         return None
     registry = reference.registry or "docker.io"
-    asked = f"docker://{registry}/{reference.name}:{reference.tag}"
-    done = transport.run(["timeout", "20", "skopeo", "inspect", "--format", "{{.Digest}}", asked], once=True)
-    if done.code == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", done.text.strip()):
-        return done.text.strip()
-    return _asked_over_http(transport, reference)
+    url = f"docker://{registry}/{reference.name}:{reference.tag}"
+    answer = transport.run(["timeout", "20", "skopeo", "inspect", "--format", "{{.Digest}}", url], once=True)
+    if answer.code == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", answer.text.strip()):
+        return answer.text.strip()
+    return _digest_over_http(transport, reference)
 
 
-def _asked_over_http(transport: Transport, reference: Reference) -> str | None:
-    """The same by HTTP, as anybody may ask a public registry."""
+def _digest_over_http(transport: Transport, reference: Reference) -> str | None:
+    """Ask a public registry over HTTP."""
     registry, name = reference.registry or "registry-1.docker.io", reference.name
     if reference.registry in (None, "docker.io"):
         registry, name = "registry-1.docker.io", name if "/" in name else f"library/{name}"
@@ -357,17 +350,17 @@ def _asked_over_http(transport: Transport, reference: Reference) -> str | None:
     url = f"{'http' if local else 'https'}://{registry}/v2/{name}/manifests/{reference.tag}"
     curl = ["curl", "-sS", "--max-time", "20", "-o", "/dev/null", "-D", "-", "--head", "-H", f"Accept: {_MANIFESTS}"]
     answer = transport.run([*curl, url], once=True).text
-    wanted = re.search(r'^www-authenticate:\s*bearer realm="([^"]+)"(.*)$', answer, re.IGNORECASE | re.MULTILINE)
-    if wanted is not None:
-        more = dict(re.findall(r'(service|scope)="([^"]*)"', wanted[2]))
+    challenge = re.search(r'^www-authenticate:\s*bearer realm="([^"]+)"(.*)$', answer, re.IGNORECASE | re.MULTILINE)
+    if challenge is not None:
+        more = dict(re.findall(r'(service|scope)="([^"]*)"', challenge[2]))
         fields = [word for key, value in more.items() for word in ("--data-urlencode", f"{key}={value}")]
-        got = transport.run(["curl", "-sS", "--max-time", "20", "--get", *fields, wanted[1]], once=True).stdout
+        grant = transport.run(["curl", "-sS", "--max-time", "20", "--get", *fields, challenge[1]], once=True).stdout
         try:
-            token = msgspec.json.decode(got, type=dict[str, object]).get("token")
+            token = msgspec.json.decode(grant, type=dict[str, object]).get("token")
         except msgspec.DecodeError:
             return None
-        # For anybody, and good for minutes; all the same nothing that belongs into a list of processes.
+        # The token is public and short-lived, but still does not belong into the process list.
         header = f"Authorization: Bearer {token}\n".encode()
         answer = transport.run([*curl, "-H", "@-", url], input=header, once=True).text
-    found = re.search(r"^docker-content-digest:\s*(sha256:[0-9a-f]{64})\s*$", answer, re.IGNORECASE | re.MULTILINE)
-    return found[1] if found else None
+    digest = re.search(r"^docker-content-digest:\s*(sha256:[0-9a-f]{64})\s*$", answer, re.IGNORECASE | re.MULTILINE)
+    return digest[1] if digest else None

@@ -1,4 +1,4 @@
-"""This version of Holdfast on the cluster: built as a wheel, installed there once per version."""
+"""Install this version of Holdfast on the cluster, from a wheel, once per version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EPOCH: Final = (2020, 1, 1, 0, 0, 0)
 
 
 def build_wheel() -> tuple[str, bytes]:
-    """This very version as a wheel: its name and its bytes, which are the same for the same code."""
+    """Build a wheel of this version, and return its name and its bytes, which depend on the code alone."""
     package = Path(holdfast.__file__).parent
     about = importlib.metadata.distribution("holdfast-evals")
     version = about.version
@@ -42,14 +42,14 @@ def build_wheel() -> tuple[str, bytes]:
     files[f"{info}/entry_points.txt"] = (about.read_text("entry_points.txt") or "").encode()
     record = "".join(f"{name},sha256={_record(data)},{len(data)}\n" for name, data in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
-    return f"holdfast_evals-{version}-py3-none-any.whl", made.getvalue()
+    return f"holdfast_evals-{version}-py3-none-any.whl", buffer.getvalue()
 
 
 def _record(data: bytes) -> str:
@@ -59,25 +59,25 @@ def _record(data: bytes) -> str:
 def ensure_python(
     transport: Transport, base: str, extras: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
 ) -> str:
-    """An interpreter on the cluster that has this version of Holdfast, made there once per version."""
+    """Return an interpreter on the cluster that has this version of Holdfast, installed there once per version."""
     name, wheel = build_wheel()
     code = transport.put({name: File(wheel)}, f"{base}/holdfast/code")
     key = digest([code.rpartition("/")[2], sorted(extras)]).removeprefix("sha256:")
     place = f"{base}/holdfast/env/{key[:32]}"
-    wanted = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
+    requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
         say(f"[info] Holdfast {holdfast.__version__} is installed on {transport.place}, once for this version")
-    done = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, wanted], timeout=_INSTALL_SECONDS)
-    if done.code != 0:
-        said = "\n".join((done.stderr.strip() or done.text.strip()).splitlines()[-8:])
+    completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
+    if completed.code != 0:
+        output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])
         raise ClusterError(
-            f"{transport.place}: Holdfast could not be installed in {place}:\n{said}",
+            f"{transport.place}: Holdfast could not be installed in {place}:\n{output}",
             remedy='Install it there yourself, and name the interpreter in the profile: python = "/path/to/bin/python"',
         )
     return f"{place}/bin/python"
 
 
-# A virtual environment cannot be moved, so it is made in its place, by one at a time; `.ready` says that it is whole.
+# A virtual environment cannot be moved, so one process creates it in its place; `.ready` marks it complete.
 _MAKE_ENV: Final = """
 env="$1" wheel="$2"
 test -e "$env/.ready" && exit 0
@@ -86,7 +86,7 @@ waited=0
 until mkdir -- "$env.lock" 2>/dev/null; do
     test -e "$env/.ready" && exit 0
     waited=$((waited + 1))
-    if test $waited -gt 900; then echo "somebody else is at it: $env.lock; remove it if nobody is" >&2; exit 1; fi
+    if test $waited -gt 900; then echo "another process is installing; if not, remove $env.lock" >&2; exit 1; fi
     sleep 1
 done
 trap 'rmdir -- "$env.lock"' EXIT
@@ -103,7 +103,7 @@ if test -n "$python"; then
 elif command -v uv >/dev/null; then
     uv venv -q --python '>=3.11' -- "$env" && uv pip install -q --python "$env/bin/python" -- "$wheel" || exit 1
 else
-    echo "there is neither a Python from 3.11 with venv nor uv on the PATH of a shell that is not a login shell" >&2
+    echo "neither Python 3.11 or newer with venv nor uv is on the PATH of a non-login shell" >&2
     exit 1
 fi
 "$env/bin/python" -m holdfast --version || exit 1
@@ -112,21 +112,21 @@ touch -- "$env/.ready"
 
 
 def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[str]:
-    """What must be installed beside Holdfast itself for these evals and exports."""
-    going = set(destinations)
+    """Return the extras of Holdfast that these evals and exports need."""
+    exports = set(destinations)
     for spec in specs:
-        going |= {block.to for block in spec.exports}
-    found = going & {"wandb", "mlflow", "parquet"}
+        exports |= {block.to for block in spec.exports}
+    extras = exports & {"wandb", "mlflow", "parquet"}
     for spec in specs:
         paths = dataset_paths(spec)
-        found |= {"hf" for path in paths if path.startswith("hf://")}
-        found |= {"parquet" for path in paths if path.endswith(".parquet")}
+        extras |= {"hf" for path in paths if path.startswith("hf://")}
+        extras |= {"parquet" for path in paths if path.endswith(".parquet")}
         if isinstance(spec.target, ModelTarget) and is_embedded(spec.target.model):
-            found.add("local")
+            extras.add("local")
         if getattr(spec.target, "mcp", None) or "mcp" in str(getattr(spec.target, "tools", "")):
-            found.add("mcp")
+            extras.add("mcp")
         kinds = {grader.type for _, grader in spec.placed_graders()}
-        found |= {
+        extras |= {
             extra for extra, words in (("math", "math"), ("similarity", "similar")) if any(words in k for k in kinds)
         }
-    return sorted(found)
+    return sorted(extras)

@@ -1,21 +1,21 @@
-"""The files of an invocation: what each is called, what it says, and how it is read and written.
+"""The files of an invocation: their names, their contents, and how they are read and written.
 
     <directory>/                       BASE/holdfast/<id>
-        invocation.json                `InvocationFile`: what was asked for
-        secrets.env                    mode 0600; values of variables by the names they have where it was submitted
-        jobs-*.jsonl                   see `submission`
-        stop                           present: nobody goes on
+        invocation.json                `InvocationFile`: what was submitted
+        secrets.env                    mode 0600; values of variables, by their names on the submitting machine
+        jobs-*.jsonl                   see `ledger`
+        stop                           present: no job continues
         <n>/                           a task
-            task.json                  `TaskFile`: everything that its jobs must know
+            task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts
             attempts.jsonl             `Begin` and `End` of each attempt, sealed lines
-            state.json                 `State`: how far it is
-            stop                       present: nobody goes on with this task
-            endpoint.json              `EndpointFile`: there is work, and where the model is; removed when there is not
+            state.json                 `State`: its progress
+            stop                       present: no job continues this task
+            endpoint.json              `EndpointFile`: there is work, and where the model is; else absent
             logs/                      main-<job>-<restart>.log, deployment-…, worker-<i>-…, slurm-<job>.log, export.log
-                                       and <name>-… of what is served beside the model
+                                       and <name>-… of servers beside the model
 
-Those on the cluster read and write them as files; everybody else through a `Transport`.
+Jobs read and write them as files; commands through a `Transport`.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.cluster.config.options import RunOptions
+from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from holdfast.cluster.remote.transport import Transport
 
-SCHEMA_VERSION: Final = "1.0"
 Phase = Literal["waiting", "deploying", "running", "draining", "finishing", "done", "stopped"]
 OVER: Final[frozenset[Phase]] = frozenset({"done", "stopped"})
-"""phases after which nothing happens by itself"""
+"""phases after which nothing happens without a user"""
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command asked for. Holds no secret."""
+    """What one command submitted. Contains no secrets."""
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     id: str
     created: float
     user: str
     host: str
-    """where the command was given"""
+    """where the command ran"""
     holdfast: str
     executor: str
     profile: str | None = None
@@ -64,83 +63,8 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
     """the compiled configuration"""
 
 
-class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that a task starts for itself: of the model, or of a judge or whatever else it needs."""
-
-    name: str = "deployment"
-    """of its log; one that serves something else than the model is called so"""
-    prefix: str = ""
-    """of the variables that say where it is; empty: it serves the model"""
-    command: str
-    pre_cmd: str | None = None
-    image: str | None = None
-    """None: a plain process on the node"""
-    mounts: tuple[str, ...] = ()
-    mount_home: bool = False
-    port: int = 8000
-    model: str | None = None
-    base_path: str = "/v1"
-    endpoints: dict[str, str] = {}
-    """its paths: chat, completions …"""
-    health_path: str = "/health"
-    health_status: int = 200
-    tasks: int | None = None
-    """processes to start one instance with; None: one per node"""
-    instances: int = 1
-    nodes: int | None = None
-    """of all its instances together; None: all of the job's"""
-    readiness_seconds: float | None = None
-    env: dict[str, str] = {}
-    """host:NAME, lit:VALUE, runtime:NAME"""
-
-
-class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the jobs of a task must know. Holds no secret."""
-
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815
-    invocation: str
-    number: int
-    name: str
-    executor: str = "slurm"
-    mode: str = "sequential"
-    """of the local executor: whether it waits for the tasks before it"""
-    python: str
-    """the interpreter that has this version of Holdfast"""
-    eval_file: str
-    """on the cluster, in a bundle; one of another tool's kind is there as the eval of ours that it is, in JSON"""
-    overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    options: RunOptions = RunOptions()
-    runs_dir: str
-    deployment: DeploymentFile | None = None
-    auxiliary: tuple[DeploymentFile, ...] = ()
-    workers: int = 1
-    walltime: float = 3600
-    """seconds of one job"""
-    margin: float = 120
-    """seconds before its end at which a job stops in good order"""
-    max_walltime: float | None = None
-    """seconds of all jobs together"""
-    env: dict[str, str] = {}
-    export: tuple[str, ...] = ()
-    """destinations, when all is done"""
-    export_env: dict[str, str] = {}
-    export_config: dict[str, Any] = {}
-    pre_cmd: str | None = None
-    post_cmd: str | None = None
-    setup_lines: tuple[str, ...] = ()
-    main_options: tuple[str, ...] = ()
-    """of sbatch, for the job that serves and works"""
-    worker_options: tuple[str, ...] = ()
-    """the same for those that only work"""
-
-    @property
-    def served(self) -> tuple[DeploymentFile, ...]:
-        """All that it serves, the model first."""
-        return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
-
-
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a task is, as its main job saw it last."""
+    """The progress of a task, as its main job saw it last."""
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815
     phase: Phase = "waiting"
@@ -149,18 +73,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     """None: not known yet"""
     errors: int = 0
-    """trials that were given up in this attempt"""
+    """trials that failed in this attempt"""
     rate: float = 0.0
     """trials per second"""
     reason: str = ""
-    """why it stopped, or what it waits for"""
+    """why the task stopped, or what it waits for"""
     attempt: int = 0
     """from 1"""
     job: str | None = None
     run_dir: str | None = None
     """None: not known yet"""
     exit_code: int | None = None
-    """of the run, once it is over: 0 finished, 1 a gate was not met, 3 not finished"""
+    """of the run, once the task is over: 0 finished, 1 a gate was not met, 3 not finished"""
     updated: float = 0.0
 
 
@@ -174,11 +98,11 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="k
     time: float
     done: int = 0
     records: int = 0
-    """bytes of the run's journals: more of them is ground gained"""
+    """bytes of the run's journals: more means progress"""
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"):
-    """It has ended it in good order. One that was killed has no such line."""
+    """A job has ended an attempt. A killed attempt has no such line."""
 
     attempt: int
     job: str
@@ -187,7 +111,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"
     records: int = 0
     why: str
     goes_on: bool = False
-    """whether a further attempt follows by itself"""
+    """True if another attempt follows without a user"""
 
 
 AttemptRecord = Begin | End
@@ -197,45 +121,45 @@ class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """There is work to share in `run_dir`; `base_url` is where this attempt serves the model, if it does."""
 
     serial: int
-    """grows whenever work is shared out anew"""
+    """grows whenever work is offered again"""
     job: str
     run_dir: str
     host: str
     port: int | None = None
     model: str | None = None
     base_url: str | tuple[str, ...] | None = None
-    """several where the model has several instances"""
+    """several if the model has several instances"""
     env: dict[str, str] = {}
-    """where everything else is that this attempt serves"""
+    """variables with the URLs of the other servers"""
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """Where the model is, once or more; nothing where this attempt does not serve it."""
+        """The URLs of the model; none if this attempt does not serve it."""
         return (self.base_url,) if isinstance(self.base_url, str) else self.base_url or ()
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands before it is worked on, as the process that prepared it says on its standard output."""
+    """The state of a run before the work, as the process that prepared it writes to its standard output."""
 
     run_dir: str = ""
     exit_code: int | None = None
-    """of a run that is finished, or wants nothing more; else None"""
+    """of a run with nothing left to do; else None"""
     total: int = 0
     done: int = 0
     slots: float = 0
     """verdicts that a trial needs, on average"""
     copies: bool = False
-    """whether the eval file or the command asks for copies of a run that has ended"""
+    """True if the eval file or the command asks for copies of a finished run"""
     report: str = ""
-    """the numbers of a finished run, as they are shown to a person"""
+    """the table of a finished run"""
     missed: tuple[str, ...] = ()
-    """the gates that were not met, each with its value"""
+    """the gates that were not met, with their values"""
     error: str = ""
-    """why it cannot be worked on"""
+    """why there can be no work"""
 
 
 class TaskPlace:
-    """The folder of a task, by its path; nothing is read or written by naming its files."""
+    """The folder of a task, and the paths of its files. Nothing is read or written."""
 
     def __init__(self, directory: str | Path, number: int) -> None:
         self.invocation = str(directory).rstrip("/")
@@ -253,7 +177,7 @@ class TaskPlace:
 
     @classmethod
     def of(cls, folder: str | Path) -> TaskPlace:
-        """The place whose folder this is."""
+        """Return the place of a folder."""
         path = Path(folder).absolute()
         if not path.name.isdigit():
             raise UsageError(f"{folder} is not the folder of a task: those are called 0, 1, 2 …")
@@ -261,22 +185,22 @@ class TaskPlace:
 
 
 def invocation_path(directory: str) -> str:
-    """Where an invocation says what it is."""
+    """Return the path of an invocation's invocation.json."""
     return f"{directory.rstrip('/')}/invocation.json"
 
 
 def read_invocation(transport: Transport, directory: str) -> InvocationFile:
-    """What an invocation was asked for. FileNotFoundError where the directory is none."""
+    """Read what was submitted. FileNotFoundError if the directory is not that of an invocation."""
     return decode(transport.read(invocation_path(directory)), InvocationFile, invocation_path(directory))
 
 
 def read_task(transport: Transport, place: TaskPlace) -> TaskFile:
-    """A task as its jobs know it."""
+    """Read a task."""
     return decode(transport.read(place.task), TaskFile, place.task)
 
 
 def read_state(transport: Transport, place: TaskPlace) -> State:
-    """How far a task is; one that no job has begun waits."""
+    """Read the progress of a task; a task without a job so far is waiting."""
     try:
         return decode(transport.read(place.state), State, place.state)
     except FileNotFoundError:
@@ -284,7 +208,7 @@ def read_state(transport: Transport, place: TaskPlace) -> State:
 
 
 def read_attempts(transport: Transport, place: TaskPlace) -> list[AttemptRecord]:
-    """The attempts so far. A torn or damaged line does not count."""
+    """Read the attempts so far. Torn and damaged lines do not count."""
     try:
         return decode_attempts(transport.read(place.attempts))
     except FileNotFoundError:
@@ -292,88 +216,79 @@ def read_attempts(transport: Transport, place: TaskPlace) -> list[AttemptRecord]
 
 
 def decode_attempts(data: bytes) -> list[AttemptRecord]:
-    """The sound lines of attempts.jsonl."""
+    """Decode attempts.jsonl, without torn and damaged lines."""
     return [msgspec.json.decode(line, type=AttemptRecord) for line in data.split(b"\n") if is_sound(line)]
 
 
 def is_stopped(transport: Transport, directory: str) -> bool:
-    """Whether somebody has told the invocation, or the task, that has this directory to stop."""
+    """Return True if the invocation, or the task, with this directory was stopped."""
     return transport.exists(f"{directory.rstrip('/')}/stop")
 
 
 def write_stop(transport: Transport, directory: str, why: str) -> None:
-    """Tell it: no job begins anything after this."""
+    """Stop an invocation or a task: no job begins anything after this."""
     transport.append(f"{directory.rstrip('/')}/stop", f"{time.time():.0f} {why}\n".encode())
 
 
 def remove_stop(transport: Transport, directory: str) -> None:
-    """Let it go on."""
+    """Let a stopped invocation or task continue."""
     transport.check(["rm", "-f", "--", f"{directory.rstrip('/')}/stop"])
 
 
 def write_state(place: TaskPlace, state: State) -> None:
-    """On the cluster itself: replace state.json in one step."""
+    """Replace state.json in one step, from a job."""
     write(Path(place.state), msgspec.structs.replace(state, updated=time.time()))
 
 
 def append_attempt(place: TaskPlace, record: AttemptRecord) -> None:
-    """On the cluster itself: add a line, on the medium when this returns. Only a task's main job writes it."""
+    """Add a line, on the medium when this returns. Only the main job of a task writes this file."""
     from holdfast.cluster.remote.transport import Here
 
     Here(pauses=()).append(place.attempts, seal(msgspec.json.encode(record)))
 
 
 def write(path: Path, content: msgspec.Struct) -> None:
-    """Write one of these files in one step."""
+    """Write a file in one step."""
     make_directory(path.parent)
     with replacing(path) as file:
         file.write(encode(content))
 
 
 def encode(content: msgspec.Struct) -> bytes:
-    """A file's bytes, for people too."""
+    """Return the bytes of a file, formatted for people."""
     return msgspec.json.format(msgspec.json.encode(content)) + b"\n"
 
 
 def decode(data: bytes, kind: type[_Struct], path: str) -> _Struct:
-    """One of these files out of its bytes."""
+    """Decode a file."""
     try:
-        found = msgspec.json.decode(data, type=kind)
+        content = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise UsageError(
             f"{path}: {error}", remedy="It was changed or damaged; the run itself is not touched."
         ) from None
-    version = str(getattr(found, "schemaVersion", SCHEMA_VERSION))
+    version = str(getattr(content, "schemaVersion", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise VersionError(f"{path} is of version {version}; this Holdfast reads {SCHEMA_VERSION}")
-    return found
+    return content
 
 
 def write_secrets(values: Mapping[str, str]) -> bytes:
-    """The bytes of secrets.env: NAME="value" with the value as JSON, so that it may hold anything."""
+    """Return the bytes of secrets.env: NAME="value", with JSON strings as values, which may contain anything."""
     return b"".join(b"%b=%b\n" % (name.encode(), msgspec.json.encode(value)) for name, value in sorted(values.items()))
 
 
 def read_secrets(data: bytes) -> dict[str, str]:
-    """The values by their names."""
-    found = {}
+    """Return the values by name."""
+    values = {}
     for line in data.splitlines():
         name, equals, value = line.partition(b"=")
         if equals:
-            found[name.decode()] = msgspec.json.decode(value, type=str)
-    return found
+            values[name.decode()] = msgspec.json.decode(value, type=str)
+    return values
 
 
 def log_name(kind: str, job: str, restart: int = 0, instance: int = 0) -> str:
-    """`main-12-0.log`, `deployment-12-0.log`, `worker-3-12-0.log`; `deployment-12-0-1.log` of a second instance."""
+    """Return the name of a log: `main-12-0.log`, `worker-3-12-0.log`, `deployment-12-0-1.log` of a second instance."""
     number = f"-{instance}" if instance else ""
     return f"{kind}-{re.sub(r'[^0-9A-Za-z_]+', '_', job)}-{restart}{number}.log"
-
-
-def logs_of(names: Sequence[str], kind: str) -> list[str]:
-    """The logs of a kind (main, deployment, worker) among file names, in the order of jobs and restarts."""
-
-    def order(name: str) -> list[int]:
-        return [int(part) for part in re.findall(r"\d+", name)]
-
-    return sorted((name for name in names if name.startswith(f"{kind}-") and name.endswith(".log")), key=order)

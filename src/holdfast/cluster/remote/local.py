@@ -1,10 +1,12 @@
-"""Jobs on this machine: processes of their own that outlive the command, known by process id and start time.
+"""The `local` executor: jobs are processes on this machine that outlive the command.
 
-The same folders, files and code as on a cluster; instead of successors the main process makes its attempts itself.
+Folders, files and code are those of a cluster; instead of queueing successors the main process makes its attempts
+itself. A process is identified by its id and its start.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import signal
@@ -13,61 +15,95 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest_bytes
+from holdfast.cluster.remote.executor import Executor, job_command
 from holdfast.cluster.remote.ledger import INTENT, Intent, Job, Ledger, Submitted
-from holdfast.cluster.remote.slurm import JobName
+from holdfast.cluster.remote.slurm import JobName, JobState
+from holdfast.errors import Unreachable
 from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
-    from holdfast.cluster.remote.invocation import TaskFile, TaskPlace
+    from collections.abc import Sequence
+
+    from holdfast.cluster.config.launch import TaskFile
+    from holdfast.cluster.remote.invocation import TaskPlace
+    from holdfast.cluster.remote.transport import Transport
 
 
-def process_id(pid: int) -> str:
+class LocalExecutor(Executor):
+    """Runs jobs as processes on this machine."""
+
+    name = "local"
+    is_local = True
+
+    def command(self, task: TaskFile, place: TaskPlace) -> list[str]:
+        """Return the command of a task's main process."""
+        return job_command(task, place)
+
+    def start(self, ledger: Ledger, task: TaskFile, place: TaskPlace) -> list[Job]:
+        """Start the main process of a task."""
+        names = (JobName.parse(job.intent.name) for job in ledger.jobs())
+        number = 1 + sum(name is not None and name.task == task.number for name in names)
+        argv = self.command(task, place)
+        intent = Intent(
+            intent=secrets.token_hex(8),
+            name=str(JobName(task.invocation, task.number, "main" if number == 1 else f"main-{number}")),
+            script=digest_bytes("\0".join(argv).encode()),
+            time=time.time(),
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            start=start_token(os.getpid()),
+        )
+        ledger.write(intent)
+        # Not `subprocess`, which expects the starting process to wait for the end of the started one.
+        no_streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+        env = {**os.environ, INTENT: intent.intent}
+        job = _process_id(os.posix_spawnp(argv[0], argv, env, file_actions=no_streams, setsid=True))
+        ledger.write(Submitted(intent.intent, job, time.time()))
+        return [Job(intent, job)]
+
+    def states(
+        self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False
+    ) -> list[JobState]:
+        """Return the processes that run. Those that have ended are not listed."""
+        elsewhere = {job.intent.host for job in jobs} - {os.uname().nodename}
+        if elsewhere:
+            raise Unreachable(f"its processes are on {', '.join(sorted(elsewhere))}, and this is {os.uname().nodename}")
+        now = time.time()
+        return [
+            JobState(
+                id=job.id,
+                task=None,
+                name=job.intent.name,
+                comment=job.intent.intent,
+                user=getpass.getuser() if mine else "",
+                state="running",
+                raw_state="RUNNING",
+                nodes=job.intent.host,
+                start=job.intent.time,
+                elapsed=now - job.intent.time,
+            )
+            for job in jobs
+            if job.id is not None and _is_alive(job.id)
+        ]
+
+    def cancel(self, transport: Transport, states: Sequence[JobState]) -> None:
+        """Send SIGTERM. A main process finishes its trials in flight, and stops its server and workers."""
+        for state in states:
+            if _is_alive(state.id):
+                with suppress(ProcessLookupError):
+                    os.kill(int(state.id.partition("-")[0]), signal.SIGTERM)
+
+    def job_id(self) -> str:
+        """Return the id of this process."""
+        return _process_id(os.getpid())
+
+
+def _process_id(pid: int) -> str:
     """Return the id of a process as a job: `<pid>-<start token>`."""
     return f"{pid}-{start_token(pid) or 0}"
 
 
-def is_alive(job: str) -> bool:
+def _is_alive(job: str) -> bool:
     """Return True if the process with this id still runs."""
     pid, _, start = job.partition("-")
     return is_running(int(pid), "" if start == "0" else start)
-
-
-def start(ledger: Ledger, task: TaskFile, place: TaskPlace) -> Job:
-    """Start the main process of a task, and record it."""
-    number = 1 + sum(JobName.parse(job.intent.name) is not None for job in jobs_of(ledger, task.number))
-    name = JobName(task.invocation, task.number, "main" if number == 1 else f"main-{number}")
-    argv = [task.python, "-m", "holdfast.cluster.job.node", place.path, "--role", "main"]
-    intent = Intent(
-        secrets.token_hex(8),
-        str(name),
-        digest_bytes("\0".join(argv).encode()),
-        time.time(),
-        os.uname().nodename,
-        os.getpid(),
-        start=start_token(os.getpid()),
-    )
-    ledger.write(intent)
-    # Not `subprocess`, which wants whoever starts a process to stay for its end.
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-    env = {**os.environ, INTENT: intent.intent}
-    job = process_id(os.posix_spawn(argv[0], argv, env, file_actions=nothing, setsid=True))
-    ledger.write(Submitted(intent.intent, job, time.time()))
-    return Job(intent, job)
-
-
-def jobs_of(ledger: Ledger, task: int) -> list[Job]:
-    """The processes of a task that were ever started."""
-    names = ((job, JobName.parse(job.intent.name)) for job in ledger.jobs())
-    return [job for job, name in names if name is not None and name.task == task]
-
-
-def live_jobs(ledger: Ledger, task: int) -> list[Job]:
-    """Those that still run."""
-    return [job for job in jobs_of(ledger, task) if job.id is not None and is_alive(job.id)]
-
-
-def cancel(job: Job) -> None:
-    """Tell a process to stop, if it is still that one. It puts away what is in hand, and its server and workers."""
-    if job.id is not None and is_alive(job.id):
-        with suppress(ProcessLookupError):
-            os.kill(int(job.id.partition("-")[0]), signal.SIGTERM)

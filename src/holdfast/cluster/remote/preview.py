@@ -1,7 +1,4 @@
-"""What a launch would find and do, before anything is sent: the plan of a run on this machine, a look at a cluster's.
-
-Nothing is written, here or there. Where nobody could look, that is said.
-"""
+"""Preview a launch: what would be submitted, and what already exists. Nothing is written, here or on the cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.cluster.remote.transport import way_to
+from holdfast.cluster.remote.executor import executor_named
+from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.scripts import main_script, worker_script
+from holdfast.cluster.remote.submit import base_folder, connect_launch, place_task, runs_folder
 from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable
@@ -19,29 +19,56 @@ from holdfast.plan.identity import identify
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.config.launch import Launch
+    from holdfast.cluster.config.launch import Launch, TaskFile
     from holdfast.cluster.config.tasks import Task
-    from holdfast.cluster.remote.invocation import TaskFile
     from holdfast.plan.plan import Plan
 
 _LOOK_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """What is known of a task's run."""
+class Preview:
+    """What would be submitted for one task."""
+
+    task: TaskFile
+    main: str
+    worker: str | None
+
+
+def preview(launch: Launch) -> list[Preview]:
+    """Return task files and scripts, with what is only known at submission in angle brackets."""
+    base = base_folder(launch)
+    previews = []
+    for number, task in enumerate(launch.tasks):
+        place = TaskPlace(f"{base}/holdfast/<id>", number)
+        file = place_task(
+            task.file,
+            place,
+            {server.name: server.image for server in launch.servers},
+            python=launch.env.python or f"{base}/holdfast/env/<digest>/bin/python",
+            eval_file=f"{base}/holdfast/bundles/<digest>/{task.eval_file.name}",
+            runs_dir=runs_folder(launch, base),
+        )
+        worker = worker_script(file, place) if file.workers > 1 else None
+        previews.append(Preview(file, main_script(file, place), worker))
+    return previews
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """What is known about the run of a task."""
 
     samples: int | None = None
     trials: int = 0
     run_dir: str = ""
     plan: Plan | None = None
-    """None: nobody could make one from here"""
+    """None: it cannot be made here"""
     finished: bool | None = None
-    """None: nobody looked"""
+    """None: unknown"""
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """The same for people."""
+        """Yield the lines that people see."""
         if self.samples is not None:
             yield f"{counted(self.samples, 'sample')} × {counted(self.trials, 'trial')}"
         if self.run_dir:
@@ -51,7 +78,7 @@ class Foreseen:
         yield from self.notes
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for scripts."""
+        """Return the fields that scripts see."""
         counts = ("total", "finished", "reused", "to_grade", "to_run")
         plan = None if self.plan is None else {name: getattr(self.plan, name) for name in counts}
         return {
@@ -64,54 +91,49 @@ class Foreseen:
         }
 
 
-class Foresight:
-    """Looks ahead for the tasks of a launch. A cluster that does not answer is asked once."""
+class RunPreviews:
+    """Previews the runs of a launch. A cluster that does not answer is asked once."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._silent = ""
+        self._unreachable = ""
 
-    def of(self, task: Task, described: TaskFile) -> Foreseen:
-        """What running a task would find."""
-        spec, asked = task.spec, described.options
-        options = Options(runs_dir=Path(described.runs_dir), fresh=asked.fresh, accept_drift=asked.accept_drift)
+    def preview(self, task: Task, file: TaskFile) -> RunPreview:
+        """Return what the run of a task would start from."""
+        spec, options = task.spec, file.options
+        engine = Options(runs_dir=Path(file.runs_dir), fresh=options.fresh, accept_drift=options.accept_drift)
         try:
-            if described.executor == "local":
-                found, rundir, plan = preview_run(spec, options)
-                return Foreseen(found.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
-            found = identify(spec)
+            if executor_named(file.executor).is_local:
+                identity, rundir, plan = preview_run(spec, engine)
+                return RunPreview(identity.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
+            identity = identify(spec)
         except DataError as error:
-            return Foreseen(notes=[f"its data cannot be read here: {error.message}"])
+            return RunPreview(notes=[f"its data cannot be read here: {error.message}"])
         except HoldfastError as error:
-            return Foreseen(notes=[str(error)])
-        run_dir = str(found.directory(options.runs_dir).path)
+            return RunPreview(notes=[str(error)])
+        run_dir = str(identity.directory(engine.runs_dir).path)
         finished, note = self._look(run_dir)
-        fresh = ["--fresh sets that run aside, and everything runs from scratch"] if asked.fresh else []
-        return Foreseen(found.survey.count, spec.trials, run_dir, None, finished, [note, *fresh])
+        fresh = ["--fresh sets that run aside, and everything runs from scratch"] if options.fresh else []
+        return RunPreview(identity.survey.count, spec.trials, run_dir, None, finished, [note, *fresh])
 
     def _look(self, run_dir: str) -> tuple[bool | None, str]:
-        """Whether a run is on the cluster, and finished, and how many outputs it has; or why nobody looked."""
-        where = self._launch.execution
+        """Return whether a run on the cluster is finished, and a note about it; None if this is unknown."""
         if not run_dir.startswith("/"):
             return None, "not checked: its path is known only on the cluster"
-        if self._silent:
-            return None, self._silent
-        way = way_to(where.hostname if where.ssh else None, where.username, where.identity, pauses=())
+        if self._unreachable:
+            return None, self._unreachable
+        transport = connect_launch(self._launch, pauses=())
         try:
-            done = way.check(["sh", "-c", _COUNT, "sh", run_dir], timeout=_LOOK_SECONDS)
+            answer = transport.check(["sh", "-c", _COUNT, "sh", run_dir], timeout=_LOOK_SECONDS)
         except (Unreachable, ClusterError) as error:
-            self._silent = f"not checked: {error.message}"
-            return None, self._silent
-        state, _, count = done.text.strip().rpartition("\n")[2].partition(" ")
+            self._unreachable = f"not checked: {error.message}"
+            return None, self._unreachable
+        state, _, count = answer.text.strip().rpartition("\n")[2].partition(" ")
         if state == "none":
-            return (
-                False,
-                f"{way.place}: there is no such run yet; outputs of other runs there are reused where their keys match",
-            )
-        said = f"{way.place}: {int(count):,} outputs are there"
-        return state == "finished", said + (
-            "" if state == "finished" else ", and the run continues with what is missing"
-        )
+            note = "there is no such run yet; outputs of other runs there are reused where their keys match"
+            return False, f"{transport.place}: {note}"
+        note = f"{transport.place}: {int(count):,} outputs are there"
+        return state == "finished", note if state == "finished" else f"{note}, and the run continues from there"
 
 
 _COUNT: Final = """

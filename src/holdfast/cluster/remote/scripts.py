@@ -1,6 +1,6 @@
-"""The batch scripts, as text that a task's description determines. No secret is in them, and no logic.
+"""Write the batch scripts of a task. They contain no secrets and no logic.
 
-Everything a job does is in `holdfast.cluster.job.node`: a shell that has traps loses signals, Python does not.
+Everything that a job does is in `holdfast.cluster.job`: a shell with traps loses signals, Python does not.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from holdfast.cluster.remote.executor import job_command
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.cluster.config.launch import Execution
-    from holdfast.cluster.remote.invocation import TaskFile, TaskPlace
+    from holdfast.cluster.config.launch import TaskFile
+    from holdfast.cluster.config.profiles import ProfileBlock
+    from holdfast.cluster.config.schema import ExecutionBlock
+    from holdfast.cluster.remote.invocation import TaskPlace
 
-MARGIN_SECONDS = 120
-"""how long before its time limit a job is told to stop; less where that is short"""
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "exclusive")
 
 
 def main_script(task: TaskFile, place: TaskPlace) -> str:
-    """The job that serves the model, if that is to be done, and works."""
+    """Return the script of the main job, which serves the model, if the task does so, and works."""
     return _script(task, place, "main", f"{place.logs}/slurm-%j.log", task.main_options)
 
 
 def worker_script(task: TaskFile, place: TaskPlace) -> str:
-    """The array of those that work beside it: members 1, 2 …"""
+    """Return the script of the array of worker jobs, members 1, 2 …"""
     array = f"--array=1-{max(1, task.workers - 1)}"
     return _script(task, place, "worker", f"{place.logs}/slurm-%A_%a.log", (array, "--requeue", *task.worker_options))
 
@@ -41,13 +42,13 @@ def _script(task: TaskFile, place: TaskPlace, role: str, log: str, options: Iter
         f"# {' '.join(task.name.split())}: task {task.number} of {task.invocation}, {role}",
         "trap '' USR2",  # which may come before Python listens, and would kill
         *task.setup_lines,
-        f"exec {shlex.join([task.python, '-m', 'holdfast.cluster.job.node', place.path, '--role', role])}",
+        f"exec {shlex.join(job_command(task, place, role))}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def directive(option: str) -> str:
-    """An option of sbatch as a line of a script; quoted where it has to be."""
+    """Return an option of sbatch as a line of a script, quoted if necessary."""
     if "\n" in option or "\r" in option:
         raise UsageError(f"an option of sbatch has a line break: {option!r}")
     name, equals, value = option.partition("=")
@@ -55,36 +56,34 @@ def directive(option: str) -> str:
 
 
 def comment_of(script: bytes) -> str:
-    """What a script wants in the comment of its job, where what the job is known by comes first."""
+    """Return the comment in a script, which follows the intent in the comment of its job."""
     found = re.search(r"^#SBATCH --comment=(.*)$", script.decode(errors="replace"), re.MULTILINE)
     return " ".join(shlex.split(found[1])) if found else ""
 
 
-def job_options(execution: Execution, *, serves: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The options of sbatch for the main job and for its workers, which get no GPUs where a server has them."""
-    flags = {name.lstrip("-").replace("_", "-"): value for name, value in execution.sbatch_flags.items()}
-    signal = () if "signal" in flags else (f"--signal=B:USR2@{margin(execution.walltime):d}",)
-    extra = {name: f"--{name}" if value is True else f"--{name}={value}" for name, value in flags.items()}
-    gpus: list[str] = []
-    if execution.gres:
-        gpus = [f"--gres={execution.gres}"]
-    elif execution.gpus_per_node:
-        gpus = [f"--gpus-per-node={execution.gpus_per_node}"]
-    account = [
-        *([f"--account={execution.account}"] if execution.account else []),
-        *([f"--comment={execution.comment}"] if execution.comment else []),
-    ]
-    size = [
-        *([f"--cpus-per-task={execution.cpus_per_task}"] if execution.cpus_per_task else []),
-        *([f"--mem={execution.mem}"] if execution.mem else []),
-    ]
+def sbatch_options(
+    execution: ExecutionBlock, env: ProfileBlock, *, nodes: int, serves: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the options of sbatch for the main job and for worker jobs, which get no GPUs if a server has them."""
+    from holdfast.cluster.config.walltime import margin  # with pydantic, which jobs do without
+
+    flags = {"exclusive": True, **execution.sbatch_extra_flags} if env.exclusive else execution.sbatch_extra_flags
+    extra = {
+        _flag(name): f"--{_flag(name)}" if value is True else f"--{_flag(name)}={value}"
+        for name, value in flags.items()
+        if value not in (None, False)
+    }
+    signal = [] if "signal" in extra else [f"--signal=B:USR2@{margin(execution.walltime):d}"]
+    project = None if execution.subproject == "holdfast" else execution.subproject
+    comment = " ".join(filter(None, (project, execution.sbatch_comment)))
+    account = _options(account=execution.account, comment=comment)
+    size = _options(cpus_per_task=env.cpus_per_task, mem=env.mem)
+    gpus = _options(gres=execution.gres) or _options(gpus_per_node=execution.gpus_per_node)
     main = [
         *account,
-        *([f"--partition={execution.partition}"] if execution.partition else []),
-        f"--time={execution.walltime}",
+        *_options(partition=execution.partition, time=execution.walltime),
         *signal,
-        f"--nodes={execution.nodes}",
-        f"--ntasks-per-node={execution.tasks_per_node}",
+        *_options(nodes=nodes, ntasks_per_node=execution.ntasks_per_node),
         *gpus,
         *size,
         *extra.values(),
@@ -92,8 +91,7 @@ def job_options(execution: Execution, *, serves: bool) -> tuple[tuple[str, ...],
     partition = (execution.cpu_partition if serves else None) or execution.partition
     worker = [
         *account,
-        *([f"--partition={partition}"] if partition else []),
-        f"--time={execution.walltime}",
+        *_options(partition=partition, time=execution.walltime),
         *signal,
         "--nodes=1",
         "--ntasks=1",
@@ -104,8 +102,10 @@ def job_options(execution: Execution, *, serves: bool) -> tuple[tuple[str, ...],
     return tuple(main), tuple(worker)
 
 
-def margin(walltime: str) -> int:
-    """Seconds before the time limit at which a job stops in good order."""
-    from holdfast.cluster.config.walltime import walltime_seconds
+def _flag(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
 
-    return min(MARGIN_SECONDS, walltime_seconds(walltime) // 4)
+
+def _options(**values: object) -> list[str]:
+    """Return options of sbatch, without those that have no value."""
+    return [f"--{_flag(name)}={value}" for name, value in values.items() if value]

@@ -1,8 +1,8 @@
-"""Slurm's own programs, read as one normal form: 22.05 to 25.11, with or without accounting.
+"""Run Slurm's programs, and read their output in one form: 22.05 to 25.11, with or without accounting.
 
-A job is known by its name, `hf-<invocation>.<task>.<role>`, and its comment, the intent it was submitted for. Its id is
-only where Slurm keeps it: a controller that was killed forgets jobs it has acknowledged and gives their ids to others.
-So jobs are looked up by name, and cancelled by name, or by id and name together.
+A job is identified by its name, `hf-<invocation>.<task>.<role>`, and its comment, the intent it was submitted for. Its
+id is no identity: a controller that was killed forgets jobs it has acknowledged and gives their ids to others. So jobs
+are looked up by name, and cancelled by name, or by id and name together.
 
 Jobs are read with `squeue --format`, whose fields have been the same for ten years; its JSON has not. Finished jobs
 stay there for some minutes (MinJobAge); after that only `sacct` knows them, where there is accounting.
@@ -40,7 +40,7 @@ State = Literal[
     "unknown",
 ]
 ACTIVE: Final[frozenset[State]] = frozenset({"pending", "running", "completing", "requeued", "unknown"})
-"""States after which something may still happen. What is not understood counts among them."""
+"""states of jobs that may still run; an unknown state counts as one"""
 
 _STATES: Final[dict[str, State]] = {
     "PENDING": "pending",
@@ -116,7 +116,7 @@ _REASONS: Final = (
 
 
 def explain(reason: str) -> str:
-    """Why a job is pending, as a sentence for people; Slurm's own word for it where there is none."""
+    """Return why a job is pending as a sentence; Slurm's own word if there is none."""
     plain = reason.strip("()").replace("_", " ").lower()
     for word, sentence in _REASONS:
         if plain.startswith(word.lower()):
@@ -135,40 +135,40 @@ class JobState(msgspec.Struct, frozen=True):
     comment: str
     user: str
     state: State
-    said: str
+    raw_state: str
     """Slurm's own word for the state"""
     reason: str = ""
-    """why it is pending, in Slurm's word; see `why`"""
+    """why it is pending, in Slurm's own word; see `why`"""
     nodes: str = ""
     partition: str = ""
     submitted: float | None = None
     start: float | None = None
-    """seconds since the epoch; of a pending job when Slurm means to start it, if it knows"""
+    """seconds since the epoch; for a pending job the planned start, if Slurm knows it"""
     elapsed: float | None = None
     """seconds"""
     exit_code: int | None = None
-    """of a finished job, where it can be learnt"""
+    """of a finished job, if known"""
     signal: int | None = None
-    """that ended it"""
+    """the signal that ended it"""
 
     @property
     def handle(self) -> str:
-        """How Slurm's programs name it: `12`, or `12_3` for a member of an array."""
+        """The id in Slurm's programs: `12`, or `12_3` for a member of an array."""
         return self.id if self.task is None else f"{self.id}_{self.task}"
 
     @property
     def active(self) -> bool:
-        """Whether it may still run."""
+        """True if the job may still run."""
         return self.state in ACTIVE
 
     @property
     def why(self) -> str:
-        """The reason it is pending, as a sentence."""
+        """Why the job is pending, as a sentence."""
         return explain(self.reason) if self.state in ("pending", "requeued") and self.reason else ""
 
 
 class JobName(NamedTuple):
-    """The parts of a name of ours."""
+    """The parts of the name of a job."""
 
     invocation: str
     task: int
@@ -179,21 +179,21 @@ class JobName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> JobName | None:
-        """A name of ours in its parts; None for everybody else's."""
-        found = re.fullmatch(r"hf-([0-9a-f]{16})\.(\d+)\.([a-z0-9-]+)", name)
-        return None if found is None else cls(found[1], int(found[2]), found[3])
+        """Parse a name; None if the job is not one of Holdfast."""
+        match = re.fullmatch(r"hf-([0-9a-f]{16})\.(\d+)\.([a-z0-9-]+)", name)
+        return None if match is None else cls(match[1], int(match[2]), match[3])
 
 
 _SEPARATOR: Final = "\x1f"
 _FIELDS: Final = ("%F", "%K", "%j", "%k", "%u", "%T", "%r", "%N", "%P", "%V", "%S", "%M")
-# What users set for themselves must hide no job from us, nor change how a time is written.
+# Users' own settings must neither hide jobs nor change the format of times.
 _PLAIN: Final = (
     "env",
     *(f"-u{name}" for name in ("SLURM_CLUSTERS", "SQUEUE_ACCOUNT", "SQUEUE_LICENSES", "SQUEUE_NAMES")),
     *(f"-u{name}" for name in ("SQUEUE_PARTITION", "SQUEUE_QOS", "SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_SORT")),
     "SLURM_TIME_FORMAT=%s",
 )
-_SILENT: Final = re.compile(
+_UNREACHABLE: Final = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|Communication"
     r"|Zero Bytes were transmitted|Transport endpoint|not responding|Unable to establish|Protocol authentication"
     r"|failed to fetch config|Slurm backup controller|Unable to contact slurmdbd|Temporarily unavailable",
@@ -202,7 +202,7 @@ _SILENT: Final = re.compile(
 
 
 class Slurm:
-    """Slurm as one user sees it, wherever `transport` leads."""
+    """Slurm as one user sees it, through a transport."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -218,10 +218,10 @@ class Slurm:
     ) -> str:
         """Submit a script (its text as bytes, or the path of a file on the cluster) and return the job's id.
 
-        `ClusterError`: Slurm refused. `Unreachable`: nobody knows whether the job was submitted; look for its name.
-        `env` is seen by the script, unless the options forbid it, and by everybody in the process list.
+        ClusterError: Slurm refused the job. Unreachable: the job may have been submitted; look for its name.
+        The script gets `env`, unless the options forbid it, and everybody sees it in the process list.
         """
-        done = self.transport.run(
+        completed = self.transport.run(
             [
                 *("env", *(f"{key}={value}" for key, value in (env or {}).items())),
                 *("sbatch", "--parsable", *options, f"--job-name={name}", f"--comment={comment}"),
@@ -230,18 +230,19 @@ class Slurm:
             input=script if isinstance(script, bytes) else b"",
             once=True,
         )
-        self._check(done, "sbatch")
-        found = re.search(r"^(\d+)(?:;\S+)?$", done.text.strip(), re.MULTILINE)
-        if found is None:
-            raise Unreachable(f"{self.transport.place}: sbatch succeeded, but named no job: {done.text.strip()!r}")
-        return found[1]
+        self._check(completed, "sbatch")
+        output = completed.text.strip()
+        job = re.search(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
+        if job is None:
+            raise Unreachable(f"{self.transport.place}: sbatch succeeded, but named no job: {output!r}")
+        return job[1]
 
     def jobs(
         self, *, invocation: str | None = None, names: Collection[str] | None = None, mine: bool = True
     ) -> list[JobState]:
-        """The jobs of an invocation, or of these names, that the controller knows: active and lately finished ones.
+        """List the jobs of an invocation, or of these names, that are active or finished recently.
 
-        `mine=False` also looks at other people's, for whoever looks at a colleague's run.
+        `mine=False` includes jobs of other users.
         """
         if names is not None and not names:
             return []
@@ -250,8 +251,8 @@ class Slurm:
             argv.append(f"--name={','.join(names)}")
         if mine:
             argv.append("--me")
-        done = self._check(self.transport.run(argv), "squeue")
-        jobs = [job for line in done.text.splitlines() if (job := read_squeue(line)) is not None]
+        listing = self._check(self.transport.run(argv), "squeue")
+        jobs = [job for line in listing.text.splitlines() if (job := read_squeue(line)) is not None]
         if invocation is not None:
             jobs = [job for job in jobs if job.name.startswith(f"hf-{invocation}.")]
         if names is not None:
@@ -259,7 +260,7 @@ class Slurm:
         return self._with_exit_codes(jobs)
 
     def _with_exit_codes(self, jobs: list[JobState]) -> list[JobState]:
-        """Finished jobs with what they ended with, which versions of `squeue` write differently."""
+        """Add exit codes to finished jobs, which versions of `squeue` write differently."""
         ids = sorted({job.id for job in jobs if not job.active})
         if not ids:
             return jobs
@@ -276,9 +277,9 @@ class Slurm:
         ]
 
     def accounted(self, names: Collection[str], *, since: float) -> list[JobState] | None:
-        """What `sacct` knows of the jobs of these names, also long after their end; None where there is no accounting.
+        """List the jobs of these names with `sacct`, also long after their end; None without accounting.
 
-        It learns of a job's end some seconds late, and of its comment only where the cluster keeps comments.
+        Accounting learns of a job's end some seconds late, and of its comment only if the cluster stores comments.
         """
         if not names:
             return []
@@ -287,52 +288,54 @@ class Slurm:
             *(f"--name={','.join(names)}", f"--starttime=now-{max(0, int(time.time() - since)) + 3600}seconds"),
             "--format=JobID,JobName,Comment,User,State,NodeList,Partition,Submit,Start,ElapsedRaw,ExitCode",
         ]
-        done = self.transport.run(argv)
-        if done.code == 127 or "accounting storage is disabled" in done.stderr:
+        listing = self.transport.run(argv)
+        if listing.code == 127 or "accounting storage is disabled" in listing.stderr:
             return None
-        self._check(done, "sacct")
-        jobs = [job for line in done.text.splitlines() if (job := read_sacct(line)) is not None]
+        self._check(listing, "sacct")
+        jobs = [job for line in listing.text.splitlines() if (job := read_sacct(line)) is not None]
         return [job for job in jobs if job.name in names]
 
     def cancel(self, names: Iterable[str] = (), *, ids: Mapping[str, str] | None = None) -> None:
-        """Cancel this user's jobs of these names, and single jobs or members of arrays: `ids` says which name each has.
+        """Cancel this user's jobs of these names, and single jobs or members of arrays: `ids` maps ids to names.
 
-        Slurm itself compares id and name, so an id that has become somebody else's is left alone. Jobs that have
-        ended are no error.
+        Slurm itself compares id and name, so a reused id is left alone. Jobs that have ended are no error.
         """
-        asked: list[tuple[str, list[str]]] = [(name, []) for name in names]
-        asked += [(name, [handle]) for handle, name in (ids or {}).items()]
-        for name, handles in asked:
+        requests: list[tuple[str, list[str]]] = [(name, []) for name in names]
+        requests += [(name, [handle]) for handle, name in (ids or {}).items()]
+        for name, handles in requests:
             if JobName.parse(name) is None:
                 raise ValueError(f"not a job of ours: {name!r}")  # an empty name would mean every job
-            done = self.transport.run(["scancel", "--me", f"--name={name}", "--", *handles])
-            if done.code != 0 and not re.search(r"Invalid job id|already completing|has finished", done.stderr):
-                self._check(done, "scancel")
+            completed = self.transport.run(["scancel", "--me", f"--name={name}", "--", *handles])
+            if completed.code != 0 and not re.search(
+                r"Invalid job id|already completing|has finished", completed.stderr
+            ):
+                self._check(completed, "scancel")
 
-    def _check(self, done: Completed, program: str) -> Completed:
-        if done.code == 0:
-            return done
-        said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or f"exit code {done.code}"
+    def _check(self, completed: Completed, program: str) -> Completed:
+        if completed.code == 0:
+            return completed
+        lines = (line.strip() for line in completed.stderr.splitlines())
+        message = " ".join(filter(None, lines)) or f"exit code {completed.code}"
         place = self.transport.place
-        if done.code == 127:
+        if completed.code == 127:
             raise ClusterError(
                 f"{place}: there is no {program}",
-                remedy="Slurm's programs must be on the PATH of a shell that is not a login shell.",
+                remedy="Slurm's programs must be on the PATH of a non-login shell.",
             )
-        if _SILENT.search(said):
+        if _UNREACHABLE.search(message):
             raise Unreachable(
-                f"{place}: {said}", remedy="Slurm's controller does not answer; running jobs continue without it."
+                f"{place}: {message}", remedy="Slurm's controller does not answer; running jobs continue without it."
             )
-        raise ClusterError(f"{place}: {said}")
+        raise ClusterError(f"{place}: {message}")
 
 
 def read_squeue(line: str) -> JobState | None:
-    """A line of `squeue` in our format; None for anything else, such as a greeting."""
+    """Parse a line of `squeue`; None for anything else, such as a greeting."""
     parts = line.split(_SEPARATOR)
     if len(parts) != len(_FIELDS):
         return None
-    job, task, name, comment, user, said, reason, nodes, partition, submitted, start, elapsed = parts
-    state = read_state(said)
+    job, task, name, comment, user, raw_state, reason, nodes, partition, submitted, start, elapsed = parts
+    state = read_state(raw_state)
     return JobState(
         id=job,
         task=int(task) if task.isdigit() else None,
@@ -340,7 +343,7 @@ def read_squeue(line: str) -> JobState | None:
         comment="" if comment == "(null)" else comment,
         user=user,
         state=state,
-        said=said,
+        raw_state=raw_state,
         reason=reason if state in ("pending", "requeued") else "",
         nodes=nodes,
         partition=partition,
@@ -351,25 +354,25 @@ def read_squeue(line: str) -> JobState | None:
 
 
 def read_sacct(line: str) -> JobState | None:
-    """A line of `sacct` in our format; None for anything else, and for the members of an array not yet started."""
+    """Parse a line of `sacct`; None for anything else, and for members of an array that have not started."""
     parts = line.split(_SEPARATOR)
     if len(parts) != 11:
         return None
-    handle, name, comment, user, said, nodes, partition, submitted, start, elapsed, ended = parts
-    found = re.fullmatch(r"(\d+)(?:_(\d+))?", handle)
-    if found is None:
+    handle, name, comment, user, raw_state, nodes, partition, submitted, start, elapsed, ended = parts
+    ids = re.fullmatch(r"(\d+)(?:_(\d+))?", handle)
+    if ids is None:
         return None
-    state = read_state(said)
+    state = read_state(raw_state)
     code, _, signal = ended.partition(":")
     over = state not in ACTIVE
     return JobState(
-        id=found[1],
-        task=None if found[2] is None else int(found[2]),
+        id=ids[1],
+        task=None if ids[2] is None else int(ids[2]),
         name=name,
         comment=comment,
         user=user,
         state=state,
-        said=said,
+        raw_state=raw_state,
         nodes="" if nodes == "None assigned" else nodes,
         partition=partition,
         submitted=_time(submitted),
@@ -381,7 +384,7 @@ def read_sacct(line: str) -> JobState | None:
 
 
 def read_exit_code(line: str) -> tuple[tuple[str, str], tuple[int, int]] | None:
-    """Name and handle, exit code and signal, out of a line of `scontrol --oneliner show job`."""
+    """Parse name and handle, exit code and signal from a line of `scontrol --oneliner show job`."""
     job = re.search(r"(?:^JobId=\d+ ArrayJobId=|^JobId=)(\d+)", line)
     task = re.search(r" ArrayTaskId=(\d+) ", line)
     name = re.search(r" JobName=(\S+)", line)
@@ -392,9 +395,9 @@ def read_exit_code(line: str) -> tuple[tuple[str, str], tuple[int, int]] | None:
     return (name[1], handle), (int(code[1]), int(code[2]))
 
 
-def read_state(said: str) -> State:
-    """Slurm's word for a state as ours: `CANCELLED by 1000` and `CANCELLED+` are cancelled."""
-    word = re.match(r"[A-Z_]*", said)
+def read_state(text: str) -> State:
+    """Parse Slurm's word for a state: `CANCELLED by 1000` and `CANCELLED+` are cancelled."""
+    word = re.match(r"[A-Z_]*", text)
     return _STATES.get(word[0] if word else "", "unknown")
 
 
@@ -403,9 +406,9 @@ def _time(text: str) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Seconds of `1-02:03:04`, `2:03:04` or `3:04`."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
+    """Return the seconds of `1-02:03:04`, `2:03:04` or `3:04`."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,50 +1,49 @@
-"""From a compiled configuration to jobs: everything is put on the cluster, then submitted, and nothing twice.
+"""Submit a compiled configuration: put everything on the cluster, then start the jobs, and nothing twice.
 
-`submit` begins an invocation, `start_attempt` goes on with one, from its files alone.
+`submit` begins an invocation, `start_attempt` continues one, from its files alone.
 """
 
 from __future__ import annotations
 
 import getpass
+import os
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 import holdfast
 from holdfast.cluster.config.provenance import DEFAULT
 from holdfast.cluster.config.variables import check_environment, host_value
-from holdfast.cluster.remote import images as squash
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote import local
 from holdfast.cluster.remote.bundle import collect, copies_in
-from holdfast.cluster.remote.chain import Chain
-from holdfast.cluster.remote.describe import describe_task, runs_place
+from holdfast.cluster.remote.executor import active_main_jobs, executor_named
+from holdfast.cluster.remote.images import ensure_image, import_options
 from holdfast.cluster.remote.install import ensure_python, needed_extras
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFile, TaskPlace
-from holdfast.cluster.remote.ledger import Invocation, Ledger, Registry, Submitter, fold, new_invocation
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.ledger import Ledger, fold
+from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.slurm import Slurm
-from holdfast.cluster.remote.transport import File, Ssh, Transport, way_to
+from holdfast.cluster.remote.transport import File, Ssh, Transport, connect
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.cluster.config.launch import Launch
-    from holdfast.cluster.config.servers import Deployment
+    from holdfast.cluster.config.launch import Launch, Server, TaskFile
     from holdfast.cluster.config.tasks import Task
     from holdfast.cluster.remote.ledger import Job, Record
 
 
-def transport_of(launch: Launch) -> Transport:
-    """The way to where a launch runs."""
-    where = launch.execution
-    return way_to(where.hostname if where.ssh else None, where.username, where.identity)
+def connect_launch(launch: Launch, **options: Any) -> Transport:
+    """Return the transport to where a launch is submitted."""
+    return connect(launch.host, launch.execution.username, launch.env.identity, **options)
 
 
 def submit(
@@ -56,75 +55,78 @@ def submit(
     transport: Transport | None = None,
     registry: Registry | None = None,
 ) -> Invocation:
-    """Put everything in place, submit every task, and return what the registry now knows."""
-    check_environment(launch.variables(), environ)
-    transport = transport or transport_of(launch)
+    """Put everything in place, submit every task, and return the registry's entry."""
+    check_environment(launch.variables, environ)
+    transport = transport or connect_launch(launch)
     registry = registry or Registry()
-    base = _base(launch, transport)
-    launch = _settled(launch, transport)
-    python = _python(launch, transport, base, say)
-    served = (launch.deployment, *launch.auxiliary)
-    images = {each.name: _image(launch, each, transport, base, say, force=force_squash) for each in served}
+    base = _make_base(launch, transport)
+    launch = _expand_home(launch, transport)
+    python = _find_python(launch, transport, base, say)
+    images = {
+        server.name: _find_image(launch, server, transport, base, say, force=force_squash) for server in launch.servers
+    }
+    if force_squash and not launch.servers:
+        say("[info] --force-squash: no image is imported, because no server is started in a container")
     number = new_invocation()
     directory = f"{base}/holdfast/{number}"
     tasks = []
-    for at, task in enumerate(launch.tasks):
-        place = TaskPlace(directory, at)
-        tasks.append((place, _task_file(launch, task, place, number, python, images, transport, base)))
-    described = _invocation_file(launch, number, base)
-    _put_invocation(transport, directory, described, tasks, _secrets(launch, environ))
+    for index, task in enumerate(launch.tasks):
+        place = TaskPlace(directory, index)
+        tasks.append((place, _send_task(launch, task, place, number, python, images, transport, base)))
+    invocation_file = _invocation_file(launch, number, base)
+    _put_invocation(transport, directory, invocation_file, tasks, _secrets(launch, environ))
     over_ssh = isinstance(transport, Ssh)
-    known = Invocation(
+    invocation = Invocation(
         id=number,
-        created=described.created,
+        created=invocation_file.created,
         directory=directory,
-        tasks=described.tasks,
-        executor=launch.execution.executor,
+        tasks=invocation_file.tasks,
+        executor=launch.execution.type,
         host=launch.execution.hostname if over_ssh else None,
         user=launch.execution.username if over_ssh else None,
-        identity=launch.execution.identity if over_ssh else None,
-        profile=described.profile,
+        identity=launch.env.identity if over_ssh else None,
+        profile=invocation_file.profile,
     )
-    registry.add(known)
+    registry.add(invocation)
     try:
         start_attempt(transport, directory, mirror=registry.mirror(number))
     except Unreachable as error:
-        error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits what is not."
+        error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits the rest."
         raise
     except ClusterError as error:
         jobs = fold(registry.get(number).jobs)
         refused = [job for job in jobs if job.disowned is not None]
-        said = [error.remedy or (_what_was_asked(launch) if refused else None)]
+        remedies = [error.remedy or (_describe_request(launch) if refused else None)]
         if len(refused) < len(jobs):
-            said.append(_what_is_left(number, jobs))
-        else:  # there is nothing to look after
+            remedies.append(_describe_partial(number, jobs))
+        else:  # nothing was submitted
             registry.remove(number)
             transport.run(["rm", "-rf", "--", directory])
-        error.remedy = "\n  ".join(filter(None, said)) or None
+        error.remedy = "\n  ".join(filter(None, remedies)) or None
         raise
     return registry.get(number)
 
 
-def _what_is_left(number: str, jobs: Sequence[Job]) -> str:
-    """What to do where a submission ended halfway. An intent without an answer may be a job, so it counts as one."""
-    known = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
-    how = f"is submitted ({', '.join(known)})" if known else "may be submitted"
+def _describe_partial(number: str, jobs: Sequence[Job]) -> str:
+    """Say what to do after a partial submission. An intent without an answer may be a job, so it counts as one."""
+    submitted = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
+    how = f"is submitted ({', '.join(submitted)})" if submitted else "may be submitted"
     return (
         f"Part of {number} {how}: `holdfast status {number}` shows it, `holdfast resume {number}` continues with the "
         f"rest, `holdfast kill {number}` ends it."
     )
 
 
-def _what_was_asked(launch: Launch) -> str:
-    """Where everything is written that Slurm may refuse a job for."""
+def _describe_request(launch: Launch) -> str:
+    """List everything that Slurm may refuse a job for, with its place."""
     names = ("partition", "account", "walltime", "num_nodes", "ntasks_per_node", "gres", "gpus_per_node")
-    said = []
+    parts = []
     for name in (*names, "sbatch_extra_flags"):
         value, origin = launch.tree.get("execution", name), launch.tree.origin(("execution", name))
         if value and (" ← " in origin or not origin.startswith(DEFAULT)):
-            said.append(f"{name} {value} ({origin.rpartition(' ← ')[2]})")
+            parts.append(f"{name} {value} ({origin.rpartition(' ← ')[2]})")
     check = f"; `holdfast doctor {launch.profile.name}` tries them out" if launch.profile else ""
-    return f"Slurm was asked for {', '.join(said) or 'nothing in particular'}{check}."
+    return f"Slurm was asked for {', '.join(parts) or 'nothing in particular'}{check}."
 
 
 def start_attempt(
@@ -134,45 +136,31 @@ def start_attempt(
     tasks: Iterable[int] | None = None,
     mirror: Callable[[Sequence[Record]], None] | None = None,
 ) -> list[Job]:
-    """Submit the tasks (all, if none is named) that are not done and have no live main job; from the files alone.
+    """Start the tasks (all, if none is named) that are not done and have no active main job, from the files alone.
 
-    Intents without an answer are settled first. `ClusterError` while somebody may still be submitting them.
+    Submissions without an answer are settled first. ClusterError while another process may still be submitting.
     """
-    invocation = _read(transport, directory)
+    invocation = _read_invocation(transport, directory)
+    executor = executor_named(invocation.executor)
     ledger = Ledger(transport, directory, mirror=mirror)
-    submitter = Submitter(Slurm(transport), ledger) if invocation.executor == "slurm" else None
-    if submitter is not None and any(job.open for job in ledger.jobs()):
-        doubtful = submitter.reconcile().doubtful
-        if doubtful:
-            who = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
-            raise ClusterError(
-                f"{invocation.id} may be being submitted just now, by {who}",
-                remedy="Wait two minutes, then run the same command again.",
-            )
-    started = []
+    if any(job.open for job in ledger.jobs()) and (doubtful := executor.settle(ledger)):
+        processes = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
+        raise ClusterError(
+            f"{invocation.id} may be being submitted just now, by {processes}",
+            remedy="Wait two minutes, then run the same command again.",
+        )
+    started: list[Job] = []
     for number in range(len(invocation.tasks)) if tasks is None else tasks:
         place = TaskPlace(directory, number)
         state = layout.read_state(transport, place)
-        if state.phase == "done":
-            continue
-        task = layout.read_task(transport, place)
-        if submitter is None:
-            if not local.live_jobs(ledger, number):
-                _reset(transport, place, state)
-                started.append(local.start(ledger, task, place))
-            continue
-        chain = Chain(submitter, invocation.id, place)
-        if chain.live("main"):
+        if state.phase == "done" or active_main_jobs(executor, ledger, invocation.id, number):
             continue
         _reset(transport, place, state)
-        # The workers first: a main job that begins at once and finds none would queue them too.
-        if task.workers > 1 and not chain.live("workers"):
-            started.append(chain.submit_workers())
-        started.append(chain.submit_main())
+        started += executor.start(ledger, layout.read_task(transport, place), place)
     return started
 
 
-def _read(transport: Transport, directory: str) -> InvocationFile:
+def _read_invocation(transport: Transport, directory: str) -> InvocationFile:
     try:
         return layout.read_invocation(transport, directory)
     except FileNotFoundError:
@@ -180,85 +168,91 @@ def _read(transport: Transport, directory: str) -> InvocationFile:
 
 
 def _reset(transport: Transport, place: TaskPlace, state: State) -> None:
-    """A task that has ended may begin again."""
+    """Let a task that has ended begin again."""
     if state.phase in layout.OVER:
         fresh = msgspec.structs.replace(state, phase="waiting", reason="", exit_code=None, updated=time.time())
-        script = 'umask 022; cat >"$1.new" && sync -- "$1.new" && mv -T -- "$1.new" "$1"'
-        transport.check(["sh", "-c", script, "sh", place.state], input=layout.encode(fresh))
+        transport.replace_file(place.state, layout.encode(fresh))
 
 
-_AT_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
+_EXPAND_HOME: Final = 'case "$1" in "~"|"~/"*) set -- "$HOME${1#\\~}";; esac; '
 
 
-def _base(launch: Launch, transport: Transport) -> str:
-    """The folder for everything, absolute, and there."""
-    wanted = launch.execution.remote_job_dir or str(Path.cwd() / ".holdfast")
-    script = _AT_HOME + 'mkdir -p -- "$1" && cd -- "$1" && pwd'
-    return transport.check(["sh", "-c", script, "sh", wanted]).text.strip()
+def _make_base(launch: Launch, transport: Transport) -> str:
+    """Create the folder that everything goes to, and return its absolute path."""
+    script = _EXPAND_HOME + 'mkdir -p -- "$1" && cd -- "$1" && pwd'
+    return transport.check(["sh", "-c", script, "sh", base_folder(launch)]).text.strip()
 
 
-def _settled(launch: Launch, transport: Transport) -> Launch:
-    """With `~` of the cluster's folders spelt out, which nobody does later."""
+def base_folder(launch: Launch) -> str:
+    """Return the folder that everything goes to, as users name it."""
+    return launch.env.remote_job_dir or str(Path.cwd() / ".holdfast")
 
-    def spelt_out(path: str | None) -> str | None:
-        if path is None or not path.startswith("~") or launch.execution.executor == "local":
+
+def _expand_home(launch: Launch, transport: Transport) -> Launch:
+    """Expand `~` in folders on the cluster, which nothing does later."""
+
+    def expand(path: str | None) -> str | None:
+        if path is None or not path.startswith("~") or executor_named(launch.execution.type).is_local:
             return path
-        return transport.check(["sh", "-c", _AT_HOME + 'printf %s "$1"', "sh", path]).text
+        return transport.check(["sh", "-c", _EXPAND_HOME + 'printf %s "$1"', "sh", path]).text
+
+    def with_output_path(file: TaskFile) -> TaskFile:
+        options = msgspec.structs.replace(file.options, output_path=expand(file.options.output_path))
+        return msgspec.structs.replace(file, options=options)
 
     return replace(
         launch,
-        execution=replace(launch.execution, output_dir=spelt_out(launch.execution.output_dir)),
-        options=msgspec.structs.replace(launch.options, output_path=spelt_out(launch.options.output_path)),
+        execution=launch.execution.model_copy(update={"output_dir": expand(launch.execution.output_dir)}),
+        tasks=tuple(replace(task, file=with_output_path(task.file)) for task in launch.tasks),
     )
 
 
-def _python(launch: Launch, transport: Transport, base: str, say: Callable[[str], None]) -> str:
-    """The interpreter of the jobs."""
-    named = launch.env.python
-    if named:
-        done = transport.run([named, "-c", "import holdfast; print(holdfast.__version__)"])
-        if done.code != 0:
-            raise ClusterError(f"{transport.place}: {named} has no Holdfast: {done.stderr.strip().splitlines()[-1:]}")
-        if done.text.strip() != holdfast.__version__:
-            say(f"[info] {named} has Holdfast {done.text.strip()}, this is {holdfast.__version__}")
-        return named
-    if launch.execution.executor == "local":
-        import sys
-
+def _find_python(launch: Launch, transport: Transport, base: str, say: Callable[[str], None]) -> str:
+    """Return the interpreter of the jobs."""
+    if python := launch.env.python:
+        completed = transport.run([python, "-c", "import holdfast; print(holdfast.__version__)"])
+        if completed.code != 0:
+            reason = completed.stderr.strip().splitlines()[-1:]
+            raise ClusterError(f"{transport.place}: {python} has no Holdfast: {reason}")
+        if (version := completed.text.strip()) != holdfast.__version__:
+            say(f"[info] {python} has Holdfast {version}, this is {holdfast.__version__}")
+        return python
+    if executor_named(launch.execution.type).is_local:
         return sys.executable
-    extras = needed_extras([task.spec for task in launch.tasks], launch.export.destinations)
+    extras = needed_extras([task.spec for task in launch.tasks], launch.shared.export)
     return ensure_python(transport, base, extras, say)
 
 
-def _image(
-    launch: Launch, served: Deployment, transport: Transport, base: str, say: Callable[[str], None], *, force: bool
+def _find_image(
+    launch: Launch, server: Server, transport: Transport, base: str, say: Callable[[str], None], *, force: bool
 ) -> str | None:
-    """The image of a server, squashed where it is a reference and that can be done."""
-    image = served.image
-    if not served.serves or image is None or launch.execution.executor != "slurm":
+    """Return the image of a server: imported to a .sqsh file if it is a Docker reference and the cluster has pyxis."""
+    image = server.image
+    if image is None or executor_named(launch.execution.type).is_local:
         if force:
-            say("[info] --force-squash: nothing is squashed, because no server is started in a container")
+            say("[info] --force-squash: no image is imported, because no server is started in a container")
         return image
     if image.endswith(".sqsh"):
         if force:
-            say(f"[info] --force-squash: {image} is squashed already; it is made again from a Docker reference only")
+            say(f"[info] --force-squash: {image} is a .sqsh file already; only Docker references are imported again")
         return image
     if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
         say(
-            f"[info] no pyxis on {transport.place} (srun has no --container-image): {image} is neither squashed nor "
+            f"[info] no pyxis on {transport.place} (srun has no --container-image): {image} is neither imported nor "
             "used, the server runs as a plain process of the node, with what is installed there"
         )
         return None
-    return squash.ensure_image(transport, Slurm(transport), image, base, launch=launch, force=force, say=say)
+    options = import_options(launch)
+    return ensure_image(transport, Slurm(transport), image, base, options=options, force=force, say=say)
 
 
 def _secrets(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """Values by the names they have here: two parts may give one name to different ones."""
-    found = {v.value: host_value(v, environ) for v in launch.variables() if v.kind == "host"}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return values by the names that the variables have here: two parts may give one name to different values."""
+    values = {variable.value: host_value(variable, environ) for variable in launch.variables if variable.kind == "host"}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _task_file(
+def _send_task(
     launch: Launch,
     task: Task,
     place: TaskPlace,
@@ -268,24 +262,48 @@ def _task_file(
     transport: Transport,
     base: str,
 ) -> TaskFile:
-    where, spec = launch.execution, task.spec
-    bundle = collect(spec, task.eval_file, translated=task.translated)
-    sent = bundle.send(transport, base)
-    runs_dir = runs_place(launch, base)
-    # What was read from another tool's file has the overrides in it already.
-    overrides = () if bundle.translated else task.overrides
-    copies = spec.folder.resolve() if where.executor == "local" else Path(runs_dir, slug(spec.name))
-    return describe_task(
-        launch,
-        task,
+    """Send the files of an eval, and return the task as its jobs get it."""
+    bundle = collect(task.spec, task.eval_file, translated=task.translated)
+    folder = bundle.send(transport, base)
+    runs_dir = runs_folder(launch, base)
+    is_local = executor_named(launch.execution.type).is_local
+    copies = task.spec.folder.resolve() if is_local else Path(runs_dir, slug(task.spec.name))
+    # An eval that was translated from another tool's file has its overrides applied already.
+    overrides = () if bundle.translated else task.file.overrides
+    return place_task(
+        task.file,
         place,
+        images,
         invocation=invocation,
         python=python,
-        images=images,
-        eval_file=f"{sent}/{bundle.eval_file}",
+        eval_file=f"{folder}/{bundle.eval_file}",
         runs_dir=runs_dir,
-        overrides=(*overrides, *bundle.overrides(spec, sent), *copies_in(spec, copies)),
+        overrides=(*overrides, *bundle.overrides(task.spec, folder), *copies_in(task.spec, copies)),
     )
+
+
+def place_task(file: TaskFile, place: TaskPlace, images: Mapping[str, str | None], **fields: Any) -> TaskFile:
+    """Add to a compiled task what is only known at submission."""
+
+    def with_image(server: Server) -> Server:
+        return msgspec.structs.replace(server, image=images[server.name])
+
+    return msgspec.structs.replace(
+        file,
+        number=place.number,
+        deployment=None if file.deployment is None else with_image(file.deployment),
+        auxiliary=tuple(map(with_image, file.auxiliary)),
+        **fields,
+    )
+
+
+def runs_folder(launch: Launch, base: str) -> str:
+    """Return where runs go: `output_dir`, else `runs` in the base folder, or the runs directory of this machine."""
+    output_dir = launch.execution.output_dir
+    if not executor_named(launch.execution.type).is_local:
+        return output_dir or f"{base}/runs"
+    default = f"{base}/runs" if launch.env.remote_job_dir else os.environ.get("HOLDFAST_RUNS_DIR") or "runs"
+    return str(Path.cwd() / Path(output_dir or default).expanduser())
 
 
 def _invocation_file(launch: Launch, number: str, base: str) -> InvocationFile:
@@ -295,7 +313,7 @@ def _invocation_file(launch: Launch, number: str, base: str) -> InvocationFile:
         user=getpass.getuser(),
         host=socket.gethostname(),
         holdfast=holdfast.__version__,
-        executor=launch.execution.executor,
+        executor=launch.execution.type,
         profile=launch.profile.name if launch.profile else None,
         tasks=tuple(task.name for task in launch.tasks),
         base=base,
@@ -306,13 +324,13 @@ def _invocation_file(launch: Launch, number: str, base: str) -> InvocationFile:
 def _put_invocation(
     transport: Transport,
     directory: str,
-    described: InvocationFile,
+    invocation: InvocationFile,
     tasks: Sequence[tuple[TaskPlace, TaskFile]],
     secrets: Mapping[str, str],
 ) -> None:
-    """The whole directory appears at once."""
+    """Create the directory of an invocation. It appears with everything in it, or not at all."""
     files = {
-        "invocation.json": File(layout.encode(described)),
+        "invocation.json": File(layout.encode(invocation)),
         "secrets.env": File(layout.write_secrets(secrets), 0o600),
     }
     for place, task in tasks:
@@ -322,4 +340,4 @@ def _put_invocation(
         if task.workers > 1:
             files[f"{place.number}/worker.sh"] = File(worker_script(task, place).encode(), 0o755)
     arrived = transport.put(files, f"{Path(directory).parent}/arriving")
-    transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -T -- "$1" "$2"', "sh", arrived, directory])
+    transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -- "$1" "$2"', "sh", arrived, directory])

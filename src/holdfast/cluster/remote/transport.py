@@ -1,8 +1,8 @@
-"""Programs and files on the cluster: `Here` on its login node or in one of its jobs, `Ssh` from anywhere else.
+"""Run programs and access files on a cluster: `Here` on its login node or in one of its jobs, `Ssh` from elsewhere.
 
-Both do everything with ordinary programs of the cluster (sh, tar, dd, tail), so both are the same code and need
-nothing installed there. Arguments arrive as they are, whatever characters they hold. What must not be seen by others
-goes through `input` or a file of mode 0600, never through an argument.
+`Ssh` does everything with ordinary programs of the cluster (sh, tar, dd, tail), so nothing needs to be installed there.
+`Here` accesses files itself, which also works on macOS, whose programs have other options. Arguments arrive unchanged,
+whatever characters they contain. Secrets go through `input` or a file of mode 0600, never through an argument.
 
 A connection that fails is `Unreachable`, after some tries with pauses between them: it says nothing about the program,
 which may not have run, or may have run to its end. What must not happen twice is run with `once=True`.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import tarfile
@@ -20,7 +21,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
@@ -29,10 +30,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.canonical import digest
 from holdfast.errors import ClusterError, Unreachable
-from holdfast.store.durable import replacing
+from holdfast.store.durable import make_directory, replacing, sync, sync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
 PAUSES: Final = (1.0, 2.0, 4.0)
@@ -56,19 +57,19 @@ class Completed(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it wrote."""
+        """Its standard output."""
         return self.stdout.decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to be put on the cluster: bytes, or the path of a file here, which keeps its mode unless one is given."""
+    """A file to put on the cluster: bytes, or the path of a local file, whose mode it keeps unless one is given."""
 
     content: bytes | Path
     mode: int | None = None
 
     def open(self) -> tuple[BinaryIO, int, int]:
-        """Its bytes, their number and its mode."""
+        """Return its bytes, their number and its mode."""
         if isinstance(self.content, bytes):
             return BytesIO(self.content), len(self.content), 0o644 if self.mode is None else self.mode
         found = self.content.stat()
@@ -76,10 +77,10 @@ class File:
 
 
 class Transport(ABC):
-    """A way to the cluster. Everything raises `Unreachable` when there is no way, `ClusterError` when it is refused."""
+    """A connection to a machine. Methods raise `Unreachable` if it fails, `ClusterError` if something is refused."""
 
     place: str
-    """where it leads, for people"""
+    """the machine's name in messages"""
 
     def __init__(self, *, pauses: Sequence[float] = PAUSES) -> None:
         self._pauses = tuple(pauses)
@@ -96,9 +97,9 @@ class Transport(ABC):
         timeout: float = TIMEOUT,
         once: bool = False,
     ) -> Completed:
-        """Run a program to its end, whatever its exit code; 127 where there is none of that name.
+        """Run a program to its end, whatever its exit code; 127 if there is no such program.
 
-        `once` forbids to try again: for what must not happen twice.
+        `once` forbids trying again, for what must not happen twice.
         """
         source = BytesIO(input) if isinstance(input, bytes) else input
         for pause in () if once else self._pauses:
@@ -122,16 +123,16 @@ class Transport(ABC):
         """Run a program that must succeed."""
         done = self.run(argv, input=input, timeout=timeout, once=once)
         if done.code != 0:
-            said = done.stderr.strip() or f"exit code {done.code}"
-            raise ClusterError(f"{self.place}: {_shown(argv)}: {said}")
+            reason = done.stderr.strip() or f"exit code {done.code}"
+            raise ClusterError(f"{self.place}: {_shown(argv)}: {reason}")
         return done
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory of that name."""
+        """Return True if there is a file or a directory of that name."""
         return self.run(["test", "-e", path]).code == 0
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
-        """A file's bytes from `offset` on, at most `limit`; none beyond its end. FileNotFoundError without a file."""
+        """Return a file's bytes from `offset` on, at most `limit`. FileNotFoundError if there is no file."""
         cut = "cat" if limit is None else f"head -c {limit:d}"
         script = f'test -e "$1" || exit {_MISSING}; exec <"$1" || exit; tail -c +{offset + 1:d} | {cut}'
         done = self.run(["sh", "-c", script, "sh", path])
@@ -142,31 +143,69 @@ class Transport(ABC):
         return done.stdout
 
     def append(self, path: str, data: bytes) -> None:
-        """Add lines to a file that only this writer writes; returns once they are on the medium.
+        """Add lines to a file that has no other writer; returns once they are on the medium.
 
-        A line that a crash tore is closed first. When the connection breaks it is tried again, and the lines may be
-        there twice: they must say the same thing twice.
+        A line that was torn by a crash is ended first. After a broken connection the lines may be there twice, so
+        their repetition must mean nothing.
         """
         if len(data) > 1 << 20:
             raise ValueError("append is for a few lines")
         self.check(["sh", "-c", _APPEND, "sh", path], input=data)
 
     def put(self, files: Mapping[str, File], directory: str) -> str:
-        """Make `<directory>/<digest>` hold these files, by their relative names, and return that path.
+        """Put files, by their relative names, into `<directory>/<digest>`, and return that path.
 
         The digest is that of names, modes and contents, so what is there already is not sent again. The directory
-        appears with everything in it, or not at all, and no file can ever be read by more people than its mode says.
+        appears with everything in it, or not at all, and no file is ever readable for more users than its mode allows.
         """
         name = _digest(files)
         target = f"{directory.rstrip('/')}/{name}"
-        arguments = [target, str(len(files) + 1)]
-        if self.run(["sh", "-c", _IS_WHOLE, "sh", *arguments]).code == 0:
+        count = len(files) + 1
+        if self._is_whole(target, count):
             return target
         with tempfile.TemporaryFile() as archive:
             _pack(files, archive)
             archive.seek(0)
-            self.check(["sh", "-c", _RECEIVE, "sh", *arguments], input=archive, timeout=_SEND_TIMEOUT)
+            self._receive(archive, target, count)
         return target
+
+    def _is_whole(self, target: str, count: int) -> bool:
+        return self.run(["sh", "-c", _IS_WHOLE, "sh", target, str(count)]).code == 0
+
+    def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
+        self.check(["sh", "-c", _RECEIVE, "sh", target, str(count)], input=archive, timeout=_SEND_TIMEOUT)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Replace a file in one step."""
+        script = 'umask 022; cat >"$1.new" && sync -- "$1.new" && mv -T -- "$1.new" "$1"'
+        self.check(["sh", "-c", script, "sh", path], input=data)
+
+    def list_files(self, folder: str, pattern: str) -> list[tuple[str, int]]:
+        """List the names and sizes of the files in a folder that match a shell pattern, the last written at the end."""
+        script = (
+            'test -d "$1" || exit 0; '
+            'find "$1" -maxdepth 1 -type f -name "$2" -printf "%T@ %s %f\\n" | LC_ALL=C sort -s -n -k 1,1'
+        )
+        listing = self.check(["sh", "-c", script, "sh", folder, pattern])
+        rows = (line.split(" ", 2) for line in listing.text.splitlines())
+        return [(name, int(size)) for _, size, name in rows]
+
+    def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
+        """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns.
+
+        Files that cannot be read, or that disappear meanwhile, are left out. FileNotFoundError without a directory.
+        """
+        names = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in patterns)
+        completed = self.run(["sh", "-c", _READ_TREE % names, "sh", directory])
+        if completed.code == _MISSING:
+            raise FileNotFoundError(f"{self.place}: {directory}")
+        user, owner, packed = completed.stdout.split(b"\n", 2)
+        files: dict[str, bytes] = {}
+        with suppress(tarfile.TarError), tarfile.open(fileobj=BytesIO(packed)) as tar:
+            for member in tar:
+                if (file := tar.extractfile(member)) is not None:
+                    files[member.name.removeprefix("./")] = file.read()
+        return user == owner, files
 
 
 # dd: one write of everything, and the sync, by one process.
@@ -177,6 +216,13 @@ new=; test -e "$1" || { new=1; mkdir -p -- "$folder"; }
 if test -s "$1" && test -n "$(tail -c 1 -- "$1")"; then echo >>"$1"; fi
 dd of="$1" bs=1M iflag=fullblock oflag=append conv=notrunc,fsync status=none
 test -z "$new" || sync -- "$folder"
+"""
+
+_READ_TREE: Final = r"""
+cd -- "$1" 2>/dev/null || exit 44
+id -u; stat -c %%u .
+find . -maxdepth 2 -type f -readable \( %s \) -print0 | tar --null -T - -cf - --ignore-failed-read 2>/dev/null
+true
 """
 
 # Clean-up jobs of shared file systems delete single old files: what is there counts only if it is all there.
@@ -231,7 +277,7 @@ def _pack(files: Mapping[str, File], archive: BinaryIO) -> None:
 
 
 class Here(Transport):
-    """This machine: the cluster's login node, or a node in a job."""
+    """This machine: the cluster's login node, a node in a job, or the machine of local jobs."""
 
     place = "this machine"
 
@@ -247,13 +293,122 @@ class Here(Transport):
         except subprocess.TimeoutExpired:
             raise Unreachable(f"{_shown(argv)}: no answer within {timeout:.0f} s") from None
 
+    def exists(self, path: str) -> bool:
+        """Return True if there is a file or a directory of that name."""
+        return Path(path).exists()
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Return a file's bytes from `offset` on, at most `limit`. FileNotFoundError if there is no file."""
+        with self._refusals(f"cannot read {path}"), open(path, "rb") as file:  # noqa: PTH123 - often called
+            file.seek(offset)
+            return file.read(-1 if limit is None else limit)
+
+    def append(self, path: str, data: bytes) -> None:
+        """Add lines to a file that has no other writer; returns once they are on the medium."""
+        file = Path(path)
+        with self._refusals(f"cannot write {path}"):
+            make_directory(file.parent)
+            is_new = not file.exists()
+            fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                size = os.fstat(fd).st_size
+                torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                os.write(fd, b"\n" + data if torn else data)
+                sync(fd)
+            finally:
+                os.close(fd)
+            if is_new:
+                sync_directory(file.parent)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Replace a file in one step."""
+        with self._refusals(f"cannot write {path}"), replacing(Path(path)) as file:
+            file.write(data)
+
+    def list_files(self, folder: str, pattern: str) -> list[tuple[str, int]]:
+        """List the names and sizes of the files in a folder that match a shell pattern, the last written at the end."""
+        found = []
+        for path in Path(folder).glob(pattern):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.name, status.st_size))
+        return [(name, size) for _, name, size in sorted(found)]
+
+    def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
+        """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns."""
+        root = Path(directory)
+        try:
+            is_mine = root.stat().st_uid == os.getuid()
+            folders = [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
+        except (FileNotFoundError, PermissionError) as error:
+            raise FileNotFoundError(f"{self.place}: {directory}") from error
+        files: dict[str, bytes] = {}
+        for folder in folders:
+            for pattern in patterns:
+                for path in folder.glob(pattern):
+                    with suppress(OSError):
+                        files[str(path.relative_to(root))] = path.read_bytes()
+        return is_mine, files
+
+    def _is_whole(self, target: str, count: int) -> bool:
+        root = Path(target)
+        return (root / ".whole").is_file() and sum(path.is_file() for path in root.rglob("*")) == count
+
+    def _receive(self, archive: BinaryIO, target: str, count: int) -> None:
+        folder = Path(target).parent
+        with self._refusals(f"cannot write {target}"):
+            make_directory(folder)
+            stage = Path(tempfile.mkdtemp(prefix=".arriving-", dir=folder))
+            try:
+                with tarfile.open(fileobj=archive) as tar:
+                    for member in tar:
+                        _unpack(tar, member, stage)
+                if not (stage / ".whole").is_file():
+                    raise ClusterError(f"{self.place}: {target}: the files did not arrive completely")
+                stage.chmod(0o755)
+                if Path(target).exists() and not self._is_whole(target, count):
+                    Path(target).rename(stage.with_suffix(".old"))
+                try:
+                    stage.rename(target)
+                except OSError:
+                    if not self._is_whole(target, count):  # else another process was faster
+                        raise
+                sync_directory(folder)
+            finally:
+                shutil.rmtree(stage, ignore_errors=True)
+                shutil.rmtree(stage.with_suffix(".old"), ignore_errors=True)
+
+    @contextmanager
+    def _refusals(self, what: str) -> Iterator[None]:
+        """Turn errors of the file system into ClusterError, but for files that are not there."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ClusterError(f"{self.place}: {what}: {error.strerror or error}") from error
+
+
+def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write one file of an archive, on the medium when this returns."""
+    source = tar.extractfile(member)
+    assert source is not None
+    path = folder / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode & 0o600)
+    with os.fdopen(fd, "wb") as file:
+        shutil.copyfileobj(source, file)
+        file.flush()
+        os.fchmod(fd, member.mode)
+        sync(fd)
+
 
 class Ssh(Transport):
-    """A login node, by the user's own OpenSSH: configuration, agent, keys and jump hosts are as in a terminal.
+    """A login node, through the user's own OpenSSH: configuration, agent, keys and jump hosts are as in a terminal.
 
     One connection serves all commands of a user's processes, and stays open for a minute after the last one
-    (ControlMaster); what the user's configuration says about that, or about time-outs, wins over what is set here.
-    Nobody is asked for a password: whoever needs one opens the connection first.
+    (ControlMaster). The user's configuration overrides these settings and time-outs. There is no password prompt:
+    users who need one open the connection first.
     """
 
     def __init__(
@@ -296,10 +451,10 @@ class Ssh(Transport):
         )
 
 
-def way_to(
+def connect(
     host: str | None, user: str | None = None, identity: str | None = None, *, pauses: Sequence[float] = PAUSES
 ) -> Transport:
-    """The way to a cluster as a profile or an invocation names it: no host is this machine."""
+    """Return the transport to a host; without a host, to this machine."""
     if host is None:
         return Here(pauses=pauses)
     return Ssh(host, user=user, identity=identity, config=os.environ.get(SSH_CONFIG), pauses=pauses)

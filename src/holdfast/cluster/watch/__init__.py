@@ -1,7 +1,7 @@
 """Reporting on what was submitted.
 
-`find`    the invocation, task or run that an id or a path means
-`status`  what an invocation is doing, for anybody who can read its directory
-`logs`    its logs, from one job to the next, and following them to the end
-`kill`    cancels its jobs, and nothing else
+`find`    finds the invocation, task or run that an id or a path names
+`status`  reports the status of an invocation to anybody who can read its directory
+`logs`    reads and follows logs, across jobs
+`kill`    cancels the jobs of an invocation, and nothing else
 """

@@ -10,17 +10,16 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote import local
-from holdfast.cluster.remote.chain import Chain
+from holdfast.cluster.remote.executor import active_main_jobs, executor_named
 from holdfast.cluster.remote.invocation import TaskPlace
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.slurm import Slurm
+from holdfast.cluster.remote.ledger import Ledger
 from holdfast.errors import ClusterError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from holdfast.cluster.remote.ledger import Invocation
+    from holdfast.cluster.remote.registry import Invocation
+    from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
 
 
@@ -28,7 +27,7 @@ READ_BYTES: Final = 4 << 20
 """read at once"""
 _POLL_SECONDS: Final = 1.0
 _REASON_SECONDS: Final = 5.0
-"""how often Slurm is asked why a job is pending"""
+"""how often the executor is asked why a job is pending"""
 _LOST_SECONDS: Final = 60.0
 """how long a task may have no job before this is reported"""
 _LAST_LINES: Final = 15
@@ -54,14 +53,7 @@ class Logs:
         """per file, what follows its last line break"""
 
     def _sizes(self) -> list[tuple[str, int]]:
-        """List the files with their sizes, the one written last at the end."""
-        script = (
-            'test -d "$1" || exit 0; '
-            'find "$1" -maxdepth 1 -type f -name "$2" -printf "%T@ %s %f\\n" | LC_ALL=C sort -s -n -k 1,1'
-        )
-        listing = self._transport.check(["sh", "-c", script, "sh", self.folder, self._pattern])
-        rows = (line.split(" ", 2) for line in listing.text.splitlines())
-        return [(name, int(size)) for _, size, name in rows]
+        return self._transport.list_files(self.folder, self._pattern)
 
     def skip_earlier_attempts(self) -> None:
         """Begin with the newest attempt. An attempt may have several logs of a kind: one per instance."""
@@ -177,42 +169,38 @@ class _FollowedTask:
                 self._write(line.text)
             self.over, self.exit_code = True, 3 if state.exit_code is None else state.exit_code
             return
-        if state.phase == "waiting" and self._invocation.executor == "slurm":
+        if state.phase == "waiting":
             self._show_pending_reason()
         if state.updated and time.time() - state.updated < _LOST_SECONDS / 2:
             self._alive = time.monotonic()
         elif time.monotonic() - self._alive > _LOST_SECONDS:
             self._alive = time.monotonic()
-            if not self._has_jobs():
+            if not self._active_jobs():
                 self._give_up()
 
     def _show_pending_reason(self) -> None:
-        """Show why Slurm has not started the job, whenever the reason changes."""
+        """Show why the job has not started, whenever the reason changes."""
         if time.monotonic() - self._asked < _REASON_SECONDS:
             return
         self._asked = time.monotonic()
         try:
-            live = self._chain().live("main")
+            live = self._active_jobs()
         except ClusterError as error:
-            self._write(f"[info] cannot ask Slurm why it is pending: {error.message}")
+            self._write(f"[info] cannot ask why it is pending: {error.message}")
             self._asked = float("inf")
             return
         pending = bool(live) and all(job.state == "pending" for job in live)
-        first = min(live, key=lambda job: int(job.id), default=None)  # later jobs only wait for the first
-        reason = f"job {first.handle} is pending: {first.why}" if pending and first and first.why else ""
+        # Later jobs only wait for the first.
+        first = min(live, key=lambda job: int(job.id)) if pending else None
+        reason = f"job {first.handle} is pending: {first.why}" if first and first.why else ""
         if reason and reason != self._reason:
             self._write(f"[info] {reason}")
         self._reason = reason or self._reason
 
-    def _has_jobs(self) -> bool:
-        if self._invocation.executor != "slurm":
-            ledger = Ledger(self._transport, self._invocation.directory)
-            return bool(local.live_jobs(ledger, self._place.number))
-        return bool(self._chain().live("main"))
-
-    def _chain(self) -> Chain:
+    def _active_jobs(self) -> list[JobState]:
+        executor = executor_named(self._invocation.executor)
         ledger = Ledger(self._transport, self._invocation.directory)
-        return Chain(Submitter(Slurm(self._transport), ledger), self._invocation.id, self._place)
+        return active_main_jobs(executor, ledger, self._invocation.id, self._place.number)
 
     def _give_up(self) -> None:
         """Report that no job is left, with the last output of the batch script: Python may never have started."""

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import Problem
+from holdfast.spec import findings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,10 +22,11 @@ _ALIKE: Final = 0.8
 """so near a known key is a slip; files in the wild have keys of their own"""
 
 
-class Findings:
+class Findings(findings.Findings):
     """Problems and notices, each with its place, and the files that an eval names."""
 
     def __init__(self, root: Path, folder: Path) -> None:
+        super().__init__()
         self.root = root.resolve()
         """the project; files outside of it are read only where they are named from the working directory"""
         self._places: dict[Path, str] = {folder.resolve(): "the eval's folder"}
@@ -33,33 +34,11 @@ class Findings:
         self._places.setdefault(Path.cwd(), "the working directory")
         self.strict: Path | None = None
         """a file in which an unknown key is a problem: a scenario eval"""
-        self.problems: list[Problem] = []
-        self._noticed: dict[tuple[str, str], list[str]] = {}
 
     @property
     def places(self) -> tuple[Path, ...]:
         """Where relative names are looked up: the eval's folder, the project and the working directory."""
         return tuple(self._places)
-
-    def wrong(self, document: Document, location: Location, message: str) -> None:
-        """The eval cannot run like this."""
-        self.problems.append(Problem(document.where(location), message))
-
-    def notice(self, document: Document, location: Location, message: str) -> None:
-        """It runs, but not everything it says has a meaning here."""
-        name = str(location[-1]) if location else ""
-        places = self._noticed.setdefault((name, message), [])
-        if (place := document.where(location)) not in places:
-            places.append(place)
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What was noticed; what is alike in many task files is said once."""
-        said = []
-        for (_, message), places in self._noticed.items():
-            more = f" (and in {len(places) - 1} more places)" if len(places) > 1 else ""
-            said.append(f"{places[0]}: {message}{more}")
-        return tuple(said)
 
     def block(self, document: Document, location: Location, key: str) -> dict[str, Any]:
         """A mapping inside a mapping; an empty one where there is none."""

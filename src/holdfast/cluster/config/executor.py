@@ -1,0 +1,61 @@
+"""Executors by name: `slurm`, `local`, and those that installed packages register as `holdfast.executors`.
+
+A configuration needs to know little about its executor; `cluster.remote.executor.Executor` is the whole protocol.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from holdfast.errors import UsageError
+from holdfast.spec.plugins import Registry
+
+if TYPE_CHECKING:
+    from holdfast.cluster.config.profiles import ProfileBlock
+    from holdfast.cluster.config.schema import ExecutionBlock
+
+EXECUTORS: Final = Registry(
+    "holdfast.executors",
+    "executor",
+    {
+        "slurm": "holdfast.cluster.remote.chain:SlurmExecutor",
+        "local": "holdfast.cluster.remote.local:LocalExecutor",
+    },
+)
+UNSUPPORTED: Final = ("docker", "dgxcloud", "lepton")
+"""executors of other launchers"""
+
+
+class ExecutorRules(Protocol):
+    """What a configuration needs to know about its executor."""
+
+    name: str
+    is_local: bool
+    """jobs are processes on this machine: they share its files, its ports and its Python"""
+
+    def job_options(
+        self, execution: ExecutionBlock, env: ProfileBlock, *, nodes: int, serves: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the scheduler's options for the main job and for worker jobs; none by default."""
+        return (), ()
+
+
+@cache
+def load_executor(name: str) -> ExecutorRules:
+    """Return the executor of that name; UsageError if there is none."""
+    try:
+        return cast("ExecutorRules", EXECUTORS.load(name)())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def executor_problem(name: object) -> str | None:
+    """Return what is wrong with the name of an executor, or None."""
+    if name in UNSUPPORTED:
+        return f"{name!r} is not supported; {EXECUTORS.describe()}"
+    try:
+        load_executor(str(name))
+    except UsageError as error:
+        return error.message
+    return None

@@ -1,0 +1,231 @@
+"""The job that this process runs in: its task, id, environment and signals, and what all roles share.
+
+Slurm sends USR2 when the time limit is near, and TERM when the job must end. Both let trials in flight finish; whatever
+is finished is on disk at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.cluster.remote import invocation as layout
+from holdfast.cluster.remote.executor import Executor, executor_named
+from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.transport import Here
+from holdfast.engine.ended import Ended
+from holdfast.errors import HoldfastError
+from holdfast.spec.redact import looks_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.cluster.config.launch import TaskFile
+
+POLL_SECONDS: Final = 0.25
+CONTINUES: Final = 75
+"""exit code of a job that its successor continues: EX_TEMPFAIL"""
+
+
+class StopRequested(Exception):
+    """The job has to stop now."""
+
+
+@dataclass
+class JobContext:
+    """The job that this process runs in."""
+
+    place: TaskPlace
+    task: TaskFile
+    executor: Executor
+    role: str
+    id: str
+    restart: int
+    node: str
+    secrets: Mapping[str, str] = field(repr=False)
+    index: int = 0
+    """among the workers, from 1"""
+    signal: int | None = None
+    """the signal that asked the job to stop"""
+    began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def detect(cls, folder: Path, role: str, index: int | None) -> JobContext:
+        """Read the task, and find out from the environment which job this is."""
+        place = TaskPlace.of(folder)
+        task = layout.read_task(Here(pauses=()), place)
+        executor = executor_named(task.executor)
+        environ = os.environ
+        return cls(
+            place=place,
+            task=task,
+            executor=executor,
+            role=role,
+            id=executor.job_id(),
+            restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
+            node=environ.get("SLURMD_NODENAME") or os.uname().nodename,
+            secrets=layout.read_secrets(Path(place.secrets).read_bytes()),
+            index=index or int(environ.get("SLURM_ARRAY_TASK_ID") or 0),
+        )
+
+    def log(self, kind: str, instance: int = 0) -> Path:
+        """Return the path of a log of this job."""
+        return Path(self.place.logs) / layout.log_name(kind, self.id, self.restart, instance)
+
+    def redirect_output(self) -> None:
+        """Send the output of this process and its children to the job's log."""
+        path = self.log("main" if self.role == "main" else f"worker-{self.index}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for number in (1, 2):
+            os.dup2(file, number)
+        os.close(file)
+
+    def handle_signals(self) -> None:
+        """Record signals that ask the job to stop."""
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._record_signal)
+
+    def _record_signal(self, number: int, _: object) -> None:
+        self.signal = number
+
+    @property
+    def kill_requested(self) -> bool:
+        """True if `holdfast kill` stopped the invocation, or this task."""
+        return any(Path(mark).exists() for mark in self.place.stops)
+
+    @property
+    def must_stop(self) -> bool:
+        """True if the job was asked to stop, or its time is nearly up, whose signal may have been missed."""
+        limited = self.executor.queues_successors
+        if limited and self.signal is None and time.monotonic() - self.began > self.task.walltime - self.task.margin:
+            self.signal = signal.SIGUSR2
+        return self.signal is not None or self.kill_requested
+
+    def check_stop(self) -> None:
+        """Raise StopRequested if the job has to stop."""
+        if self.must_stop:
+            raise StopRequested
+
+    @property
+    def was_cancelled(self) -> bool:
+        """True if a user cancelled this Slurm job, as opposed to preemption, a requeue or the time limit.
+
+        Slurm's programs only call the job COMPLETING while it ends, so this reads the line that slurmstepd writes to
+        the job's output before it sends the signal: `*** JOB 7 ON node1 CANCELLED AT … DUE TO PREEMPTION ***`.
+        """
+        number = os.environ.get("SLURM_JOB_ID", "")
+        try:
+            with (Path(self.place.logs) / f"slurm-{number}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return False
+        causes = re.findall(rf"\*\*\* JOB {number} ON \S+ CANCELLED AT \S+ (DUE TO [A-Z ]+)?\*\*\*", text)
+        return bool(causes) and causes[-1] == ""
+
+    def env(self, variables: Mapping[str, str], **more: str) -> dict[str, str]:
+        """Return the environment of one part of the job: the node's, without secrets, and the part's own variables."""
+        env = {key: value for key, value in os.environ.items() if key not in self.secrets and not looks_secret(key)}
+        for name, text in variables.items():
+            kind, _, value = text.partition(":")
+            resolved = {"host": self.secrets, "runtime": os.environ}.get(kind, {value: value}).get(value)
+            if resolved is not None:
+                env[name] = resolved
+        # Bundles are shared and named by their content, so nothing may be written beside the user's modules.
+        return {**env, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+class WorkProcess:
+    """`holdfast work` as a child process. It drains when its standard input closes, as it does when the job ends."""
+
+    def __init__(
+        self, job: JobContext, run_dir: str, worker: str, base_urls: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(job.task.python, "-m", "holdfast", "work", run_dir, "--worker", worker),
+                *("--wait", "--attached", "--display", "plain"),
+                *url_options(base_urls),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=job.env(job.task.env, **url_variables(base_urls), **env),
+            start_new_session=True,
+        )
+        self._output = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.read()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, once the process has ended."""
+        return self._process.poll()
+
+    def drain(self, patience: float = 60.0) -> int:
+        """Ask the process to stop, wait, and kill it if it does not.
+
+        Not by a signal at first: Slurm may have sent one already, and at the second the process would exit at once.
+        """
+        self._close_input()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(patience / 2)
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+        return self._process.wait()
+
+    @property
+    def ended(self) -> Ended:
+        """How the work ended, as the process reported on its standard output."""
+        self._reader.join(5)
+        self._close_input()
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(self._output, type=Ended)
+        return Ended()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+
+def url_options(base_urls: Sequence[str]) -> list[str]:
+    """Return the options that tell our commands where the model is."""
+    return [word for url in base_urls for word in ("--base-url", url)]
+
+
+def url_variables(base_urls: Sequence[str]) -> dict[str, str]:
+    """Return the variable that tells other programs where the model is; they know one URL only."""
+    return {"OPENAI_BASE_URL": base_urls[0]} if base_urls else {}
+
+
+def say(message: str) -> None:
+    """Write a line with the time to the job's log."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {message}\n")
+    sys.stderr.flush()
+
+
+def run_hook(job: JobContext, command: str | None, name: str) -> None:
+    """Run a user's shell command before or after the work."""
+    if command is None:
+        return
+    argv = ["bash", "-c", command]
+    process = subprocess.run(argv, env=job.env(job.task.env), stdin=subprocess.DEVNULL, check=False)
+    if process.returncode != 0:
+        raise HoldfastError(f"{name} failed with exit code {process.returncode}")
