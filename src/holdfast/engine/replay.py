@@ -147,7 +147,7 @@ class Replay:
         self.again.clear()
         self.turn_seconds = self.replayed_seconds = 0.0
         if self.workspace is not None:
-            self.workspace.start_anew()
+            self.workspace.restart()
         await self.close()
 
     def take(self, key: Key) -> Step | None:

@@ -30,7 +30,7 @@ from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import build_graders, grader_places
-from holdfast.plan.history import accept_drift, look_around, neighbours, with_outputs_of
+from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.report.gate import missed_minima
@@ -321,7 +321,7 @@ def locate_run(spec: Eval, options: Options) -> RunIdentity:
     """Identify the run of an eval, as the options say: with another run's outputs, or in spite of changed code."""
     identity = identify(spec)
     if options.outputs_of is not None:
-        identity = with_outputs_of(options.outputs_of, identity, grading=True)
+        identity = match_outputs(options.outputs_of, identity, grading=True)
     if options.accept_drift:
         identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
     problem = identity.survey.unsendable
@@ -340,9 +340,9 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     identity = locate_run(spec, options)
     rundir = identity.directory(options.runs_dir)
     rundir.read_manifest()
-    others = [] if options.fresh else neighbours(identity, rundir, options.runs_dir)
+    others = [] if options.fresh else other_runs(identity, rundir, options.runs_dir)
     index = Index() if options.fresh else rundir.load(mend=False)
-    _, plan = look_around(identity, index, options.runs_dir, others)
+    _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
     return identity, rundir, plan
 
 
@@ -378,10 +378,10 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         notice(str(damage))
     if options.again:
         index.verdicts.clear()
-    others = [] if manifest.fresh else neighbours(identity, rundir, options.runs_dir)
+    others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    borrowed, plan = look_around(identity, index, options.runs_dir, others, grades=not options.again)
+    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
     if borrowed:
         adopt(borrowed, rundir, index)
     return Loaded(index, plan, new)
