@@ -280,5 +280,5 @@ def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path) -
     errors = {error["sample"]: error for error in kept(run_dir(tmp_path), "errors")}
     assert {error["kind"] for error in errors.values()} == {"timeout"}
     assert errors["s0"]["message"].endswith("(turn_timeout); sh had printed: out question 0")
-    assert errors["s1"]["message"].endswith("(turn_timeout); sh had said: stuck at question 1")
+    assert errors["s1"]["message"].endswith("(turn_timeout); sh had printed: stuck at question 1")
     wait_for(lambda: not leftovers(tmp_path), "all processes to be gone")
