@@ -199,7 +199,7 @@ class TestProgress:
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
     def test_what_is_left_follows_from_what_is_done(self) -> None:
-        left = progress(outputs=150, graded=120).left
+        left = progress(outputs=150, graded=120).remaining
         assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
 
 
