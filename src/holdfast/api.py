@@ -18,7 +18,7 @@ from holdfast.errors import Interrupted, UsageError
 from holdfast.export.result import Run
 from holdfast.formats import to_native
 from holdfast.functions.blocks import capture_block, capture_grader
-from holdfast.functions.given import Given
+from holdfast.functions.callables import Callables
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.load import build_eval
 
@@ -126,7 +126,7 @@ class _Call(NamedTuple):
     options: Options
     workers: int | None
     display: Display
-    captured: Given
+    captured: Callables
 
     @classmethod
     def read(
@@ -143,7 +143,7 @@ class _Call(NamedTuple):
         progress = display_for_python(display)
         if workers is not None:
             _check_workers(workers)
-        captured = Given()
+        captured = Callables()
         try:
             spec = _read_eval(eval_file, target, graders, fields, captured)
             if workers is not None:
@@ -180,8 +180,10 @@ class _Call(NamedTuple):
     def _result(self, outcome: Outcome) -> Run:
         reason = None if outcome.reason is None else str(outcome.reason)
         if outcome.metrics is None and reason is None and not self.options.skip_graders:
-            left = outcome.plan.to_run + outcome.plan.to_grade
-            reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
+            unfinished = outcome.plan.to_run + outcome.plan.to_grade
+            reason = (
+                f"{unfinished} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
+            )
         return Run(
             path=outcome.rundir.path,
             finished=outcome.metrics is not None,
@@ -216,7 +218,7 @@ def _read_eval(
     target: Mapping[str, Any] | Callable[..., Any] | str | None,
     graders: Sequence[Mapping[str, Any] | Callable[..., Any]] | None,
     fields: dict[str, Any],
-    captured: Given,
+    captured: Callables,
 ) -> Eval:
     document, folder = Document({}), Path.cwd()
     target_keys: dict[str, Any] = {}

@@ -201,7 +201,7 @@ def test_rows_under_a_key_of_a_json_file_can_be_pointed_at(type_in: Any, tmp_pat
 
 def test_a_filter_that_keeps_nothing_is_shown(type_in: Any, tmp_path: Path) -> None:
     path = with_data(tmp_path, "d.jsonl", b'{"q": 1}\n{"q": 2}\n', where="q == 3")
-    assert "of 2 rows, `where: q == 3` keeps none" in refused(type_in, "eval", path, "-d")
+    assert "of 2 rows, none matches `where: q == 3`" in refused(type_in, "eval", path, "-d")
 
 
 # Places

@@ -227,7 +227,7 @@ class TestEarlierGrades:
         graders = [{"type": "python", "function": "checks.py:check", **block}]
         found = identify(load(folder, samples=[row], prompt="x", graders=graders))
         assert found.contents.graders["python"].get("revision") == (1 if revised else None)
-        assert bool(found.survey.panels.of(0).reread) == revised and "reread" not in found.fingerprints
+        assert bool(found.survey.panels.panel_at(0).reread) == revised and "reread" not in found.fingerprints
         (slot,) = found.work.slots
         assert slot.identified(reread=revised)[0] == found.fingerprints["graders"]["python"], "as it always was"
 

@@ -100,7 +100,7 @@ class TestBehavior:
     @pytest.mark.parametrize("usage", [Usage(), Usage(10, None), Usage(None, 20)])
     def test_tokens_that_nobody_counted_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
         error = grade(tmp_path, {"type": "behavior", "max_tokens": 100}, "x", said={"usage": usage})
-        assert isinstance(error, AttemptError) and "does not say what it used" in error.message
+        assert isinstance(error, AttemptError) and "does not report its tokens" in error.message
 
 
 class TestSequences:

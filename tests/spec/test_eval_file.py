@@ -259,7 +259,7 @@ class TestWhatIsRefused:
             ("{type: exact}", "{type: exact}, {type: exact}", 5, ["a second grader called 'exact'"]),
             ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["a second grader called 'n'"]),
             *(
-                ("{type: exact}", f"{{type: exact, name: {name}}}", 5, [f"'{name}' is a word of the report itself"])
+                ("{type: exact}", f"{{type: exact, name: {name}}}", 5, [f"'{name}' is reserved for reports"])
                 for name in ("overall", "score", "passed", "coverage", "target")
             ),
             ("{type: exact}", "{type: text}", 5, ["checks nothing", "contains", "regex_match"]),

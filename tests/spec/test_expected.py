@@ -166,7 +166,7 @@ class TestEarlierVerdicts:
 
     def test_plain_rows_have_the_keys_they_always_had(self, tmp_path: Path) -> None:
         found = who(tmp_path, samples=ROWS, prompt="p")
-        assert [sorted(found.survey.panels.of(n).reread) for n in range(4)] == [[0], [], [0], []]
+        assert [sorted(found.survey.panels.panel_at(n).reread) for n in range(4)] == [[0], [], [0], []]
 
     @pytest.mark.parametrize(
         ("block", "row", "stale"),
@@ -191,7 +191,7 @@ class TestEarlierVerdicts:
         self, tmp_path: Path, block: Any, row: Any, stale: bool
     ) -> None:
         found = who(tmp_path, samples=[row], prompt="p", graders=[block])
-        assert bool(found.survey.panels.of(0).reread) == stale
+        assert bool(found.survey.panels.panel_at(0).reread) == stale
 
 
 def test_a_list_in_a_dataset_file_is_graded_by_the_command(

@@ -179,9 +179,12 @@ class TestAFile:
     @pytest.mark.parametrize(
         ("more", "said"),
         [
-            ("model: m\n", "e.yaml:6: model: is now target, which is there too"),
+            ("model: m\n", "e.yaml:6: model: is now target, which the file has as well"),
             ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
-            ("trials: 1\ntrials_per_sample: 2\n", "e.yaml:7: trials_per_sample: is now trials, which is there too"),
+            (
+                "trials: 1\ntrials_per_sample: 2\n",
+                "e.yaml:7: trials_per_sample: is now trials, which the file has as well",
+            ),
             ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
         ],
     )

@@ -94,7 +94,7 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison) -> None:
-    from holdfast.display.grid import Column, fitted, make_console
+    from holdfast.display.grid import Column, fit_table, make_console
     from holdfast.plan.changes import counted
     from holdfast.report.compare import COLUMNS
 
@@ -107,7 +107,7 @@ def _print(comparison: Comparison) -> None:
     spare = {"95 % interval": 1, "p (Holm)": 2, "test": 3}
     texts = ("metric", "test", "verdict")
     columns = [Column(title, name=title in texts, spare=spare.get(title, 0)) for title in COLUMNS]
-    console.print(fitted(columns, comparison.rows(), console.width))
+    console.print(fit_table(columns, comparison.rows(), console.width))
     for row in comparison.metrics:
         if row.difference.detectable is not None:
             console.print(

@@ -91,17 +91,17 @@ def command(
 
 
 def _without_budgets(data: dict[str, Any]) -> dict[str, Any]:
-    """What a run may spend was said for generating: where that is spent, grading could not even begin."""
-    kept = {
+    """Return the eval without its budgets, which were set for generating and may be spent."""
+    limits = {
         key: value
         for key, value in (data.get("limits") or {}).items()
         if not key.startswith("max_") and key != "token_budget"
     }
-    return {**data, "limits": kept} if "limits" in data else data
+    return {**data, "limits": limits} if "limits" in data else data
 
 
 def _last_rules(data: dict[str, Any], rundir: RunDir) -> list[tuple[tuple[str, ...], float | None]]:
-    """The thresholds and weights of the numbers that are there, which may be newer than the manifest, as overrides."""
+    """Return the thresholds and weights of metrics.json, which may be newer than the manifest, as overrides."""
     rules: dict[str, Rule] = {}
     with suppress(ResultsError):  # the report is written again anyway
         if (metrics := rundir.read_metrics()) is not None:

@@ -95,19 +95,19 @@ def _resume_invocation(subject: Subject) -> int:
         # Workers alone do not continue: without a main job there is nobody who shares the work out.
         if name.task in numbers and name.role.startswith("main")
     }
-    done = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
-    left = [n for n in numbers if n not in done and n not in live]
+    finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
+    unfinished = [n for n in numbers if n not in finished and n not in live]
     for number, state in sorted(live.items()):
         click.echo(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}", err=True)
-    if live and not left:
+    if live and not unfinished:
         raise RunHeld(f"{subject.name} is being worked on", remedy=f"To stop it first: holdfast kill {subject.name}")
-    if not left:
+    if not unfinished:
         click.echo(f"{subject.name}: all is done")
         return 0
-    for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in left)):
+    for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in unfinished)):
         remove_stop(subject.transport, marked)
     mirror = Registry().mirror(subject.entry.id) if subject.entry else None
-    started = start_attempt(subject.transport, subject.directory, tasks=left, mirror=mirror)
+    started = start_attempt(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
     click.echo(f"Follow it with: holdfast logs -f {subject.name}")
@@ -125,9 +125,9 @@ def _check_rights(subject: Subject, owner: str) -> None:
 
 
 def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, display: str | None) -> int:
-    """Run what is left of a run in its place, from its manifest."""
+    """Run what is left of a run, from its manifest alone."""
     from holdfast.engine.session import run_eval
-    from holdfast.plan.history import with_outputs_of
+    from holdfast.plan.history import match_outputs
     from holdfast.plan.identity import identify
     from holdfast.spec.load import eval_of_run
     from holdfast.store.rundir import RunDir
@@ -143,7 +143,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
         raise UsageError(
             f"{path} holds verdicts of `holdfast compare --judge`", remedy="Run that command again to resume it."
         )
-    identity = with_outputs_of((rundir, manifest), identify(spec))
+    identity = match_outputs((rundir, manifest), identify(spec))
     if identity.place is None and _grades_differently(manifest, identity):
         click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
     elif identity.place is None:

@@ -1,6 +1,6 @@
-"""A simulated user: it replies to the target, stops, or abstains.
+"""The simulated user: a model or a function that replies to the target, stops, or abstains.
 
-Abstaining means that it cannot play its part. That is nobody's wrong answer, so it is an error of the attempt.
+Abstaining means that it cannot play its part. That says nothing about the target, so it is an error of the attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
@@ -43,31 +43,31 @@ _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What the user does next."""
+    """The user's next action."""
 
     message: str | None
-    """None: it stops"""
+    """None: the user stops"""
     usage: Usage = Usage()
 
 
 class Player(Protocol):
-    """Whoever plays the user."""
+    """Plays the user."""
 
     async def __aenter__(self) -> Player:
-        """Get ready."""
+        """Open resources."""
         ...
 
     async def __aexit__(self, *details: Any) -> None:
-        """Let everything go."""
+        """Release all resources."""
         ...
 
     async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
-        """What the user does after a turn; raises AttemptError where it cannot say."""
+        """Return what the user does after a turn; raise AttemptError if that cannot be decided."""
         ...
 
 
 def responder_identity(spec: Eval) -> dict[str, Any] | None:
-    """What of the simulated user can change what is said."""
+    """Return the part of every generation key that describes the simulated user; None if there is none."""
     block = spec.responder
     if block is None:
         return None
@@ -80,7 +80,7 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
 
 
 def build_player(spec: Eval) -> Player | None:
-    """Who plays the user, if anybody does."""
+    """Build the simulated user; None if there is none."""
     block = spec.responder
     if block is None:
         return None
@@ -92,17 +92,17 @@ def build_player(spec: Eval) -> Player | None:
     return _ModelPlayer(block, Prices(block.model, spec.prices), spec.document.where(("responder", "model")))
 
 
-class _Ending:
-    """When the conversation is over by the rules, whatever the user would say."""
+class _EndRules:
+    """The rules that end a conversation before the user is asked."""
 
     def __init__(self, block: ResponderBlock) -> None:
-        most = block.max_followups
-        self._most = expression(most) if isinstance(most, str) else None
-        self._fixed = 0 if isinstance(most, str) else most
+        limit = block.max_followups
+        self._limit_expression = expression(limit) if isinstance(limit, str) else None
+        self._fixed_limit = 0 if isinstance(limit, str) else limit
         self._when = None if block.stop_when is None else expression(block.stop_when)
 
     def __call__(self, messages: list[Message], sample: Sample, turn: int) -> bool:
-        if turn > (self._fixed if self._most is None else self._allowed(self._most, sample)):
+        if turn > self._limit(sample):
             return True
         if self._when is None:
             return False
@@ -113,25 +113,26 @@ class _Ending:
                 "bad_request", f"responder.stop_when cannot be evaluated: {error}", retry=False
             ) from error
 
-    @staticmethod
-    def _allowed(most: Callable[[Mapping[str, Any]], Any], sample: Sample) -> int:
+    def _limit(self, sample: Sample) -> int:
+        if self._limit_expression is None:
+            return self._fixed_limit
         try:
-            allowed = most(sample.fields)
+            limit = self._limit_expression(sample.fields)
         except RENDER_ERRORS as error:
             raise AttemptError(
                 "bad_request", f"{sample.where}: cannot evaluate responder.max_followups: {error}", retry=False
             ) from error
-        if type(allowed) is not int:
+        if type(limit) is not int:
             raise AttemptError(
-                "bad_request", f"{sample.where}: responder.max_followups gives {allowed!r}, not a number", retry=False
+                "bad_request", f"{sample.where}: responder.max_followups gives {limit!r}, not a number", retry=False
             )
-        return allowed
+        return limit
 
 
 class _FunctionPlayer:
     def __init__(self, function: Function, block: ResponderBlock) -> None:
         self.function = function
-        self._over = _Ending(block)
+        self._over = _EndRules(block)
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,26 +150,25 @@ class _FunctionPlayer:
             **self.function.of_row(sample.fields, "agent"),
         }
         try:
-            said = await self.function(offered)
+            message = await self.function(offered)
         except AttemptError:
             raise
-        except Exception as error:  # the user's own: an error of this trial, never of the run
-            message = f"the responder raised {type(error).__name__}: {error}"
-            raise user_error("agent", error, message) from error
-        if said is not None and not isinstance(said, str):
+        except Exception as error:  # raised by the user's code: an error of this trial, never of the run
+            raise user_error("agent", error, f"the responder raised {type(error).__name__}: {error}") from error
+        if message is not None and not isinstance(message, str):
             raise AttemptError(
-                "agent", f"the responder returned {type(said).__name__}, not a text or None", retry=False
+                "agent", f"the responder returned {type(message).__name__}, not a text or None", retry=False
             )
-        return Decision(said)
+        return Decision(message)
 
 
 class _ModelPlayer:
     def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
-        from holdfast.targets.model import Model  # few conversations have a simulated user
+        from holdfast.targets.model import Model  # imported late: few conversations have a simulated user
 
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
-        self._over = _Ending(block)
+        self._over = _EndRules(block)
         self._model = Model.of(block, prices, where)
 
     async def __aenter__(self) -> Self:
@@ -185,13 +185,17 @@ class _ModelPlayer:
             part = _PART.format(instructions=self._instructions.render(sample.fields))
         except RENDER_ERRORS as error:
             raise AttemptError("bad_request", f"cannot render responder.instructions: {error}", retry=False) from error
-        said = "\n\n".join(f"[{message['role']}]\n{message.get('content') or ''}" for message in _spoken(messages))
-        reply = await self._model.complete([{"role": "system", "content": part}, {"role": "user", "content": said}])
+        transcript = "\n\n".join(
+            f"[{message['role']}]\n{message.get('content') or ''}" for message in _spoken(messages)
+        )
+        reply = await self._model.complete(
+            [{"role": "system", "content": part}, {"role": "user", "content": transcript}]
+        )
         return Decision(_parse(reply.text), reply.usage)
 
 
 def _spoken(messages: list[Message]) -> Iterator[Message]:
-    """What was said aloud: the user's messages and the answers; steps on the way to an answer are not."""
+    """Yield the user's messages and the final answers, without the steps on the way to an answer."""
     for message, after in pairwise([*messages, {"role": "user"}]):
         if message.get("role") == "user" or (message.get("role") == "assistant" and after.get("role") == "user"):
             yield message
@@ -200,14 +204,14 @@ def _spoken(messages: list[Message]) -> Iterator[Message]:
 def _parse(text: str) -> str | None:
     match = _OBJECT.search(text)
     try:
-        found = msgspec.json.decode(match[0]) if match else {}
-        action = found.get("action")
+        decision = msgspec.json.decode(match[0]) if match else {}
+        action = decision.get("action")
     except (msgspec.DecodeError, AttributeError):
         action = None
     if action == "stop":
         return None
     if action == "abstain":
-        raise AttemptError("agent", f"the simulated user abstained: {found.get('reason', '')}")
-    if action == "reply" and isinstance(found.get("message"), str) and found["message"].strip():
-        return str(found["message"])
+        raise AttemptError("agent", f"the simulated user abstained: {decision.get('reason', '')}")
+    if action == "reply" and isinstance(decision.get("message"), str) and decision["message"].strip():
+        return str(decision["message"])
     raise AttemptError("bad_reply", f"the simulated user gave no decision: {text[:200]!r}")

@@ -2,5 +2,5 @@
 
 `readers`  one generator per file format
 `dataset`  selection (where, shuffle, offset, limit), ids, digests, and the survey made before a run
-`panels`   which graders look at which rows
+`panels`   the graders that apply to each row
 """

@@ -47,38 +47,38 @@ class Sample(NamedTuple):
     where: str
     """file and line, for messages"""
     typed: bool = False
-    """its HTTP request holds values that are no texts: a number of the row, the list of messages"""
+    """the HTTP request of the sample holds values other than texts: a number of the row, the list of messages"""
 
     @property
     def is_nameless(self) -> bool:
-        """Whether the row has no id of its own, so that a digest of it stands for one."""
+        """True if the row has no id, so that a digest of the row serves as its id."""
         return self.id == self.digest[7:19]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What one reading of the whole dataset tells."""
+    """Result of reading the whole dataset once."""
 
     count: int
     digest: str
-    """of the selected samples in their order"""
+    """digest of the selected samples in their order"""
     digests: bytes
-    """16 bytes per sample, to notice a row that changes under a running eval"""
+    """16 bytes per sample, to notice a row that changes while the eval is running"""
     panels: Panels
-    """which graders look at which sample"""
+    """the graders that apply to each sample"""
     unsendable: ConfigError | None = None
-    """why a new run cannot be made of it: a list or an object would be sent as a text"""
+    """set if a new run is impossible, because a list or an object would be sent as a text"""
     typed: bytes = b""
-    """a 1 for each sample whose HTTP request holds values that are no texts; empty where there is none"""
+    """a 1 for each sample whose HTTP request holds values other than texts; empty if there is none"""
     shapes: dict[tuple[tuple[str, ...], Panel], str] = field(default_factory=dict, repr=False)
-    """the sets of fields that rows have, each with the graders that look at them and the place of the first such row"""
+    """each set of fields that rows have, with the graders that apply, and the place of the first such row"""
 
-    def of(self, position: int) -> bytes:
-        """The digest of the sample at a position, as bytes."""
+    def digest_at(self, position: int) -> bytes:
+        """Return the digest of the sample at a position, as bytes."""
         return self.digests[position * 16 : position * 16 + 16]
 
     def is_typed(self, position: int) -> bool:
-        """Whether the request of the sample at a position holds values that are no texts."""
+        """True if the HTTP request of the sample at a position holds values other than texts."""
         return bool(self.typed) and self.typed[position] == 1
 
 
@@ -88,13 +88,13 @@ class Dataset:
     def __init__(self, spec: Eval) -> None:
         self._eval = spec
         self._block = spec.dataset
-        # Text formats hold no NaN. SlowChecks it would be written as null, which canonical JSON, though slower, is not.
+        # Text formats hold no NaN. Others need canonical JSON, which is slower but does not encode NaN as null.
         paths = self._block.path if self._block else ["samples"]
         self._has_nan = not all(_TEXT.search(path) for path in paths)
         self._where = None
-        self._wanted = None
+        self._selection = None
         if self._block and (self._block.ids or self._block.tags):
-            self._wanted = Selection(self._block.ids, self._block.tags)
+            self._selection = Selection(self._block.ids, self._block.tags)
         if self._block and self._block.where:
             try:
                 self._where = expression(self._block.where)
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def source(self) -> list[str]:
-        """Where the rows come from, for the manifest."""
+        """Paths of the dataset, for the manifest."""
         return list(self._block.path) if self._block else ["samples"]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -123,7 +123,7 @@ class Dataset:
         return map(self._sample, islice(rows, self._block.offset, stop))
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Sizes and times of the files: while they stay, so do the rows."""
+        """Return sizes and times of the files. While these stay equal, so do the rows."""
         if self._block is None or self._hub_path() is not None:
             return ()
         try:
@@ -135,7 +135,7 @@ class Dataset:
     def survey(self, stale: Mapping[int, Stale] = MappingProxyType({})) -> Survey:
         """Read everything once: count it, digest it, and refuse what cannot be evaluated.
 
-        `stale` is handed on to `Conditions`.
+        `stale` is passed to `Conditions`.
         """
         whole, digests, ids = sha256(), bytearray(), array("Q")
         typed = bytearray()
@@ -148,7 +148,7 @@ class Dataset:
             digests += raw
             whole.update(raw)
             ids.append(xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass")))
-            panel = conditions.of(sample.fields)
+            panel = conditions.panel_for(sample.fields)
             panels.add(panel)
             checks.look(sample, panel)
             if len(shapes) < _MOST_SHAPES:
@@ -176,20 +176,20 @@ class Dataset:
             return "no samples: the dataset is empty"
         filters = {name: getattr(self._block, name) for name in ("where", "ids", "tags", "offset")}
         shown = ", ".join(f"{name}: {value}" for name, value in filters.items() if value)
-        return f"no samples: of {rows:,} {'row' if rows == 1 else 'rows'}, `{shown}` keeps none"
+        return f"no samples: of {rows:,} {'row' if rows == 1 else 'rows'}, none matches `{shown}`"
 
     def _name_duplicate(self) -> None:
-        seen: dict[str, str] = {}
+        places: dict[str, str] = {}
         for sample in self:
-            if sample.id in seen:
-                same = f"the same row as {seen[sample.id]}, and neither has an id"
-                named = f"sample id {sample.id!r} is already used at {seen[sample.id]}"
+            if sample.id in places:
+                duplicate_row = f"duplicate of {places[sample.id]}, and neither row has an id"
+                duplicate_id = f"sample id {sample.id!r} is already used at {places[sample.id]}"
                 raise DataError(
                     sample.where,
-                    same if sample.digest[7:19] == sample.id else named,
+                    duplicate_row if sample.digest[7:19] == sample.id else duplicate_id,
                     remedy="Ids name samples: make them unique, or set dataset.id to a field that is.",
                 )
-            seen[sample.id] = sample.where
+            places[sample.id] = sample.where
 
     def _hub_path(self) -> str | None:
         path = self._block.path[0] if self._block else ""
@@ -212,12 +212,12 @@ class Dataset:
                 yield from read_rows(path, layout)
 
     def _selected(self) -> Iterator[tuple[str, Row]]:
-        if self._where is None and self._wanted is None:
+        if self._where is None and self._selection is None:
             yield from self._rows()
             return
-        wanted = self._wanted
+        selection = self._selection
         for where, row in self._rows():
-            if wanted is not None and not wanted.takes(row, self._sample((where, row)).id):
+            if selection is not None and not selection.takes(row, self._sample((where, row)).id):
                 continue
             try:
                 chosen = self._where is None or self._where(row)
@@ -227,29 +227,29 @@ class Dataset:
                 yield where, row
 
     def _shuffled(self, rows: Iterator[tuple[str, Row]], seed: int) -> Iterator[tuple[str, Row]]:
-        """By a digest of seed and row: adding a row never reorders the others. Holds what is kept in memory."""
+        """Order rows by a digest of seed and row, so that a new row never reorders the others. Holds rows in memory."""
         assert self._block is not None
         salt = b"%d:" % seed
-        keyed = ((sha256(salt + encode_sorted(found[1])).digest(), place, found) for place, found in enumerate(rows))
+        keyed = ((sha256(salt + encode_sorted(pair[1])).digest(), place, pair) for place, pair in enumerate(rows))
         if self._block.limit is None:
             ordered = sorted(keyed, key=lambda item: item[:2])
         else:
             keep = self._block.offset + self._block.limit
             ordered = heapq.nsmallest(keep, keyed, key=lambda item: item[:2])
-        return (found for _, _, found in ordered)
+        return (pair for _, _, pair in ordered)
 
-    def _sample(self, found: tuple[str, Row]) -> Sample:
-        where, row = found
+    def _sample(self, pair: tuple[str, Row]) -> Sample:
+        where, row = pair
         try:
             encoded = encode_sorted(row)
             content = digest(row) if self._has_nan and b"null" in encoded else digest_bytes(encoded)
-        except (TypeError, ValueError) as error:  # from Python anything may come
+        except (TypeError, ValueError) as error:  # rows from Python may hold any object
             raise DataError(where, f"cannot be serialized as JSON: {error}") from error
         name = self._block.id if self._block else None
         if name is not None and row.get(name) is None:
             raise DataError(where, f"has no field {name!r}, which dataset.id names")
-        given = row.get(name or "id")
-        name = content[7:19] if given is None else str(given)
+        value = row.get(name or "id")
+        name = content[7:19] if value is None else str(value)
         return Sample(name, row, content, where, self._request.is_typed(row))
 
     @cached_property
@@ -257,12 +257,12 @@ class Dataset:
         return _Request(self._eval)
 
 
-def _rendered(compiled: Template, given: Row, fields: Row) -> str:
-    return compiled.render({**fields, **given})
+def _render(compiled: Template, values: Row, fields: Row) -> str:
+    return compiled.render({**fields, **values})
 
 
 class _TemplateChecks:
-    """Templates, and graders' `where`, against rows: a variable that not all rows have is said before anything runs."""
+    """Checks templates and graders' `where` against rows: variables that some rows lack are reported before the run."""
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
@@ -272,12 +272,12 @@ class _TemplateChecks:
         self._not_texts: dict[Location, str] = {}
         self._graders = list(spec.placed_graders())
         numbers = {location: number for number, (location, _) in enumerate(self._graders)}
-        for location, source, given in spec.templates():
+        for location, source, names in spec.templates():
             compiled = Template(source, texts_only=location[0] in _SENT)
-            if needed := compiled.names - given:
-                given_too = dict.fromkeys(compiled.names - needed, "")
+            if needed := compiled.names - names:
+                placeholders = dict.fromkeys(compiled.names - needed, "")
                 grader = numbers.get(location[:-1])
-                self._templates.append((location, partial(_rendered, compiled, given_too), needed, grader))
+                self._templates.append((location, partial(_render, compiled, placeholders), needed, grader))
 
     def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()
@@ -302,24 +302,24 @@ class _TemplateChecks:
             if missing:
                 self._missing.setdefault(location, (sample.where, str(error), missing))
         except RENDER_ERRORS:
-            return  # no matter of a missing field: an error of that trial, when it comes to it
+            return  # not due to a missing field: an error of that trial, when it runs
 
     def conclude(self) -> None:
         problems = []
         for location, (where, message, names) in self._missing.items():
-            nowhere = sorted(names - self._fields)
-            if nowhere:
-                known = ", ".join(sorted(self._fields))
-                said = f"no sample has a field {', '.join(map(repr, nowhere))}; they have: {known}"
+            unknown = sorted(names - self._fields)
+            if unknown:
+                fields = ", ".join(sorted(self._fields))
+                text = f"no sample has a field {', '.join(map(repr, unknown))}; they have: {fields}"
             else:
-                said = f"{where}: {message}"
-            problems.append(Problem(self._document.where(location), said))
+                text = f"{where}: {message}"
+            problems.append(Problem(self._document.where(location), text))
         if problems:
             raise ConfigError(problems)
 
     def unsendable(self) -> ConfigError | None:
-        """What is wrong with templates that would send a list or an object as a text."""
-        problems = [Problem(self._document.where(location), said) for location, said in self._not_texts.items()]
+        """Return an error for templates that would send a list or an object as a text."""
+        problems = [Problem(self._document.where(location), message) for location, message in self._not_texts.items()]
         return ConfigError(problems, remedy=NotText.hint) if problems else None
 
 
@@ -328,36 +328,36 @@ def _any_nested(fields: Row, names: Iterable[str]) -> bool:
 
 
 class _Request:
-    """The values in the body that an HTTP target is sent: all texts, or not."""
+    """Tells whether the body of an HTTP request holds values other than texts."""
 
-    _GIVEN: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
-    """stands for what a request takes from the conversation"""
+    _PLACEHOLDERS: Final[Row] = {"prompt": "", "messages": [{"role": "user", "content": ""}], "trial": 1}
+    """placeholders for the values that a request takes from the conversation"""
 
     def __init__(self, spec: Eval) -> None:
         block = spec.target
         sources = texts(block.request) if isinstance(block, HttpTarget) else ()
         templates = [Template(source) for source in sources if "{{" in source]
-        self._templates = [compiled for compiled in templates if compiled.names - self._GIVEN.keys()]
-        """those that depend on the row"""
+        self._templates = [compiled for compiled in templates if compiled.names - self._PLACEHOLDERS.keys()]
+        """templates that depend on the row"""
         fixed = [compiled for compiled in templates if compiled not in self._templates]
-        self._always = any(self._gives_value(compiled, self._GIVEN) for compiled in fixed)
+        self._always = any(self._gives_value(compiled, self._PLACEHOLDERS) for compiled in fixed)
 
     def is_typed(self, fields: Row) -> bool:
-        """Whether the request for a row holds anything but texts."""
+        """True if the request for a row holds anything but texts."""
         if self._always or not self._templates:
             return self._always
-        known = {**fields, **self._GIVEN}
-        return any(self._gives_value(compiled, known) for compiled in self._templates)
+        values = {**fields, **self._PLACEHOLDERS}
+        return any(self._gives_value(compiled, values) for compiled in self._templates)
 
     @staticmethod
-    def _gives_value(compiled: Template, known: Row) -> bool:
-        with suppress(*RENDER_ERRORS):  # it is the trial's error, when it comes to it
-            return not isinstance(compiled.value(known), str)
+    def _gives_value(compiled: Template, values: Row) -> bool:
+        with suppress(*RENDER_ERRORS):  # an error of the trial, when it runs
+            return not isinstance(compiled.value(values), str)
         return False
 
 
-def changed_under_us(where: str) -> Fault:
-    """The dataset is no longer what the survey saw."""
+def dataset_changed(where: str) -> Fault:
+    """Return the fault of a dataset that differs from its survey."""
     return Fault(
         "dataset_changed",
         f"the dataset changed while the eval was running ({where})",

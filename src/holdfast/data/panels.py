@@ -1,6 +1,6 @@
-"""Which graders look at which rows, by their `where`: decided once for each row, when the dataset is surveyed.
+"""Decide which graders apply to which rows, by their `where`, once for each row when the dataset is surveyed.
 
-A grader that does not look at a row costs that row nothing: no line, no verdict that is waited for, no number.
+A grader that does not apply to a row costs that row nothing: no line, no pending verdict, no number.
 """
 
 from __future__ import annotations
@@ -9,41 +9,44 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
 
+_NAMED: Final = 5
+"""graders that a notice names"""
+
 
 Stale = Callable[[Collection[str]], bool]
-"""tells of a row's fields whether a grader sees other values there than it did in earlier versions"""
+"""tells whether a grader reads a row with these fields differently than earlier versions did"""
 
 
 class Panel(NamedTuple):
-    """The graders that look at the outputs of a row, by their numbers in the order in which they are asked."""
+    """The graders that apply to a row, by their numbers, in the order in which they are called."""
 
     graders: tuple[int, ...]
     unsure: frozenset[int] = frozenset()
-    """those of them whose `where` fails on this row: their grade is an error"""
+    """graders whose `where` fails on this row: their grade is an error"""
     reread: frozenset[int] = frozenset()
-    """those that read this row differently than earlier versions did: their grades have other keys"""
+    """graders that read this row differently than earlier versions did: their grades have other keys"""
 
 
 class _Condition(NamedTuple):
     holds: Expression
     graders: list[int]
-    """whose `where` it is"""
+    """the graders with this `where`"""
 
 
 class Conditions:
-    """The `where` of all graders of an eval. The same condition of several graders is looked at once for a row.
+    """The `where` of all graders of an eval. A condition that several graders share is evaluated once for a row.
 
-    `stale` is for graders whose way to read a row their block does not tell, by their numbers: users' functions.
+    `stale` is for graders whose block does not tell how they read a row, by their numbers: users' functions.
     """
 
     def __init__(self, spec: Eval, stale: Mapping[int, Stale] = MappingProxyType({})) -> None:
@@ -53,9 +56,9 @@ class Conditions:
         self._stale = stale
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
-        self._known: dict[Panel, Panel] = {}
+        self._panels: dict[Panel, Panel] = {}
         self._texts: dict[str, dict[str, _Condition]] = {}
-        """those that say `field == "text"`, as the graders of single tasks do: found by the text, however many"""
+        """conditions of the form `field == "text"`, as graders of single tasks have, looked up by the text"""
         self._others: list[_Condition] = []
         graders: dict[str, list[int]] = {}
         for number, where in enumerate(wheres):
@@ -66,13 +69,13 @@ class Conditions:
             if (equality := condition.holds.equality) is None:
                 self._others.append(condition)
             else:
-                known = self._texts.setdefault(equality[0], {}).setdefault(equality[1], condition)
-                if known is not condition:  # the same in other words
-                    known.graders.extend(numbers)
+                earlier = self._texts.setdefault(equality[0], {}).setdefault(equality[1], condition)
+                if earlier is not condition:  # equal to an earlier condition, but spelled differently
+                    earlier.graders.extend(numbers)
 
-    def of(self, fields: Mapping[str, Any]) -> Panel:
-        """The panel of a row."""
-        panel = self.everyone if len(self._always) == len(self.everyone.graders) else self._chosen(fields)
+    def panel_for(self, fields: Mapping[str, Any]) -> Panel:
+        """Return the panel of a row."""
+        panel = self.everyone if len(self._always) == len(self.everyone.graders) else self._select(fields)
         reread = [
             number
             for number in panel.graders
@@ -82,29 +85,29 @@ class Conditions:
         if not reread:
             return panel
         panel = panel._replace(reread=frozenset(reread))
-        return self._known.setdefault(panel, panel)
+        return self._panels.setdefault(panel, panel)
 
-    def _chosen(self, fields: Mapping[str, Any]) -> Panel:
-        looking, unsure = list(self._always), set()
+    def _select(self, fields: Mapping[str, Any]) -> Panel:
+        applicable, unsure = list(self._always), set()
         others = self._others
         for field, texts in self._texts.items():
             if type(text := fields.get(field)) is not str:
                 others = [*others, *texts.values()]
             elif text in texts:
-                looking += texts[text].graders
+                applicable += texts[text].graders
         for holds, graders in others:
             try:
                 if holds(fields):
-                    looking += graders
+                    applicable += graders
             except RENDER_ERRORS:
-                looking += graders
+                applicable += graders
                 unsure.update(graders)
-        panel = Panel(tuple(sorted(looking)), frozenset(unsure))
-        return self._known.setdefault(panel, panel)
+        panel = Panel(tuple(sorted(applicable)), frozenset(unsure))
+        return self._panels.setdefault(panel, panel)
 
 
 class Panels:
-    """The panel of each row, in the dataset's order: a number for each, however many graders there are."""
+    """The panel of each row in the dataset's order, stored as one number per row."""
 
     def __init__(self, everyone: Panel) -> None:
         self._everyone = everyone
@@ -113,29 +116,36 @@ class Panels:
         self._rows = array("I")
 
     def add(self, panel: Panel) -> None:
-        """The next row's."""
+        """Add the panel of the next row."""
         number = self._numbers.setdefault(panel, len(self._kinds))
         if number == len(self._kinds):
             self._kinds.append(panel)
         self._rows.append(number)
 
-    def of(self, position: int) -> Panel:
-        """The panel of the row at a position."""
+    def panel_at(self, position: int) -> Panel:
+        """Return the panel of the row at a position."""
         return self._kinds[self._rows[position]]
 
     @property
     def mean(self) -> float:
-        """How many graders look at a row, on average."""
+        """Mean number of graders per row."""
         return sum(len(self._kinds[number].graders) for number in self._rows) / max(1, len(self._rows))
 
     def rows(self) -> list[int]:
-        """How many rows each grader looks at."""
-        found = [0] * len(self._everyone.graders)
+        """Return the number of rows of each grader."""
+        counts = [0] * len(self._everyone.graders)
         for kind, rows in Counter(self._rows).items():
             for number in self._kinds[kind].graders:
-                found[number] += rows
-        return found
+                counts[number] += rows
+        return counts
 
     def reread(self) -> frozenset[int]:
-        """The graders that read some row differently than earlier versions did."""
+        """Return the graders that read some row differently than earlier versions did."""
         return frozenset().union(*(kind.reread for kind in self._kinds))
+
+
+def name_graders(names: Sequence[str]) -> str:
+    """Return `grader a` or `graders a, b`, and at most five names."""
+    shown = ", ".join(f"`{name}`" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"grader{'' if len(names) == 1 else 's'} {shown}{more}"

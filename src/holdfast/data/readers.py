@@ -1,4 +1,4 @@
-"""Rows out of files, as a stream: a million rows never sit in memory (a `.json` file, being one value, does).
+"""Read rows from files as a stream: a million rows are never in memory at once, except those of a `.json` file.
 
 Every reader yields `(where, row)`, `where` being `file:line` for messages.
 """
@@ -38,7 +38,7 @@ csv.field_size_limit(1 << 30)
 
 
 def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
-    """The files that the paths and globs of a dataset name, globs in sorted order; `where` is what names them."""
+    """Find the files of a dataset's paths and globs, globs in sorted order; `where` is the place that names them."""
     files: list[Path] = []
     remedy = f"Paths are relative to the eval file's folder, {folder}."
     for pattern in patterns:
@@ -58,7 +58,7 @@ def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
 
 
 class Layout(NamedTuple):
-    """How files of a dataset are to be read, where their names do not say so."""
+    """Options for reading the files of a dataset, where the file names do not tell."""
 
     format: str | None = None
     delimiter: str | None = None
@@ -67,12 +67,12 @@ class Layout(NamedTuple):
 
     @property
     def is_utf8(self) -> bool:
-        """Whether text files are in UTF-8."""
+        """True if text files are in UTF-8."""
         return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of one file, read by its ending or as the dataset declares."""
+    """Yield the rows of a file, in the format of its suffix or the one that the dataset declares."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
@@ -83,10 +83,12 @@ def read_rows(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
             "cannot tell the format from the name",
             remedy="Set dataset.format to jsonl, json, csv or parquet.",
         )
-    for key, value, wanted in (("field", layout.field, "json"), ("delimiter", layout.delimiter, "csv")):
-        if value is not None and kind != wanted:
+    for key, value, suitable_kind in (("field", layout.field, "json"), ("delimiter", layout.delimiter, "csv")):
+        if value is not None and kind != suitable_kind:
             raise DataError(
-                str(path), f"dataset.{key} is for {wanted} files, and this one is {kind}", remedy="Leave it out."
+                str(path),
+                f"dataset.{key} is for {suitable_kind} files, and this one is {kind}",
+                remedy=f"Remove dataset.{key}.",
             )
     try:
         yield from _READERS[kind](path, layout)
@@ -130,7 +132,7 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Zstandard(io.RawIOBase):
-    """What `zstandard.open` reads, but a file that was cut off is an error: there it looks like a shorter file."""
+    """Reads like `zstandard.open`, but raises for a truncated file, which there looks like a shorter one."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -146,10 +148,10 @@ class _Zstandard(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            data = self._waiting or self._file.read(1 << 13)  # little, since it may unpack to very much
+            data = self._waiting or self._file.read(1 << 13)  # little, since it may decompress to very much
             if not data:
                 if self._inside:
-                    raise EOFError("the compressed data ends in the middle")
+                    raise EOFError("the compressed data is truncated")
                 return 0
             self._ready = memoryview(self._frame.decompress(data))
             self._inside, self._waiting = not self._frame.eof, self._frame.unused_data
@@ -167,7 +169,7 @@ class _Zstandard(io.RawIOBase):
 def _jsonl(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
     decode = msgspec.json.Decoder().decode
     with _open(path) as file:
-        for number, line in enumerate(_as_utf8(file, layout), 1):
+        for number, line in enumerate(_lines_in_utf8(file, layout), 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():
@@ -179,10 +181,10 @@ def _jsonl(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
                 raise _not_json(where, line, error) from error
             except UnicodeDecodeError as error:
                 raise _not_decodable(where, layout, error) from error
-            yield where, _checked(row, where)
+            yield where, _check_row(row, where)
 
 
-def _as_utf8(file: IO[bytes], layout: Layout) -> Iterator[bytes]:
+def _lines_in_utf8(file: IO[bytes], layout: Layout) -> Iterator[bytes]:
     """Yield lines in UTF-8: those of a file in UTF-8 as they are, without decoding them here."""
     if layout.is_utf8:
         yield from file
@@ -192,7 +194,7 @@ def _as_utf8(file: IO[bytes], layout: Layout) -> Iterator[bytes]:
         for line in text:
             yield line.encode()
     finally:
-        text.detach()  # the file is closed by whoever opened it
+        text.detach()  # the caller closes the file
 
 
 def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
@@ -207,27 +209,27 @@ def _json(path: Path, layout: Layout) -> Iterator[tuple[str, Row]]:
         for part in layout.field.split("."):
             rows = rows.get(part) if isinstance(rows, dict) else None
         if rows is None:
-            raise DataError(str(path), f"has nothing at dataset.field {layout.field!r}", remedy=_keys_of(value))
+            raise DataError(str(path), f"has nothing at dataset.field {layout.field!r}", remedy=_hint_for_keys(value))
     if not isinstance(rows, list):
         inside = f"{layout.field}." if layout.field and isinstance(rows, dict) else ""
-        advice = _keys_of(rows if inside else value, inside)
+        advice = _hint_for_keys(rows if inside else value, inside)
         raise DataError(str(path), "holds one value, not a list of objects", remedy=advice)
     for number, row in enumerate(rows):
         where = f"{path}[{number}]"
-        yield where, _checked(row, where)
+        yield where, _check_row(row, where)
 
 
-def _keys_of(value: Any, inside: str = "") -> str:
-    """Advise what to write for a file whose top, or what stands `inside` a key of it, is no list."""
+def _hint_for_keys(value: Any, inside: str = "") -> str:
+    """Return a hint for a file whose top level, or whose value at `inside`, is not a list."""
     lists = [key for key, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
     if lists:
-        return f"Say where its rows are: dataset.field: {inside}{lists[0]}"
+        return f"Name the field that holds the rows: dataset.field: {inside}{lists[0]}"
     return "If it has one object per line, name it .jsonl or set dataset.format: jsonl."
 
 
 def _not_json(where: str, data: bytes, error: Exception) -> DataError:
-    if found := re.search(rb"[:\[,]\s*(-?(?:NaN|Infinity))\b", data):
-        name = found[1].decode()
+    if match := re.search(rb"[:\[,]\s*(-?(?:NaN|Infinity))\b", data):
+        name = match[1].decode()
         return DataError(where, f"not valid JSON: JSON has no {name}", remedy="Write null, or leave the field out.")
     return DataError(where, f"not valid JSON: {error}")
 
@@ -285,40 +287,40 @@ def _parquet(path: Path, _: Layout) -> Iterator[tuple[str, Row]]:
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
-                yield f"{path}[{number}]", _plain(row)
+                yield f"{path}[{number}]", _to_json_types(row)
                 number += 1
 
 
-def _plain(value: Any) -> Any:
-    """Values as JSON has them: dates and decimals as text."""
+def _to_json_types(value: Any) -> Any:
+    """Convert values to JSON types: dates and decimals become texts."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _to_json_types(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_to_json_types(inner) for inner in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _checked(row: Any, where: str) -> Row:
+def _check_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
         raise DataError(where, f"a row is an object with named fields, not {type(row).__name__}")
     return row
 
 
 def read_hub(name: str, split: str, subset: str | None, revision: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a Hugging Face dataset at a fixed commit, streamed."""
+    """Stream the rows of a Hugging Face dataset at a fixed commit."""
     datasets = _hub_library()
     try:
         stream = datasets.load_dataset(name, subset, split=split, revision=revision, streaming=True)
         for number, row in enumerate(stream):
-            yield f"hf://{name}[{number}]", _plain(row)
+            yield f"hf://{name}[{number}]", _to_json_types(row)
     except (OSError, ValueError) as error:
         raise DataError(f"hf://{name}", f"cannot be read: {error}") from error
 
 
 def hub_commit(name: str, revision: str | None) -> str:
-    """The commit that a branch or tag of a Hugging Face dataset stands for now."""
+    """Return the current commit of a branch or tag of a Hugging Face dataset."""
     _hub_library()
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers and progress for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def duration(seconds: float | None) -> str:
-    """`1h 02m`, `3m 20s`, `12s`, or `?`."""
+    """Format a duration: `1h 02m`, `3m 20s`, `12s`, or `?`."""
     if seconds is None:
         return "?"
     whole = round(seconds)
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def byte_count(size: int) -> str:
-    """`512 bytes`, `34 kB`, `1.2 MB`."""
+    """Format a size: `512 bytes`, `34 kB`, `1.2 MB`."""
     if size < 1000:
         return f"{size} bytes" if size != 1 else "1 byte"
     value, unit = size / 1000, "kB"
@@ -43,7 +43,7 @@ def latency(seconds: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """A score with three digits, or a dash."""
+    """Format a score with three digits, or a dash."""
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -55,21 +55,21 @@ def dollars(cost: float) -> str:
 
 
 def tokens(spent: Spent) -> str:
-    """How many tokens a run has taken, where that is known."""
+    """Format the tokens of a run, as far as they are known."""
     if not spent.unmetered:
         return f"{spent.tokens:,} tokens"
     return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
 
 
 def money(spent: Spent) -> str:
-    """What a run has cost; an unknown price is said, not counted as nothing."""
+    """Format the cost of a run; an unknown cost is shown as unknown, not as zero."""
     if not spent.unpriced:
         return dollars(spent.cost)
     return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"
 
 
 def inside(progress: Progress) -> list[str]:
-    """How far trials of many turns or calls have come: they may take minutes, and nothing else would move."""
+    """List turns and calls so far. Long trials may take minutes, in which no other number changes."""
     counts = ((progress.turns, "turn"), (progress.calls, "call"))
     return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
 
@@ -148,5 +148,5 @@ def in_flight(progress: Progress) -> list[str]:
 
 
 def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:
-    """The two lines before a run starts."""
+    """Return the two lines that are shown before a run starts."""
     return f"{name} · {target} · {path}\n{plan}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Cell = str | Text
-_LEAST_NAME: Final = 10
+_MIN_NAME_WIDTH: Final = 10
 """cells that a name gets before a column is left out for it"""
 _LONGEST_WORD: Final = 16
 
@@ -28,7 +28,7 @@ class Column(NamedTuple):
     name: bool = False
     """holds names or sentences, which may wrap; otherwise numbers, which never do"""
     spare: int = 0
-    """how well the table does without it: the highest is left out first; 0 always stays"""
+    """priority for being left out: the highest is left out first; 0 always stays"""
     word: bool = False
     """holds a word: on the left like a name, whole like a number"""
 
@@ -40,14 +40,14 @@ def make_console(piped_width: int = 120) -> Console:
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None)
 
 
-def fitted(
+def fit_table(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, *, title: str = "", plain: bool = False
 ) -> Table:
     """Return a table no wider than `width`; `plain` has no lines."""
-    kept = list(range(len(columns)))
-    while _least(columns, rows, kept, plain=plain) > width and any(columns[number].spare for number in kept):
-        kept.remove(max(kept, key=lambda number: columns[number].spare))
-    widths = _widths(columns, rows, kept, width, plain=plain)
+    shown = list(range(len(columns)))
+    while _min_width(columns, rows, shown, plain=plain) > width and any(columns[number].spare for number in shown):
+        shown.remove(max(shown, key=lambda number: columns[number].spare))
+    widths = _widths(columns, rows, shown, width, plain=plain)
     table = Table(
         title=title or None,
         title_justify="left",
@@ -55,22 +55,22 @@ def fitted(
         box=None if plain else HEAVY_HEAD,
         pad_edge=not plain,
     )
-    for number in kept:
+    for number in shown:
         column = columns[number]
         table.add_column(
-            _wrapped(column.title, widths[number]),
+            _wrap(column.title, widths[number]),
             justify="left" if column.name or column.word else "right",
             overflow="fold",
             width=widths[number],
         )
     for row in rows:
         table.add_row(
-            *(_wrapped(row[number], widths[number]) if columns[number].name else row[number] for number in kept)
+            *(_wrap(row[number], widths[number]) if columns[number].name else row[number] for number in shown)
         )
     return table
 
 
-def _wrapped(cell: Cell, width: int) -> Cell:
+def _wrap(cell: Cell, width: int) -> Cell:
     """Break a name that is too long into lines, after a hyphen or the like rather than inside a word."""
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
@@ -82,47 +82,47 @@ def _wrapped(cell: Cell, width: int) -> Cell:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _least(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], *, plain: bool) -> int:
+def _min_width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: list[int], *, plain: bool) -> int:
     """Return the width below which a number would be cut, or a name become hard to read."""
     cells = (
-        max(_word(columns[number].title), min(_LEAST_NAME, _longest(rows, number)))
+        max(_word(columns[number].title), min(_MIN_NAME_WIDTH, _longest_cell(rows, number)))
         if columns[number].name
-        else _needed(columns, rows, number)
-        for number in kept
+        else _cell_width(columns, rows, number)
+        for number in shown
     )
-    return sum(cells) + _around(len(kept), plain=plain)
+    return sum(cells) + _border_width(len(shown), plain=plain)
 
 
 def _widths(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int], width: int, *, plain: bool
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: list[int], width: int, *, plain: bool
 ) -> dict[int, int]:
     """Return each column's width: numbers as wide as they are, names as wide as the rest allows."""
-    names = [number for number in kept if columns[number].name]
-    widths = {number: _needed(columns, rows, number) for number in kept}
-    too_wide = sum(widths.values()) + _around(len(kept), plain=plain) - width
+    names = [number for number in shown if columns[number].name]
+    widths = {number: _cell_width(columns, rows, number) for number in shown}
+    too_wide = sum(widths.values()) + _border_width(len(shown), plain=plain) - width
     while too_wide > 0 and names:
         widest = max(names, key=lambda number: widths[number])
         if widths[widest] <= 1:
             break
         widths[widest] -= 1
         too_wide -= 1
-    for number in kept:  # titles stand on one line where there is room
+    for number in shown:  # titles stand on one line where there is room
         more = min(max(0, cell_len(columns[number].title) - widths[number]), max(0, -too_wide))
         widths[number] += more
         too_wide += more
     return widths
 
 
-def _around(count: int, *, plain: bool) -> int:
+def _border_width(count: int, *, plain: bool) -> int:
     """Return the width of the lines and blanks around a number of columns."""
     return 2 * (count - 1) if plain else 3 * count + 1
 
 
-def _needed(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], number: int) -> int:
-    return max(_word(columns[number].title), _longest(rows, number))
+def _cell_width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], number: int) -> int:
+    return max(_word(columns[number].title), _longest_cell(rows, number))
 
 
-def _longest(rows: Sequence[Sequence[Cell]], number: int) -> int:
+def _longest_cell(rows: Sequence[Sequence[Cell]], number: int) -> int:
     return max((_length(row[number]) for row in rows), default=0)
 
 

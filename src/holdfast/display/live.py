@@ -1,4 +1,4 @@
-"""The live display: progress, rate, time left, running scores, tokens, cost, and what goes wrong."""
+"""The live display: progress, rate, remaining time, scores so far, tokens, cost and failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BAR_WIDTH = 40
 
 
 class LiveDisplay(Display):
-    """Redrawn in place on a terminal."""
+    """A display that is redrawn in place on a terminal."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -33,7 +33,7 @@ class LiveDisplay(Display):
         self._errors = ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
-        """Say what is about to happen, then start drawing."""
+        """Show the plan, then start drawing."""
         head, _, counts = plan_lines(name, target, path, plan).partition("\n")
         self._console.print(Text(head, style="bold"))
         self._console.print(Text(counts))
@@ -41,7 +41,7 @@ class LiveDisplay(Display):
         self._live.start()
 
     def notice(self, message: str) -> None:
-        """Above the moving part."""
+        """Print a notice above the moving part."""
         self._console.print(Text(message, style="yellow"))
 
     def error(self, record: ErrorRecord) -> None:
@@ -50,9 +50,9 @@ class LiveDisplay(Display):
             self._console.print(Text(line, style="red"))
 
     def tick(self, progress: Progress) -> None:
-        """Draw the present state."""
+        """Draw the current state."""
         if self._live is not None:
-            self._live.update(_drawing(progress, self._console.width), refresh=True)
+            self._live.update(_render(progress, self._console.width), refresh=True)
 
     def end(self) -> None:
         """Leave the terminal as it was."""
@@ -61,7 +61,7 @@ class LiveDisplay(Display):
             self._live = None
 
 
-def _drawing(progress: Progress, width: int) -> RenderableType:
+def _render(progress: Progress, width: int) -> RenderableType:
     total = progress.plan.total
     stages = [(progress.outputs, "outputs", pace(progress))] if progress.generates else []
     if progress.graders:

@@ -1,4 +1,4 @@
-"""Displays for logs and programs: plain lines, JSON events, or nothing. They write to standard error."""
+"""Displays for logs and programs, on standard error: plain lines, JSON events, or only notices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ErrorLines:
 
 
 def say(line: str) -> None:
-    """A line on standard error. Where it cannot be written (a full disk, a closed pipe) the run goes on without it."""
+    """Write a line to standard error. The run continues if that fails (a full disk, a closed pipe)."""
     with suppress(OSError, ValueError):
         sys.stderr.write(line + "\n")
 
@@ -52,28 +52,28 @@ class Quiet(Display):
     """Shows nothing but notices."""
 
     def notice(self, message: str) -> None:
-        """Notices are never swallowed."""
+        """Print the notice."""
         say(message)
 
 
 class Plain(Quiet):
-    """A line now and then, for logs."""
+    """Prints a line of progress every ten seconds, for logs."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, so that one sees it lives
+        self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, to show that the run is alive
         self._errors = ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
-        """What is about to happen."""
+        """Print the plan."""
         say(plan_lines(name, target, path, plan))
 
     def error(self, record: ErrorRecord) -> None:
-        """Attempts that are not repeated are worth a line."""
+        """Print the first few failures of each kind that are not retried."""
         if (line := self._errors.line(record)) is not None:
             say(line)
 
     def tick(self, progress: Progress) -> None:
-        """A line every ten seconds."""
+        """Print the progress every ten seconds."""
         if time.monotonic() - self._last < _PLAIN_SECONDS:
             return
         self._last = time.monotonic()
@@ -92,10 +92,10 @@ class Plain(Quiet):
 
 
 class Events(Display):
-    """One JSON object per line on standard error."""
+    """Prints one JSON object per line on standard error."""
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
-        """The plan."""
+        """Emit the plan."""
         numbers = {
             "finished": plan.finished,
             "reused": plan.reused,
@@ -106,7 +106,7 @@ class Events(Display):
         self._emit("begin", schemaVersion=SCHEMA_VERSION, eval=name, target=target, run=path, **numbers)
 
     def output(self, record: Output) -> None:
-        """One per trial, without the transcript."""
+        """Emit an event per trial, without the transcript."""
         self._emit(
             "output",
             sample=record.sample,
@@ -116,7 +116,7 @@ class Events(Display):
         )
 
     def grade(self, record: Grade) -> None:
-        """One per verdict."""
+        """Emit an event per verdict."""
         self._emit(
             "grade",
             sample=record.sample,
@@ -127,7 +127,7 @@ class Events(Display):
         )
 
     def error(self, record: ErrorRecord) -> None:
-        """One per failed attempt."""
+        """Emit an event per failed attempt."""
         self._emit(
             "error",
             sample=record.sample,
@@ -139,7 +139,7 @@ class Events(Display):
         )
 
     def notice(self, message: str) -> None:
-        """Something a person should know."""
+        """Emit a notice."""
         self._emit("notice", message=message)
 
     def result(self, result: Result) -> None:

@@ -1,4 +1,4 @@
-"""What the engine tells whoever shows it. Every method returns at once."""
+"""The interface between the engine and its displays. Every method returns at once."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ if TYPE_CHECKING:
 
 
 class Result(Struct, frozen=True):
-    """How a command ended, for programs."""
+    """Result of a command, for programs."""
 
     exit_code: int
     reason: str
     """`finished`, `gate`, `errors`, `ungraded`, `budget`, `fault`, `interrupted` or `failed`"""
     message: str | None = None
-    """the reason in words, where there is more to say"""
+    """details of the reason, if any"""
     run: str | None = None
     """the run directory"""
     metrics: dict[str, Any] | None = None
-    """what `metrics.json` holds; None when the run is not finished"""
+    """content of `metrics.json`; None if the run is not finished"""
     so_far: dict[str, Any] | None = None
-    """the same numbers of a run that is not finished, where they were computed"""
+    """metrics of a run that is not finished, if they were computed"""
     left: dict[str, int] | None = None
     """trials that are not finished: `to_run` and `to_grade`"""
 
 
 class Display:
-    """The base does nothing; each display shows what it wants to."""
+    """Base class of displays. Its methods do nothing; subclasses override those that they need."""
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
-        """A run is about to start, or to go on."""
+        """Called before a run starts or resumes."""
 
     def output(self, record: Output) -> None:
-        """A trial is finished and on disk."""
+        """Called when a trial is finished and on disk."""
 
     def grade(self, record: Grade) -> None:
-        """A verdict is on disk."""
+        """Called when a verdict is on disk."""
 
     def error(self, record: ErrorRecord) -> None:
-        """An attempt failed."""
+        """Called when an attempt has failed."""
 
     def notice(self, message: str) -> None:
-        """Something a person should know."""
+        """Called with a message for the user."""
 
     def tick(self, progress: Progress) -> None:
         """Called a few times a second."""
 
     def end(self) -> None:
-        """The run is over for this process; what it amounts to is reported by `result`."""
+        """Called when the run is over for this process, before `result`."""
 
     def result(self, result: Result) -> None:
-        """Report how the command ended, after everything else."""
+        """Called last, with the result of the command."""

@@ -1,27 +1,27 @@
-"""The run itself: one sliding window of trials, whatever the target and the place.
+"""Runs evals: one sliding window of trials, whatever the target and the machine.
 
-`options`    what the command line says about this attempt at a run
-`session`    one entry to a run: opened, worked on, reported
-`parameters` whether rows have what users' functions ask for
-`unseen`     what keys do not cover of an eval's code
-`outcome`    how a run ended: finished, gates, failures, numbers so far
-`pairwise`   finished runs judged against each other
-`worker`     a run shared out among workers: prepared, worked on, finished
-`local_workers`  workers on this machine, started and watched
-`ended`      why a worker stopped, as it says so itself
-`loop`       the window of trials: generate, keep, grade, keep
-`sources`    where the loop's trials come from; those of a worker are claimed chunk after chunk
-`trial`      the life of one trial: asked with retries, recorded, graded
-`hooks`      the user's programs around the run and its trials
-`replay`     the calls of a conversation, answered from the record after a crash
-`again`      calls that are run again where the state they built has been lost
-`workspace`  a trial's folder, kept after each turn
-`grading`    graders, as each output lands
-`recorder`   records: on disk first, then everywhere else
-`retry`      time-outs, retries and what is a fault of all
-`concurrency`  how many at once
-`brake`      why and how a run stops early
-`signals`    Ctrl-C and SIGTERM, the first and the second
-`budget`     limits of cost, tokens and time
-`log`        what happened, for people
+`session`        the entry to a run: opens it, works on it, writes the report
+`options`        how one process goes about a run
+`outcome`        how a run ended: finished, gates, failures, numbers so far
+`loop`           keeps a window of trials in flight
+`trial`          the life of one trial: asked with retries, recorded, graded
+`replay`         the recorded calls of a trial, answered from the record after a crash
+`again`          calls that run again where the state that they built is lost
+`workspace`      the folder of a trial, saved after each turn
+`retry`          time-outs, retries, and failures that stop the run
+`grading`        runs the graders as soon as an output is on disk
+`recorder`       writes records: to disk first, then to index, progress and display
+`sources`        where trials come from: all that are left, or the chunks of a worker
+`worker`         a run that several workers share: prepared, worked on, finished
+`local_workers`  starts, monitors and stops workers on this machine
+`ended`          the message in which a worker reports why it stopped
+`hooks`          programs of the user before and after a run and its trials
+`concurrency`    the size of the window
+`budget`         limits of cost, tokens and time
+`brake`          stops a run early
+`signals`        handles Ctrl-C and SIGTERM, the first and the second
+`parameters`     checks that rows have the values for which users' functions ask
+`unseen`         finds code that keys do not cover
+`pairwise`       judges finished runs against each other
+`log`            `run.log`, for people
 """

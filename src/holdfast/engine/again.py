@@ -1,8 +1,8 @@
-"""The `replay: again` calls of one trial, run again in order wherever the state they built has been lost.
+"""The `replay: again` calls of one trial, which run again, in order, where the state that they built is lost.
 
-The state lives in a home: the connection to an MCP server, an object of the agent's, or this process. A home that has
-seen a call never sees it twice. A new home (another process, a server started after a crash) first sees all earlier
-calls: those of the turns before, and those that the current attempt has already made.
+The state lives in a home: the connection to an MCP server, an object of the agent's, or this process. No home sees a
+call twice. A new home (another process, a server that was restarted after a crash) first sees all earlier calls: those
+of the turns before, and those that the current attempt has already made.
 """
 
 from __future__ import annotations
@@ -32,109 +32,109 @@ Key = tuple[int, str, str, int]
 
 
 class Unrepeatable(Exception):
-    """A call whose state is lost, and that cannot be run again."""
+    """A call whose state is lost cannot be run again."""
 
 
 @dataclass
-class _Known:
+class _RepeatableCall:
     call: PastCall
     before: Files | None
-    """the workspace as the call found it"""
+    """the workspace before the call"""
     home: object | None = None
-    """what has seen the call; None: nothing in this process"""
+    """where the call was made last; None: nowhere in this process"""
 
 
 class AgainCalls:
-    """All calls of a trial that may have to be run again, in the order in which they were made."""
+    """The calls of a trial that may have to be run again, in the order in which they were made."""
 
     def __init__(self, workspace: Workspace | None) -> None:
         self._workspace = workspace
-        self._known: dict[Key, _Known] = {}
+        self._calls: dict[Key, _RepeatableCall] = {}
         self._one_at_a_time = asyncio.Lock()
         self.restored = 0
-        """how many calls were run again before a turn; a time-out that hit meanwhile has not been for nothing"""
+        """how many calls were run again; an attempt that timed out meanwhile has made progress"""
 
     def seen(self, key: Key, home: object) -> bool:
-        """Whether a home has seen a call."""
-        known = self._known.get(key)
-        return known is not None and known.home is home
+        """Return True if a call was made in a home."""
+        repeatable = self._calls.get(key)
+        return repeatable is not None and repeatable.home is home
 
     def note(self, key: Key, call: PastCall, home: object, before: Files | None) -> None:
-        """Note that a home has seen a call. A call made earlier keeps its place."""
-        known = self._known.setdefault(key, _Known(call, self._shared(before)))
-        known.home = home
+        """Note that a call was made in a home. A call that was made before keeps its position."""
+        self._calls.setdefault(key, _RepeatableCall(call, self._deduplicate(before))).home = home
 
-    def _shared(self, files: Files | None) -> Files | None:
-        """The map of the call before where it is equal: most calls change nothing, and a map may be large."""
-        last = next(reversed(self._known.values()), None)
+    def _deduplicate(self, files: Files | None) -> Files | None:
+        """Return the previous call's map if it is equal: most calls change nothing, and a map may be large."""
+        last = next(reversed(self._calls.values()), None)
         return last.before if last is not None and last.before == files else files
 
     def remember(self, steps: Iterable[Step], reply: Any, before: Files | None) -> None:
         """Remember the tool calls of a turn answered from an earlier process's record.
 
-        Which of them are `again` is known when the target looks for their homes; the others are then forgotten.
+        The target knows which of them are `replay: again`; the others are forgotten when it looks for their homes.
         """
-        missing: dict[str, Any] | None = None
+        from_messages: dict[str, Any] | None = None
         for step in steps:
             if step.kind != "tool":
                 continue
             response = msgspec.convert(step.response, ToolResponse)
             arguments = response.arguments
             if isinstance(arguments, UnsetType):  # recorded by an earlier version: the turn's messages may have them
-                missing = _by_digest(reply) if missing is None else missing
-                arguments = missing.get(step.request, UNSET)
+                from_messages = _arguments_by_digest(reply) if from_messages is None else from_messages
+                arguments = from_messages.get(step.request, UNSET)
             call = PastCall(step.turn, response.tool, arguments, response.function)
             key = (step.turn, step.kind, step.request, step.nth)
-            self._known.setdefault(key, _Known(call, self._shared(before)))
+            self._calls.setdefault(key, _RepeatableCall(call, self._deduplicate(before)))
             before = before if isinstance(response.files, UnsetType) else response.files
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget calls that the conversation does not make any more."""
         for key in keys:
-            self._known.pop(key, None)
+            self._calls.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything: the trial starts from its beginning."""
-        self._known.clear()
+        self._calls.clear()
 
     async def restore(self, find: FindHome, due: Callable[[Key], bool]) -> None:
-        """Run the calls that are due in homes that have not seen them; raise Unrepeatable where that is impossible."""
+        """Run the calls that are due in homes where they were not made; raise Unrepeatable if that is impossible."""
         async with self._one_at_a_time:  # an agent may use two tools at once
             present: Files | None = None
             try:
-                for key, known in list(self._known.items()):
-                    if not due(key) or (known.call.function is None and known.home is not None):
+                for key, repeatable in list(self._calls.items()):
+                    call = repeatable.call
+                    if not due(key) or (call.function is None and repeatable.home is not None):
                         continue
-                    found = await find(known.call)
-                    if found is None:
-                        self._known.pop(key, None)  # not, or no longer, `again`
+                    place = await find(call)
+                    if place is None:
+                        self._calls.pop(key, None)  # not, or no longer, `replay: again`
                         continue
-                    if found.home is known.home:
+                    if place.home is repeatable.home:
                         continue
-                    if found.rerun is None or isinstance(known.call.arguments, UnsetType):
-                        raise Unrepeatable(known.call.name)
+                    if place.rerun is None or isinstance(call.arguments, UnsetType):
+                        raise Unrepeatable(call.name)
                     if self._workspace is not None:
                         if present is None:
                             present = await asyncio.to_thread(self._workspace.keep)
-                        if known.before is not None:
-                            await asyncio.to_thread(self._workspace.go_back_to, known.before)
-                    await found.rerun()
-                    known.home = found.home
+                        if repeatable.before is not None:
+                            await asyncio.to_thread(self._workspace.go_back_to, repeatable.before)
+                    await place.rerun()
+                    repeatable.home = place.home
                     self.restored += 1
             finally:
                 if present is not None and self._workspace is not None:
                     await asyncio.to_thread(self._workspace.go_back_to, present)
 
 
-def _by_digest(reply: Any) -> dict[str, Any]:
-    """The arguments of the tool calls in a recorded reply, by the digest of what was asked."""
-    found: dict[str, Any] = {}
+def _arguments_by_digest(reply: Any) -> dict[str, Any]:
+    """Return the arguments of the tool calls in a recorded reply, by the digest of the request."""
+    by_digest: dict[str, Any] = {}
     for message in (reply.get("messages") if isinstance(reply, dict) else None) or ():
         for call in message.get("tool_calls") or ():
             body = call.get("function") or {}
             arguments = body.get("arguments")
             if isinstance(arguments, str | None):
-                with suppress(msgspec.DecodeError):  # else they are as the model wrote them
+                with suppress(msgspec.DecodeError):  # else they stay as the model wrote them
                     arguments = msgspec.json.decode(arguments or "{}")
-            found[digest([body.get("name"), arguments])] = arguments
-    return found
+            by_digest[digest([body.get("name"), arguments])] = arguments
+    return by_digest

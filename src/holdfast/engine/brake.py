@@ -1,4 +1,4 @@
-"""Why a run stops before all is done. Stopping means: nothing new starts; what is in flight may end."""
+"""The brake stops a run early: nothing new starts, and what is in flight may end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Reason = Fault | BudgetReached | Interrupted
 
 
 class Brake:
-    """Pulled once; the first reason stays."""
+    """Stops admission once, and keeps the first reason for that."""
 
     def __init__(self) -> None:
         self.reason: Reason | None = None
@@ -18,17 +18,17 @@ class Brake:
 
     @property
     def pulled(self) -> bool:
-        """Whether nothing new may start."""
+        """True once nothing new may start."""
         return self.reason is not None
 
     def pull(self, reason: Reason) -> None:
-        """Stop admission."""
+        """Stop admission for a reason."""
         if self.reason is None:
             self.reason = reason
             self._event.set()
 
     async def sleep(self, seconds: float) -> bool:
-        """Sleep; True when that was cut short by the brake."""
+        """Sleep; return True if the brake was pulled meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

@@ -50,7 +50,7 @@ class Budget:
         self._warned: set[str] = set()
 
     def reached(self) -> BudgetReached | None:
-        """Return the first limit that is met, with what was used up to now; warn of those that cannot be kept."""
+        """Return the first limit that is reached, with what was used; warn of limits that cannot be enforced."""
         limits, spent = self._limits, self._spent
         if limits.max_cost is not None:
             if spent.unpriced:
@@ -68,12 +68,12 @@ class Budget:
                 return self._at("--max-time", limits.max_time, seconds, _time)
         return None
 
-    def _at(self, option: str, limit: float, used: float, written: Callable[[float], tuple[str, str]]) -> BudgetReached:
-        total, done = self._progress.plan.total, self._progress.outputs
-        enough = max(2 * limit, 1.2 * used * total / done if done else 0.0)
-        raised = written(_round_up(enough))[0]
+    def _at(self, option: str, limit: float, used: float, show: Callable[[float], tuple[str, str]]) -> BudgetReached:
+        total, outputs = self._progress.plan.total, self._progress.outputs
+        enough = max(2 * limit, 1.2 * used * total / outputs if outputs else 0.0)
+        raised = show(_round_up(enough))[0]
         return BudgetReached(
-            f"budget reached: {option} {written(limit)[0]} ({written(used)[1]} used)",
+            f"budget reached: {option} {show(limit)[0]} ({show(used)[1]} used)",
             f"Resume with a higher limit, e.g. {option} {raised}.",
             option,
             raised,
@@ -92,7 +92,7 @@ def _round_up(value: float) -> float:
 
 
 def _cost(dollars: float) -> tuple[str, str]:
-    """Format a cost as one types it and as one reads it, with three significant digits and at least cents."""
+    """Format a cost for typing and for reading; the latter with three significant digits and at least cents."""
     digits = max(2, 2 - math.floor(math.log10(dollars))) if dollars > 0 else 2
     return f"{dollars:.10g}", f"${dollars:,.{digits}f}"
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Ended(msgspec.Struct):
-    """What an attached worker says on its standard output when it leaves."""
+    """The message that an attached worker writes to its standard output when it ends."""
 
     kind: str | None = None
-    """of what stopped it: a fault's kind, `budget`, or nothing"""
+    """a fault's kind, `budget`, or None if nothing stopped the worker"""
     message: str = ""
     remedy: str = ""
     option: str = ""
@@ -24,14 +24,14 @@ class Ended(msgspec.Struct):
 
     @classmethod
     def of(cls, reason: Fault | BudgetReached | Interrupted | None) -> Ended:
-        """Why a worker's part ended."""
+        """Make the message for a reason."""
         if isinstance(reason, BudgetReached):
             return cls("budget", reason.message, reason.remedy, reason.option, reason.raised)
         return cls(reason.kind, reason.message, reason.remedy or "") if isinstance(reason, Fault) else cls()
 
     @property
     def reason(self) -> Fault | BudgetReached | None:
-        """The same as it stopped the worker."""
+        """The reason that stopped the worker, rebuilt from the message."""
         if self.kind == "budget":
             return BudgetReached(self.message, self.remedy, self.option, self.raised)
         kind: FaultKind | Literal[""] = self.kind or ""  # type: ignore[assignment]  # written by `of`

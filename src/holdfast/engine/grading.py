@@ -1,9 +1,8 @@
-"""Grading, as each output lands.
+"""Grading of each output as soon as it is on disk.
 
-Graders that answer at once are asked at once, unless they meet work that could take long. Those that wait, for a
-judge, a user's function or such work, have workers of their own and a short queue, so that a slow judge slows
-generation down instead of filling memory. A judge that is out of action stops its own grading only: outputs are still
-made and kept, and are graded later.
+Instant graders run at once, unless they meet work that could take long. Graders that wait, for a judge, a user's
+function or such work, have workers and a short queue, so that a slow judge slows down generation instead of filling
+memory. A judge that is unavailable stops its own grading only: outputs are still generated, and are graded later.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Grading:
-    """The graders of a run at work, each in its slot of the plan: after a turn, or at the end."""
+    """Runs the graders of a run, each in its slot of the plan: after a turn, or at the end."""
 
     def __init__(
         self,
@@ -55,13 +54,13 @@ class Grading:
         self.checkpoints = frozenset(slot.turn for slot in work.slots if slot.turn) if graders else frozenset()
         """the turns after which graders look at a conversation"""
         self._all_new = not index.verdicts and all(slot.turn is None for slot in work.slots)
-        """no output that is made now can have a verdict already"""
+        """no output that this process generates can have a verdict already"""
         self._index = index
         self._retrier = retrier
         self._recorder = recorder
         self._notice = notice
         self.down: dict[int, Fault] = {}
-        """graders out of action, and why"""
+        """unavailable graders, and why they are"""
         self._streaks = {
             number: Streak(proven=False)
             for number, grader in enumerate(graders)
@@ -75,22 +74,22 @@ class Grading:
         self._workers: list[asyncio.Task[None]] = []
 
     async def grade(self, case: Case, pending: PendingTrial, ref: OutputRef) -> None:
-        """See to the verdicts an output lacks; waits only where the judges are behind."""
+        """Obtain the verdicts that an output lacks. Waits only if the judges are behind."""
         if not self._graders:
             return
         for turn in sorted({self._work.slots[number].turn or 0 for number in pending.missing} - {0}):
-            # Stored turns, in their order: behind a checkpoint that stops there is nothing more to grade.
+            # Recorded turns, in order: after a checkpoint that stops the conversation, nothing is graded.
             if await self.after_turn(turn, _as_of(case, turn), pending):
                 break
         if pending.output is None and self._all_new:
             missing = pending.panel.graders
         else:
             missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
-        self._recorder.owes(pending.key, missing)
+        self._recorder.expect_grades(pending.key, missing)
         for number in missing:
             grader = self._graders[number]
             if self._work.slots[number].turn is not None:
-                continue  # it could not judge just now: the trial stays pending for it
+                continue  # the checkpoint could not judge: the trial stays pending for it
             if _is_instant(grader) and (record := self._check(grader, case, pending, number)) is not None:
                 self._recorder.grade(record)
             else:
@@ -99,9 +98,9 @@ class Grading:
                 await self._queue.put((case, pending, number))
 
     async def after_turn(self, turn: int, case: Case, pending: PendingTrial) -> bool:
-        """Ask the graders of a checkpoint and keep what they say; True when the conversation has to end.
+        """Run the graders of a checkpoint and record their verdicts; return True if the conversation has to end.
 
-        A grader that cannot judge ends nothing: the trial stays pending for that grade.
+        A grader that cannot judge does not end it: the trial stays pending for that grade.
         """
         stops = False
         for number in pending.panel.graders if self._graders else ():
@@ -109,7 +108,7 @@ class Grading:
             if slot.turn != turn:
                 continue
             verdict = find_verdict(self._keys(case, pending, number), self._index.verdicts)
-            said = None if verdict is None else (verdict.status, verdict.score)
+            result = None if verdict is None else (verdict.status, verdict.score)
             if verdict is None or verdict.status == "error":
                 grader = self._graders[number]
                 record = self._check(grader, case, pending, number) if _is_instant(grader) else None
@@ -117,16 +116,16 @@ class Grading:
                     record = await self._judge(case, pending, number)
                 if record is not None:
                     await self._recorder.grade_now(record)
-                    said = (record.status, record.score)
-            stops = stops or (slot.stops and said is not None and slot.fails(*said))
+                    result = (record.status, record.score)
+            stops = stops or (slot.stops and result is not None and slot.fails(*result))
         return stops
 
     async def finish(self) -> None:
-        """Return when all that was asked for is graded, or cannot be."""
+        """Return when the queue is empty."""
         await self._queue.join()
 
     def abandon(self) -> None:
-        """Stop at once: what is queued or under way is graded another time."""
+        """Stop at once. Grades that are queued or in progress stay pending."""
         for worker in self._workers:
             worker.cancel()
         while not self._queue.empty():
@@ -151,7 +150,7 @@ class Grading:
                 self._queue.task_done()
 
     def _check(self, grader: InstantGrader, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return the verdict of a grader that answers at once; None where it met work that could take long."""
+        """Return the verdict of an instant grader; None if it met work that could take long."""
         started = time.monotonic()
         try:
             if number in pending.panel.unsure:
@@ -161,14 +160,14 @@ class Grading:
             return None
         except AttemptError as error:
             result = error
-        except Exception as error:  # what an answer does to one grader must not end the run
+        except Exception as error:  # an answer that breaks a grader must not end the run
             result = _raised(error)
         if isinstance(result, AttemptError):
             self._retrier.failed(result, pending, grader.block.name, started, final=True)
         return self._record(case, pending, number, result, time.monotonic() - started)
 
     async def _judge(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return the verdict of a grader that waits; None when it is out of action."""
+        """Return the verdict of a grader that waits; None if it is unavailable."""
         self._retrier.begin_work()
         try:
             return await self._ask(case, pending, number)
@@ -183,26 +182,26 @@ class Grading:
         async def verdict() -> Verdict:
             return grader.check(case) if _is_instant(grader) else await grader.judge(case)
 
-        async def asked() -> Verdict:
+        async def judge() -> Verdict:
             if number in pending.panel.unsure:
                 refuse_unsure(grader.block, case.sample.fields)
             return await self._elsewhere.complete(verdict)
 
-        async def asked_once() -> Verdict:
+        async def judge_once() -> Verdict:
             try:
-                return await asked()
+                return await judge()
             except AttemptError as error:
                 self._retrier.failed(error, pending, name, started, final=True)
                 raise
 
         earlier = find_verdict(self._keys(case, pending, number), self._index.verdicts)
-        # Outputs that could not be judged before say nothing of the others: with only them left, none would be tried.
+        # Outputs that could not be judged before say nothing about others: if only such remain, each is still tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
-            # Retries and the time limit of turns are for graders that ask others; the rest have limits of their own.
+            # Retries and the time limit of turns are for graders that ask a service; the others have their own limits.
             limited = _is_instant(grader) or hasattr(grader.block, "timeout")
             result: Verdict | AttemptError = await (
-                asked_once() if limited else self._retrier.grader(asked, pending, name, streak)
+                judge_once() if limited else self._retrier.grader(judge, pending, name, streak)
             )
         except AttemptError as error:
             result = error
@@ -211,7 +210,7 @@ class Grading:
                 self.down[number] = fault
                 self._notice(f"grader {name!r} is disabled; outputs are still recorded: {fault}")
             return None
-        except Exception as error:  # a worker that died of it would leave the others waiting for ever
+        except Exception as error:  # else the worker would die, and the queue would never become empty
             result = _raised(error)
             self._retrier.failed(result, pending, name, started, final=True)
         return self._record(case, pending, number, result, time.monotonic() - started)
@@ -255,7 +254,7 @@ class Grading:
 
 
 def _as_of(case: Case, turn: int | None) -> Case:
-    """An output as it was after a turn: what a grader says of it is the same on the way and later."""
+    """Return the output as it was after a turn, so that it is graded alike during the conversation and later."""
     output = case.output
     if turn is None or isinstance(output.marks, UnsetType):
         return case
@@ -263,7 +262,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
     messages = output.messages[: mark.end]
     calls, trace = output.calls, output.trace
     text = str(messages[-1].get("content") or "") if isinstance(mark.output, UnsetType) else mark.output
-    as_it_was = replace(
+    output_then = replace(
         output,
         messages=messages,
         output=text,
@@ -276,11 +275,11 @@ def _as_of(case: Case, turn: int | None) -> Case:
         usage=output.usage if isinstance(mark.usage, UnsetType) else mark.usage,
         timing=output.timing if isinstance(mark.seconds, UnsetType) else replace(output.timing, seconds=mark.seconds),
     )
-    return replace(case, output=as_it_was)
+    return replace(case, output=output_then)
 
 
 def _passes(verdict: Verdict, threshold: float | None) -> bool:
-    """Its own word is kept where a grader has one; reports go by the threshold, where there is one."""
+    """Return the grader's decision, or else apply the threshold. Reports apply the threshold wherever there is one."""
     if verdict.passed is not None:
         return verdict.passed
     assert verdict.score is not None and threshold is not None

@@ -1,8 +1,8 @@
-"""Programs of the user's around a run and around its trials. What they do is in no key.
+"""Hooks: programs of the user that run before and after a run and its trials. They are in no key.
 
-Only what comes before can fail something: a trial whose `before_task` fails is an error and stays pending, and when the
-first all fail so the run stops; a failing `before_run` stops it at once. What comes after finds the results on disk,
-and its failure is said and no more.
+Only hooks that run before can fail something: a trial whose `before_task` fails is an error and stays pending, and if
+the first ones all fail, the run stops; a failing `before_run` stops the run at once. When hooks run after, the results
+are on disk, and a failure is only a notice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _KEPT: Final = 8000
 
 
 class _Failure(NamedTuple):
-    """What went wrong with a hook."""
+    """The failure of a hook."""
 
     message: str
     output: str = ""
-    """the end of what it wrote"""
+    """the end of its output"""
 
     def __str__(self) -> str:
         return self.message
@@ -45,10 +45,11 @@ class Hooks:
 
     @classmethod
     def of(cls, spec: Eval, notice: Callable[[str], None]) -> Hooks | None:
-        """None where the eval has none: then a trial has nothing to do with them."""
+        """Return the hooks of an eval; None if it has none."""
         block = spec.hooks
-        some = block.before_run or block.after_run or block.before_task or block.after_task
-        return cls(spec, notice) if some else None
+        if block.before_run or block.after_run or block.before_task or block.after_task:
+            return cls(spec, notice)
+        return None
 
     def __init__(self, spec: Eval, notice: Callable[[str], None]) -> None:
         self._block = spec.hooks
@@ -58,7 +59,7 @@ class Hooks:
         self._in_child = die_with_parent()
 
     async def before_run(self) -> None:
-        """Raises Fault where one fails that must not."""
+        """Run the hooks before a run; raise Fault if a required one fails."""
         for hook in self._block.before_run:
             if (failure := await self._failure(hook, {})) is not None:
                 if hook.error_on_fail:
@@ -70,15 +71,15 @@ class Hooks:
                 self._notice(f"hooks.before_run: {failure}")
 
     async def after_run(self) -> None:
-        """Whatever became of the run."""
+        """Run the hooks after a run, however the run ended."""
         for hook in self._block.after_run:
             if (failure := await self._failure(hook, {})) is not None:
                 self._notice(f"hooks.after_run: {failure}")
 
     async def before_task(self, pending: PendingTrial) -> None:
-        """Raises AttemptError where one fails that must not."""
+        """Run the hooks before a trial; raise AttemptError if a required one fails."""
         for hook in self._block.before_task:
-            if (failure := await self._failure(hook, _told(pending))) is not None:
+            if (failure := await self._failure(hook, _environment(pending))) is not None:
                 if hook.error_on_fail:
                     remedy = "Fix the hook, then run the same command again: it resumes from here."
                     error = AttemptError("agent", f"hooks.before_task: {failure}", remedy=remedy, retry=False)
@@ -88,31 +89,31 @@ class Hooks:
                 self._notice(f"hooks.before_task of {pending.sample.id}: {failure}")
 
     async def after_task(self, pending: PendingTrial) -> None:
-        """Whatever became of the trial."""
+        """Run the hooks after a trial, however the trial ended."""
         for hook in self._block.after_task:
-            if (failure := await self._failure(hook, _told(pending))) is not None:
+            if (failure := await self._failure(hook, _environment(pending))) is not None:
                 self._notice(f"hooks.after_task of {pending.sample.id}: {failure}")
 
-    async def _failure(self, hook: HookBlock, told: dict[str, str]) -> _Failure | None:
-        """Run a hook to its end; what went wrong, in words."""
-        name, place = hook.arguments[0], self._folder / hook.working_directory
+    async def _failure(self, hook: HookBlock, environment: dict[str, str]) -> _Failure | None:
+        """Run a hook; return its failure, if it failed."""
+        name, folder = hook.arguments[0], self._folder / hook.working_directory
         try:
             async with asyncio.timeout(self._seconds):
-                code, said = await self._run(hook.arguments, place, told)
+                code, output = await self._run(hook.arguments, folder, environment)
         except TimeoutError:
             return _Failure(f"{name} did not end within {self._seconds:g} s")
         except OSError as error:
-            return _Failure(f"{name} cannot be run in {place}: {error.strerror or error}")
+            return _Failure(f"{name} cannot be run in {folder}: {error.strerror or error}")
         if code in hook.exit_codes:
             return None
-        said = redact(said)
-        return _Failure(f"{name} ended with {code}" + (f": {said[-_SHOWN:]}" if said else ""), said)
+        output = redact(output)
+        return _Failure(f"{name} ended with {code}" + (f": {output[-_SHOWN:]}" if output else ""), output)
 
-    async def _run(self, arguments: list[str], place: Path, told: dict[str, str]) -> tuple[int, str]:
+    async def _run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
             *arguments,
-            cwd=place,
-            env={**os.environ, **told},
+            cwd=folder,
+            env={**os.environ, **environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -123,10 +124,10 @@ class Hooks:
             out, _ = await process.communicate()
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes with it
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
         assert process.returncode is not None
         return process.returncode, out[-_KEPT:].decode("utf-8", "replace").strip()
 
 
-def _told(pending: PendingTrial) -> dict[str, str]:
+def _environment(pending: PendingTrial) -> dict[str, str]:
     return {"HOLDFAST_SAMPLE": for_environment(pending.sample.id), "HOLDFAST_TRIAL": str(pending.trial)}

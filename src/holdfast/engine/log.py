@@ -1,4 +1,4 @@
-"""`run.log`: what happened, with times, for people."""
+"""`run.log`: a log with times, for people."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """What happened, with times. Losing a line of it loses nothing that counts, so it is not synced."""
+    """A log file. Nothing depends on its lines, so they are not synced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._early: list[str] | None = []
-        """what was written before the run was ours to write"""
+        """lines that wait until this process may write to the run; None once it may"""
 
     def open(self) -> None:
-        """From now on the run is ours."""
+        """Write the lines that have waited: from now on, this process may write to the run."""
         early, self._early = self._early or [], None
         self._append("".join(early))
 
     def write(self, message: str) -> None:
-        """A line, with the time in front."""
+        """Write a line, with the time in front."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = f"{stamp} {' '.join(message.split())}\n"
         if self._early is None:

@@ -1,7 +1,7 @@
-"""The window of trials: as many as allowed are in flight; each generates, is kept, is graded, is kept.
+"""The loop that keeps a window of trials in flight.
 
-There are no batches and no barrier: a worker takes the next trial when its own is on disk. Its place in the window
-is held until the output is synced, so that a kill repeats at most the requests that were in flight.
+There are no batches and no barriers: a coroutine takes the next trial as soon as its last one is on disk. Its place in
+the window is occupied until the output is synced, so that a kill repeats at most the requests that were in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.data.dataset import changed_under_us
+from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
 from holdfast.engine.brake import Brake
 from holdfast.engine.budget import Budget
@@ -46,13 +46,13 @@ DEFAULT_CONCURRENCY: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
-"""how long a rate limit may last before it is worth a line in the log"""
+"""how long a rate limit may last before it is reported"""
 _GRACE_SECONDS: Final = 10.0
-"""how long what is in flight may go on after a fault of all"""
+"""grace period for in-flight trials after a fatal fault"""
 
 
 class Loop:
-    """One process's work on one run."""
+    """The work of one process on one run."""
 
     def __init__(self, session: Session, source: Supply | None = None) -> None:
         identity, plan, options = session.identity, session.plan, session.options
@@ -81,19 +81,19 @@ class Loop:
         self._opening: asyncio.Task[None] | None = None
         self._hooks = Hooks.of(self._spec, session.notice) if session.generates else None
         self.faults: list[Fault] = []
-        """what put graders out of action"""
+        """why graders became unavailable"""
 
     def _concurrency(self) -> int | None:
-        wanted, target = self._spec.limits.concurrency, self._spec.target
-        if wanted is None:
+        concurrency, target = self._spec.limits.concurrency, self._spec.target
+        if concurrency is None:
             embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
             return PARALLEL if embedded else DEFAULT_CONCURRENCY
-        return None if wanted == "auto" else wanted
+        return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:
-        """Work until nothing is left or the brake is pulled. What counts is on disk when this returns."""
+        """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._source.close)  # last: whoever does the rest finds all that is written
+            stack.push_async_callback(self._source.close)  # last: the next owner of a chunk reads what is on disk
             for exporter in self._session.live_exporters():
                 exporter.start()
                 stack.push_async_callback(asyncio.to_thread, exporter.close)  # after the journal has been closed
@@ -146,13 +146,13 @@ class Loop:
             await self._grading.finish()
             self.faults = list(self._grading.down.values())
             if isinstance(self.brake.reason, BudgetReached):
-                self.brake.reason = self._budget.reached()  # what was in flight has been spent since
+                self.brake.reason = self._budget.reached()  # trials in flight have spent more since
         self._display.tick(self.progress)
         if self._crash is not None:
             raise self._crash
 
     async def _open(self, stack: AsyncExitStack) -> bool:
-        """Open target and graders, which may start servers, after the hooks; False when told to stop meanwhile."""
+        """Run hooks, then open the target and graders, which may start servers; return False if stopped meanwhile."""
         self._opening = asyncio.current_task()
         try:
             if self._hooks is not None:
@@ -173,20 +173,20 @@ class Loop:
         return not self.brake.pulled
 
     async def _close(self, part: Target | Player | Grader) -> None:
-        """Close what was opened. All results are on disk by then: a failure is reported and costs none of them."""
+        """Close a part. All results are on disk by then, so a failure is only reported."""
         try:
             await part.__aexit__(None, None, None)
         except Exception as error:
             self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
 
     def _asked_models(self) -> list[str]:
-        """List the models that this process will ask."""
+        """Return the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
         return [model for model in self._spec.models() if self._session.parts.target is not None or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
-        """Stop admitting and cancel what is in flight; what finished is safe already."""
+        """Stop admission and cancel the trials in flight; those that finished are on disk."""
         self.brake.pull(reason)
         if self._opening is not None:
             self._opening.cancel()
@@ -200,14 +200,14 @@ class Loop:
         while len(self._workers) < self._window.limit and (pending := self._next()) is not None:
             worker = asyncio.create_task(self._work(pending))
             self._workers.add(worker)
-            worker.add_done_callback(self._left)
+            worker.add_done_callback(self._leave)
 
-    def _left(self, worker: asyncio.Task[None]) -> None:
+    def _leave(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         self._ended(worker)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """One that ended by a bug of ours takes the run with it instead of hiding it."""
+        """Stop the run if a task ended with an exception, which is a bug."""
         if not task.cancelled() and (crash := task.exception()) is not None:
             self._crash = crash
             self.interrupt(Fault("rejected", f"internal error: {crash!r}"))
@@ -219,16 +219,16 @@ class Loop:
                 try:
                     await self._trials.run(pending)
                 except AttemptError:
-                    self.progress.given_up += 1  # it is recorded, and the trial stays pending
+                    self.progress.given_up += 1  # the failure is recorded, and the trial stays pending
                 self._source.ended(pending)
             except Fault as fault:
                 self.brake.pull(fault)
             except Halted:
-                pass  # in the middle of its conversation: what was said is recorded
+                pass  # in the middle of a conversation, whose turns are recorded
             finally:
                 self.progress.end()
             if len(self._workers) > self._window.limit:
-                # Out of the count at once: others that wake in the same turn of the loop must not leave on its account.
+                # Removed at once: others that wake in the same iteration must not leave for the same excess.
                 task = asyncio.current_task()
                 assert task is not None
                 self._workers.discard(task)
@@ -238,7 +238,7 @@ class Loop:
                 self._admit()  # the window has grown
 
     def _next(self) -> PendingTrial | None:
-        """The next unfinished trial, unless it is time to stop."""
+        """Return the next trial; None if there is none, or the run is stopping."""
         if self._stopping():
             return None
         try:
@@ -250,7 +250,7 @@ class Loop:
         return None
 
     def _stopping(self) -> bool:
-        """Whether no new turn may start."""
+        """Check the budget; return True if nothing new may start."""
         self._check_budget()
         return self.brake.pulled
 
@@ -273,19 +273,19 @@ class Loop:
             if isinstance(self.brake.reason, Fault):
                 faulted = faulted or time.monotonic()
                 if time.monotonic() - faulted > _GRACE_SECONDS:
-                    self.interrupt(self.brake.reason)  # they would fail alike, or never end
-                    faulted = time.monotonic()  # not at each look: they may be closing what they have opened
+                    self.interrupt(self.brake.reason)  # they would fail in the same way, or never end
+                    faulted = time.monotonic()  # not again at once: they may be closing resources
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _report_rate_limits(self) -> None:
-        """Report, once for each time it happens, that nothing moves because of a rate limit."""
+        """Report each rate limit that lasts long, once."""
         for where, limited in self.progress.rate_limits.items():
             if limited.waiting and not limited.reported and limited.seconds >= _PATIENCE_SECONDS:
                 limited.reported = True
                 self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
 
     async def _watch_dataset(self) -> None:
-        """Stop when the dataset becomes another. Its rows are only read again when its files look touched."""
+        """Stop the run if the dataset changes. Its rows are read again only if its files look modified."""
         identity = self._session.identity
         stamp = identity.stamp
         while True:
@@ -298,7 +298,7 @@ class Loop:
             except HoldfastError:
                 same = False
             if not same:
-                self.brake.pull(changed_under_us(", ".join(identity.dataset.source)))
+                self.brake.pull(dataset_changed(", ".join(identity.dataset.source)))
                 return
 
 

@@ -1,7 +1,7 @@
-"""Finished runs judged against each other: a run of its own, in which a trial is one pair of answers in one order.
+"""Judging finished runs against each other, as a run in which a trial is one pair of answers in one order.
 
-So a comparison that is killed resumes, nothing is asked twice, an error is never a verdict, and adding a run to a
-comparison asks about the new pairs only.
+Therefore a comparison that is killed resumes, nothing is asked twice, an error is never a verdict, and a run that is
+added to a comparison adds only its pairs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Turn
 
 PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
-"""what the manifest of such a run says: its target is asked by this module, never as an ordinary eval"""
+"""metadata in the manifest of such a run, which only this module can resume"""
 _CHOICES: Final = ("first", "second", "tie")
 _FORM: Final = '{"reason": "<one or two sentences>", "better": "first", "second" or "tie"}'
 _INSTRUCTIONS: Final = f"""\
@@ -62,7 +62,7 @@ _OF_GRADERS: Final = frozenset({"prompt", "threshold", "weight", "where", "trans
 
 
 class PairJudge(Target):
-    """The target of such a run: says which of two answers is better."""
+    """The target of such a run, which decides which of two answers is better."""
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         self._model = JudgeModel(block, prices, where)
@@ -75,7 +75,7 @@ class PairJudge(Target):
         await self._model.__aexit__(*details)
 
     async def reply(self, turn: Turn) -> Reply:
-        """Return `first`, `second` or `tie`; the judge's own words are the message."""
+        """Return `first`, `second` or `tie`, with the judge's reply as the message."""
         session = Session(self._model, list(turn.messages), schema=_SCHEMA)
         reply = await session.ask()
         try:
@@ -100,17 +100,17 @@ class _Answer(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What came of judging runs against each other."""
+    """The result of judging runs against each other."""
 
     judge: str
     outcome: Outcome | None
-    """None where all answers are identical and nobody was asked"""
+    """None if all answers are identical, so that the judge was not asked"""
     pairs: list[Pair]
     """without points, but for identical answers, until the outcome has metrics"""
     first_shown: float | None
     """points of the answers that were shown first: 0.5 where the order makes no difference"""
     left_out: int
-    """trials that not both runs of a pair have, or to which they were asked different questions"""
+    """trials that one run of a pair lacks, or whose questions differ"""
 
 
 def judge_pairs(
@@ -124,7 +124,7 @@ def judge_pairs(
     names = list(answers)
     pairs = [Pair(first, second) for first, second in combinations(names, 2)]
     rows: dict[str, dict[str, Any]] = {}
-    met: list[tuple[Pair, str, tuple[str, str]]] = []
+    judged: list[tuple[Pair, str, tuple[str, str]]] = []
     left_out = 0
     for pair in pairs:
         ours, theirs = answers[pair.first], answers[pair.second]
@@ -136,7 +136,7 @@ def judge_pairs(
             elif one.text == other.text:
                 pair.add_identical(key[0])
             else:
-                met.append((pair, key[0], (_add(rows, block, key, one, other), _add(rows, block, key, other, one))))
+                judged.append((pair, key[0], (_add(rows, block, key, one, other), _add(rows, block, key, other, one))))
     if not rows and not any(pair.identical for pair in pairs):
         raise UsageError(
             "the runs have no trial in common",
@@ -144,7 +144,7 @@ def judge_pairs(
         )
     if not rows:
         return Comparison(str(block.model), None, pairs, None, left_out)
-    # In an order of their own, so that the same runs named in another order are the same comparison.
+    # Sorted, so that the same runs in another order are the same comparison.
     spec = _spec(block, others, [rows[name] for name in sorted(rows)], judge, folder)
     target = PairJudge(block, Prices(block.model or "", spec.prices), judge.where(()))
     outcome = run_eval(spec, options, display, target=target)
@@ -155,12 +155,12 @@ def judge_pairs(
         for trial in outcome.rundir.read_results()
         if trial.output in _CHOICES
     }
-    for pair, sample, (straight, swapped) in met:
+    for pair, sample, (straight, swapped) in judged:
         if straight in verdicts and swapped in verdicts:
             pair.add(sample, (verdicts[straight], verdicts[swapped]))
-    said = [verdicts[name] for name in rows if name in verdicts]
-    shown = (said.count("first") + 0.5 * said.count("tie")) / len(said) if said else None
-    return Comparison(str(block.model), outcome, pairs, shown, left_out)
+    choices = [verdicts[name] for name in rows if name in verdicts]
+    first_shown = (choices.count("first") + 0.5 * choices.count("tie")) / len(choices) if choices else None
+    return Comparison(str(block.model), outcome, pairs, first_shown, left_out)
 
 
 def _name_of(run: RunDir) -> str:
@@ -187,22 +187,22 @@ def _judge(document: Document, folder: Path) -> tuple[PromptGrader, dict[str, An
 def _answers(run: RunDir) -> dict[tuple[str, int], _Answer]:
     view = RunView(run)
     view.final_metrics()
-    found = {}
+    answers = {}
     for trial in view.trials():
         messages = [message for message in trial.output.messages if message.get("role") != "system"]
-        begun = next((n for n, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
-        question = "\n\n".join(map(message_text, messages[:begun]))
+        start = next((n for n, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
+        question = "\n\n".join(map(message_text, messages[:start]))
         text = trial.output.output
         if trial.output.turns > 1:
-            text = "\n\n".join(f"[{m.get('role')}]\n{message_text(m)}" for m in messages[begun:])
-        found[trial.output.sample, trial.output.trial] = _Answer(trial.fields, question, text)
-    return found
+            text = "\n\n".join(f"[{m.get('role')}]\n{message_text(m)}" for m in messages[start:])
+        answers[trial.output.sample, trial.output.trial] = _Answer(trial.fields, question, text)
+    return answers
 
 
 def _add(
     rows: dict[str, dict[str, Any]], block: PromptGrader, key: tuple[str, int], first: _Answer, second: _Answer
 ) -> str:
-    """Add the row that asks about two answers in one order; return its id, which is made of nothing but its content."""
+    """Add the row that asks about two answers in one order; return its id, which depends on nothing but its content."""
     rubric = rendered(block.rubric, first.fields)
     code = boundary(rubric, first.question, first.text, second.text)
     parts = {"rubric": rubric, "question": first.question, "first-answer": first.text, "second-answer": second.text}

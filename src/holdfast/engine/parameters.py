@@ -1,4 +1,4 @@
-"""Whether every row has what users' functions ask for. A function is never called with a value that is made up."""
+"""Check that every row has the values for which users' functions ask. No value is ever made up."""
 
 from __future__ import annotations
 
@@ -19,74 +19,77 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 
-class _Asking(NamedTuple):
-    """A function in its place in the eval."""
+class _PlacedFunction(NamedTuple):
+    """A function and its place in the eval."""
 
     where: Location
     function: Function
     lacking: Callable[[Collection[str]], list[str]]
     """the parameters that a row with these fields has no value for"""
-    sought: Callable[[str], Sequence[str]]
+    fields_for: Callable[[str], Sequence[str]]
     """the fields that may hold the value of a parameter"""
     grader: int | None
-    """its number, where it is a grader and may not look at all rows"""
+    """its number, if it is a grader, which may not grade all rows"""
 
 
 def check_parameters(
-    found: RunIdentity,
+    identity: RunIdentity,
     target: Target | None,
     player: Player | None,
     graders: Sequence[InstantGrader | WaitingGrader],
 ) -> None:
-    """Raise ConfigError where a function of the eval asks for a value that a row does not have."""
+    """Raise ConfigError if a function of the eval asks for a value that a row does not have."""
     problems: list[Problem] = []
     remedy = ""
-    for asking in _functions(found, target, player, graders):
-        for name, message in _lacks(found.survey, asking):
-            problems.append(Problem(found.spec.document.where(asking.where), f"{asking.function} {message}"))
-            is_expected = len(asking.sought(name)) > 1
+    for placed in _functions(identity, target, player, graders):
+        for name, message in _missing_values(identity.survey, placed):
+            problems.append(Problem(identity.spec.document.where(placed.where), f"{placed.function} {message}"))
+            is_expected = len(placed.fields_for(name)) > 1
             other = 'say where the value is: expected: "{{ FIELD }}"' if is_expected else "give the parameter a default"
-            offered = ", ".join(asking.function.offered)
+            offered = ", ".join(placed.function.offered)
             remedy = f"Add the field to the rows, or {other}. Beside fields, a function may ask for {offered}."
     if problems:
         raise ConfigError(problems, remedy=remedy)
 
 
 def _functions(
-    found: RunIdentity,
+    identity: RunIdentity,
     target: Target | None,
     player: Player | None,
     graders: Sequence[InstantGrader | WaitingGrader],
-) -> Iterator[_Asking]:
-    own: list[tuple[Location, object]] = [(("target", "python"), target), (("responder", "python"), player)]
-    for where, part in own:
+) -> Iterator[_PlacedFunction]:
+    parts: list[tuple[Location, object]] = [(("target", "python"), target), (("responder", "python"), player)]
+    for where, part in parts:
         function: Function | None = getattr(part, "function", None)
         if function is not None:
-            yield _Asking(where, function, function.lacking, lambda name: [name], None)
-    for number, (place, grader) in enumerate(zip(grader_places(found.spec), graders, strict=True)):
+            yield _PlacedFunction(where, function, function.lacking, lambda name: [name], None)
+    for number, (place, grader) in enumerate(zip(grader_places(identity.spec), graders, strict=True)):
         if place.block.type == "python":
             from holdfast.graders.python import PythonCheck
 
             assert isinstance(grader, PythonCheck)
-            yield _Asking((*place.where, "function"), grader.function, grader.lacking, grader.sought, number)
+            yield _PlacedFunction((*place.where, "function"), grader.function, grader.lacking, grader.sought, number)
 
 
-def _lacks(survey: Survey, asking: _Asking) -> Iterator[tuple[str, str]]:
-    """Each parameter that rows have no value for, and which rows those are, in words."""
-    seen = [
+def _missing_values(survey: Survey, placed: _PlacedFunction) -> Iterator[tuple[str, str]]:
+    """Yield each parameter without a value in some rows, with a message that names them."""
+    shapes = [
         (fields, where)
         for (fields, panel), where in survey.shapes.items()
-        if asking.grader is None or asking.grader in panel.graders
+        if placed.grader is None or placed.grader in panel.graders
     ]
     rows: dict[str, list[tuple[tuple[str, ...], str]]] = {}
-    for fields, where in seen:
-        for name in asking.lacking(fields):
+    for fields, where in shapes:
+        for name in placed.lacking(fields):
             rows.setdefault(name, []).append((fields, where))
     for name, lack in rows.items():
-        sought = " or ".join(asking.sought(name))
-        if len(lack) == len(seen):
-            known = ", ".join(sorted({field for fields, _ in seen for field in fields}))
-            yield name, f"asks for {name}; no sample has a field {sought}; they have: {known}"
+        fields_text = " or ".join(placed.fields_for(name))
+        if len(lack) == len(shapes):
+            present = ", ".join(sorted({field for fields, _ in shapes for field in fields}))
+            yield name, f"asks for {name}; no sample has a field {fields_text}; they have: {present}"
         else:
             fields, where = lack[0]
-            yield name, f"asks for {name}; {where}: no field {sought} in this row; it has: {', '.join(sorted(fields))}"
+            yield (
+                name,
+                f"asks for {name}; {where}: no field {fields_text} in this row; it has: {', '.join(sorted(fields))}",
+            )

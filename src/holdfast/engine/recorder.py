@@ -1,4 +1,4 @@
-"""Keeping records: on disk first, and only then in the index, in the progress and on the display."""
+"""Records go to disk first, and only then to the index, the progress and the display."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """The one place where outputs, grades and errors of a run are recorded."""
+    """Records the outputs, grades, calls and errors of a run."""
 
     def __init__(
         self, journal: Journal, index: Index, progress: Progress, display: Display, *, nothing_to_grade: bool
@@ -32,21 +32,21 @@ class Recorder:
         self._display = display
         self._nothing_to_grade = nothing_to_grade
         self._failed_before = frozenset(index.attempts)
-        self._owed: dict[str, int] = {}
-        """how many verdicts a trial in hand still lacks"""
+        self._missing_grades: dict[str, int] = {}
+        """by trial: how many verdicts it still lacks"""
 
     def failed_attempts(self, key: str, where: str) -> int:
-        """Return how often the target, or a grader, has failed at a trial so far, in all processes."""
+        """Return how often the target, or a grader, has failed for a trial, in all processes."""
         if where == "target":
             return self._index.attempts.get(key, 0)
         return self._index.grader_attempts.get((key, where), 0)
 
     def failed_before(self, key: str) -> bool:
-        """Whether a trial already failed in an earlier process."""
+        """Return True if a trial already failed in an earlier process."""
         return key in self._failed_before
 
     async def step(self, record: Step) -> None:
-        """Keep a call of a conversation; returns when it is on the medium."""
+        """Record a call of a trial; return when the record is on disk."""
         await self._journal.write("steps", to_line(record))
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
@@ -73,40 +73,42 @@ class Recorder:
         self._display.output(record)
         return ref
 
-    def owes(self, key: str, graders: Sequence[int]) -> None:
-        """An output is about to be graded, unless it has all its verdicts from checkpoints on the way."""
+    def expect_grades(self, key: str, graders: Sequence[int]) -> None:
+        """Register the graders whose verdicts an output still lacks."""
         if graders:
-            self._owed[key] = len(graders)
+            self._missing_grades[key] = len(graders)
         else:
             self._progress.graded += 1
 
     def grade(self, record: Grade) -> None:
-        """Keep a verdict, without waiting."""
+        """Record a verdict without waiting for the disk."""
         self._journal.post("grades", to_line(record), lambda: self._graded(record))
 
     async def grade_now(self, record: Grade) -> None:
-        """Keep a verdict; returns when it is on the medium."""
+        """Record a verdict; return when it is on disk."""
         await self._journal.write("grades", to_line(record))
         self._graded(record)
 
     def _graded(self, record: Grade) -> None:
-        given = 0.0 if isinstance(record.time, UnsetType) else record.time
+        graded_at = 0.0 if isinstance(record.time, UnsetType) else record.time
         counts = None if isinstance(record.counts, UnsetType) else record.counts
-        self._index.verdicts[record.grade_key] = VerdictRef(record.status, record.score, record.usage, given, counts)
-        self._index.spent.add_grade(record.usage, given, record.seconds)
+        self._index.verdicts[record.grade_key] = VerdictRef(
+            record.status, record.score, record.usage, graded_at, counts
+        )
+        self._index.spent.add_grade(record.usage, graded_at, record.seconds)
         self._display.grade(record)
         if record.status == "error":
-            self._progress.ungraded += self._owed.pop(record.key, None) is not None
+            self._progress.ungraded += self._missing_grades.pop(record.key, None) is not None
             return
         self._progress.grade(place_name(record.grader, record.turn), record.score)
-        if record.key in self._owed:
-            self._owed[record.key] -= 1
-            if self._owed[record.key] == 0:
-                del self._owed[record.key]
+        if record.key in self._missing_grades:
+            self._missing_grades[record.key] -= 1
+            if self._missing_grades[record.key] == 0:
+                del self._missing_grades[record.key]
                 self._progress.graded += 1
 
     def error(self, record: ErrorRecord) -> None:
-        """Keep a failed attempt, without waiting."""
+        """Record a failed attempt without waiting for the disk."""
         if record.where == "target":
             self._index.attempts[record.key] = record.attempt
         else:

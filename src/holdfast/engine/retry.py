@@ -1,6 +1,6 @@
-"""Attempts: time-outs, retries by class of error, back-off, and noticing that every attempt fails alike.
+"""Retries: time-outs, back-off by class of error, and detection of failures that hit every trial.
 
-A rate limit is no failure: it uses up neither retries nor the trial's time, and is waited out however long it lasts.
+A rate limit is not a failure: it uses up neither retries nor the trial's time, and is waited out however long it lasts.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ T = TypeVar("T")
 _FIRST_DELAY: Final[dict[str, float]] = {"rate_limit": 1.0, "bad_reply": 0.25, "agent": 0.25}
 _LONGEST_DELAY: Final = 30.0
 _SHORTEST_PAUSE: Final = 0.05
-"""before the first retry of a server that asks for a shorter one, or none; it doubles as the server keeps refusing"""
+"""minimum before the first retry, whatever the server asks for; it doubles while the server keeps refusing"""
 _ALIKE: Final = 20
-"""so many refusals before the first success, or trials given up in a row, mean that all will fail"""
+"""after so many refusals before the first success, or trials given up in a row, the run stops"""
 
 _jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
 
 
 def delay_before(retry: int, error: AttemptError) -> float:
-    """Return the seconds before the nth retry: what the server asks for, else exponential; jittered to spread clients.
+    """Return the seconds before the nth retry: what the server asks for, else exponential, both with jitter.
 
-    A server that keeps refusing after the pause it asked for is asked less and less often.
+    A server that keeps refusing after the pause that it asked for is asked less and less often.
     """
     doubled = 2.0 ** min(retry - 1, 30)
     if error.retry_after is not None:
@@ -52,7 +52,7 @@ def delay_before(retry: int, error: AttemptError) -> float:
 
 
 class Deadline:
-    """The moment at which a trial is given up. Waiting for a rate limit postpones it."""
+    """The time at which a trial is given up. Waiting for a rate limit postpones it."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -64,27 +64,27 @@ class Deadline:
 
 
 class Streak:
-    """Failures in a row. Enough of them, with not one success between, and the rest would fail too."""
+    """Counts failures in a row, to detect that all other trials would fail too."""
 
     def __init__(self, *, proven: bool) -> None:
         self._given_up = 0
         self._refused = 0
         self._ever = proven
-        """something has worked, now or in an earlier process"""
+        """there was a success, in this process or an earlier one"""
 
-    def as_seen(self, fault: Fault) -> AttemptError | Fault:
-        """Once something has worked, a 403 or 404 is about one request (a filter, a missing page), not about all."""
+    def classify(self, fault: Fault) -> AttemptError | Fault:
+        """Downgrade a 403 or 404 after a success: it is about one request (a filter, a missing page), not about all."""
         if self._ever and fault.status in (403, 404):
             return AttemptError("bad_request", fault.message, status=fault.status, retry=False)
         return fault
 
     def success(self) -> None:
-        """Something worked."""
+        """Note a success."""
         self._given_up = self._refused = 0
         self._ever = True
 
     def failure(self, error: AttemptError, final: bool, limit: int) -> Fault | None:
-        """Count a failed attempt; a Fault when it is time to stop."""
+        """Count a failed attempt; return a Fault if the run should stop."""
         self._given_up += final
         self._refused += error.kind in ("bad_request", "agent") or (error.kind == "bad_reply" and not error.retry)
         if not self._ever and self._refused >= _ALIKE:
@@ -103,7 +103,7 @@ class Streak:
 
 
 class Retrier:
-    """Calls things that may fail, until they do not or it is time to give up."""
+    """Repeats calls of targets and graders until they succeed or have to be given up."""
 
     def __init__(self, limits: Limits, brake: Brake, window: Window, recorder: Recorder, progress: Progress) -> None:
         self._limits = limits
@@ -120,28 +120,28 @@ class Retrier:
         deadline: Deadline,
         progress: Callable[[], int] = lambda: 0,
     ) -> T:
-        """Ask the target; its failures steer the window and can stop the run.
+        """Ask the target. Its failures adjust the window, and can stop the run.
 
-        A call that got further than the last time, by `progress`, has all its retries again.
+        An attempt that got further than the last one, by `progress`, has all its retries again.
         """
-        return await self._until_it_works(call, pending, "target", deadline, progress)
+        return await self._retry(call, pending, "target", deadline, progress)
 
     async def grader(
         self, call: Callable[[], Awaitable[T]], pending: PendingTrial, name: str, streak: Streak | None = None
     ) -> T:
-        """Ask a grader that waits for something. Its failures are its own; a `streak` of them is a Fault of it."""
+        """Ask a grader. Its failures do not stop the run; a `streak` of them is a Fault of this grader."""
         deadline = Deadline(time.monotonic() + self._limits.trial_timeout)
-        return await self._until_it_works(call, pending, name, deadline, lambda: 0, streak)
+        return await self._retry(call, pending, name, deadline, lambda: 0, streak)
 
     def begin_work(self) -> None:
-        """Count the time from now on as time with work in hand."""
+        """Begin to count time as busy."""
         self._progress.begin_work()
 
     def end_work(self) -> None:
-        """End what `begin_work` began."""
+        """Stop counting time as busy."""
         self._progress.end_work()
 
-    async def _until_it_works(
+    async def _retry(
         self,
         call: Callable[[], Awaitable[T]],
         pending: PendingTrial,
@@ -152,19 +152,19 @@ class Retrier:
     ) -> T:
         seconds, retry, refusals, so_far = self._limits.turn_timeout, 0, 0, progress()
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                async with asyncio.timeout_at(min(begun + seconds, deadline.at)):
+                async with asyncio.timeout_at(min(started + seconds, deadline.at)):
                     result = await call()
             except TimeoutError as late:
-                error: AttemptError | Fault = _too_late(seconds, begun, deadline.at, late)
-            except RestartTrial as cut:  # no failure of the target: the trial goes on from its beginning
-                self.failed(cut, pending, where, begun, final=False)
+                error: AttemptError | Fault = _timeout(seconds, started, deadline.at, late)
+            except RestartTrial as cut:  # not a failure of the target: the trial starts from scratch
+                self.failed(cut, pending, where, started, final=False)
                 raise
             except AttemptError as raised:
                 error = raised
             except Fault as raised:
-                error = self._streak.as_seen(raised) if where == "target" else raised
+                error = self._streak.classify(raised) if where == "target" else raised
             else:
                 if where == "target":
                     self._streak.success()
@@ -179,31 +179,31 @@ class Retrier:
             refusals = refusals + 1 if limited else 0
             retry += not limited
             delay = self._delay(error, refusals or retry, deadline)
-            if where == "target" and self._alarmed(error, pending, delay is None):
+            if where == "target" and self._note_target_failure(error, pending, delay is None):
                 delay = None
             fault = None
             if streak is not None and isinstance(error, AttemptError):
                 fault = streak.failure(error, delay is None, self._window.limit)
-            self.failed(error, pending, where, begun, final=delay is None or fault is not None)
+            self.failed(error, pending, where, started, final=delay is None or fault is not None)
             if fault is not None:
                 raise fault
             if delay is None:
                 raise error
             await self._back_off(error, delay, where)
             if limited:
-                deadline.postpone(time.monotonic() - begun)
+                deadline.postpone(time.monotonic() - started)
 
-    def _alarmed(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
-        """Steer by a failure of the target; True when it is one too many."""
+    def _note_target_failure(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
+        """Adjust the window after a failure of the target; return True if the run should stop."""
         if error.kind == "rate_limit":
             self._window.overloaded()
         else:
             self._window.strained()
-        return self._one_too_many(error, pending, final)
+        return self._count_failure(error, pending, final)
 
-    def _one_too_many(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
-        """Count a failure among those in a row; True when that stops the run."""
-        # Trials known to fail tell nothing of the others: with only them left, a streak would never let the run end.
+    def _count_failure(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
+        """Count a failure in a row; return True if that stops the run."""
+        # Trials that failed before say nothing about others: if only such remain, the run could never end.
         if isinstance(error, Fault) or self._recorder.failed_before(pending.key):
             return False
         fault = self._streak.failure(error, final, self._window.limit)
@@ -212,7 +212,7 @@ class Retrier:
         return fault is not None
 
     def _delay(self, error: AttemptError | Fault, retry: int, deadline: Deadline) -> float | None:
-        """Return how long to wait before the nth retry; None when there is none."""
+        """Return how long to wait before the nth retry; None if there is no retry."""
         if isinstance(error, Fault) or not error.retry or self._brake.pulled:
             return None
         if error.kind == "rate_limit":
@@ -220,13 +220,13 @@ class Retrier:
         delay = delay_before(retry, error)
         return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 
-    def never_asked(self, error: AttemptError, pending: PendingTrial, begun: float) -> None:
-        """Record that a trial failed before the target was asked. Where the first ones all do, the rest would too."""
-        self._one_too_many(error, pending, final=False)  # later on it is a matter of single rows
-        self.failed(error, pending, "target", begun, final=True)
+    def never_asked(self, error: AttemptError, pending: PendingTrial, started: float) -> None:
+        """Record that a trial failed before the target was asked. If the first ones all do, the run stops."""
+        self._count_failure(error, pending, final=False)  # later failures concern single rows
+        self.failed(error, pending, "target", started, final=True)
 
     def failed(
-        self, error: AttemptError | Fault, pending: PendingTrial, where: str, begun: float, *, final: bool
+        self, error: AttemptError | Fault, pending: PendingTrial, where: str, started: float, *, final: bool
     ) -> None:
         """Record a failed attempt."""
         self._recorder.error(
@@ -240,7 +240,7 @@ class Retrier:
                 message=error.message,
                 status=getattr(error, "status", None),
                 time=round(time.time(), 3),
-                seconds=round(time.monotonic() - begun, 6),
+                seconds=round(time.monotonic() - started, 6),
                 final=final,
                 usage=getattr(error, "usage", None),
                 traceback=getattr(error, "traceback", None) or UNSET,
@@ -259,7 +259,9 @@ class Retrier:
             self._progress.waited(where, limited=limited)
 
 
-def _too_late(seconds: float, begun: float, deadline: float, late: TimeoutError) -> AttemptError:
-    which = "turn_timeout" if begun + seconds <= deadline else "trial_timeout"
-    notes = getattr(late.__cause__, "__notes__", [])  # what the target has added to its cancellation
-    return AttemptError("timeout", "; ".join([f"no answer within {time.monotonic() - begun:.0f} s ({which})", *notes]))
+def _timeout(seconds: float, started: float, deadline: float, late: TimeoutError) -> AttemptError:
+    which = "turn_timeout" if started + seconds <= deadline else "trial_timeout"
+    notes = getattr(late.__cause__, "__notes__", [])  # the target may have added notes to its cancellation
+    return AttemptError(
+        "timeout", "; ".join([f"no answer within {time.monotonic() - started:.0f} s ({which})", *notes])
+    )

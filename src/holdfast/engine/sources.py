@@ -1,9 +1,8 @@
-"""Where the loop's trials come from: for one process all that is left, for a worker chunk after chunk.
+"""Sources of trials for the loop: all that are left, or for a worker chunk after chunk.
 
-A worker claims chunks, and gives them back or marks them as done.
-
-The next chunk is claimed while the last few trials of the one before are being started, so the window stays full.
-Where nothing is free the worker waits, since a chunk comes back when its owner dies or leaves.
+A worker claims chunks, and gives them back or marks them as done. It claims the next chunk while it starts the last
+trials of the one before, so that the window stays full. If no chunk is free the worker waits, since a chunk becomes
+free again when its owner dies or leaves.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import DataError, Fault
-from holdfast.plan.plan import checked, find_pending
+from holdfast.plan.plan import check_samples, find_pending
 from holdfast.store.lease import LEASE_SECONDS
 
 if TYPE_CHECKING:
@@ -28,37 +27,37 @@ if TYPE_CHECKING:
 
 
 _AHEAD: Final = 8
-"""how few trials may be ready before the next chunk is claimed"""
+"""the next chunk is claimed when fewer trials than this are ready"""
 _LOOK_SECONDS: Final = min(0.5, LEASE_SECONDS / 10)
 _FOLLOW_SECONDS: Final = 10.0
-"""how old the knowledge of what the others have spent may become"""
+"""how often a worker reads what the others have spent, for budgets"""
 
 
 class Supply:
-    """The trials of a process that has the run for itself."""
+    """The trials of a process that has the run to itself."""
 
     def __init__(self, trials: Iterator[PendingTrial]) -> None:
         self._trials = trials
         self.arrived: Callable[[], None] = lambda: None
-        """to be called when there is something to do again"""
+        """called when trials have arrived"""
 
     def next(self) -> PendingTrial | None:
-        """A trial to start; None when there is none just now."""
+        """Return the next trial; None if there is none at the moment."""
         return next(self._trials, None)
 
     def ended(self, pending: PendingTrial) -> None:
-        """A trial is on disk, or given up."""
+        """Note that a trial is on disk, or given up."""
 
     async def more(self, brake: Brake) -> bool:
-        """Nothing is in flight: wait for more to do; False when none will come, or the brake is pulled."""
+        """Wait for more trials while none is in flight; return False if none will come or the brake is pulled."""
         return False
 
     async def close(self) -> None:
-        """Nothing more is started."""
+        """Release what was not started."""
 
 
 class Chunks(Supply):
-    """The trials of a worker."""
+    """The trials of a worker, chunk by chunk."""
 
     def __init__(self, session: Session, claim_round: Round, claims: Claims) -> None:
         super().__init__(iter(()))
@@ -70,9 +69,9 @@ class Chunks(Supply):
         self._rows = _Rows(session)
         self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
-        """which chunk a trial in hand belongs to, by its key"""
+        """by trial in progress: its chunk"""
         self._open: dict[int, int] = {}
-        """how many trials of a chunk have not ended"""
+        """by chunk: how many of its trials have not ended"""
         self._task: asyncio.Task[None] | None = None
         self._over = False
         self._failure: Fault | DataError | None = None
@@ -84,19 +83,19 @@ class Chunks(Supply):
 
     @property
     def all_done(self) -> bool:
-        """Whether the round needs nothing more from anybody."""
+        """True once all chunks of the round are done, by any worker."""
         return self._over
 
     def next(self) -> PendingTrial | None:
-        """The next trial of our chunks."""
+        """Return the next trial of the claimed chunks, and claim ahead."""
         if self._failure is not None:
             raise self._failure
         if len(self._ready) < _AHEAD:
-            self._look()
+            self._claim_ahead()
         return self._ready.popleft() if self._ready else None
 
     def ended(self, pending: PendingTrial) -> None:
-        """When the last of a chunk has ended, so has the chunk: one rename for many trials, so it is made here."""
+        """Mark a chunk as done when its last trial has ended. That is one rename for many trials, so it may block."""
         chunk = self._chunk_of.pop(pending.key)
         self._open[chunk] -= 1
         if not self._open[chunk]:
@@ -107,19 +106,19 @@ class Chunks(Supply):
     async def more(self, brake: Brake) -> bool:
         """Wait for a chunk."""
         while not (self._ready or self._over or self._failure or brake.pulled):
-            self._look()
+            self._claim_ahead()
             await asyncio.sleep(0.02)
         return bool(self._ready or self._failure) and not brake.pulled
 
-    def _look(self) -> None:
-        """Go for a chunk, unless that is under way."""
+    def _claim_ahead(self) -> None:
+        """Start claiming a chunk, unless that is in progress."""
         if self._task is None and not self._over:
             self._task = asyncio.create_task(self._fetch())
         if self._following is None and self._has_budget:
             self._following = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Give back what is not done, so that others can have it at once."""
+        """Give back unfinished chunks, so that other workers can take them at once."""
         tasks = [task for task in (self._task, self._following) if task is not None]
         for task in tasks:
             task.cancel()
@@ -139,22 +138,22 @@ class Chunks(Supply):
             self._failure = Fault(
                 "disk", f"cannot claim a chunk: {error}", remedy="Fix the disk, then rerun the same command to resume."
             )
-        except Exception as error:  # whoever waits for a chunk must hear of it
+        except Exception as error:  # whoever waits for a chunk must be told
             self._failure = Fault("rejected", f"cannot claim a chunk: {error!r}")
         finally:
             self._task = None
         self.arrived()
 
     async def _claim_one(self) -> bool:
-        """Take a chunk that has something to do; False when there is none just now."""
+        """Claim a chunk with unfinished trials; return False if none is free at the moment."""
         while True:
-            taken = await asyncio.to_thread(self._claims.take)
-            if taken is None:
+            claim = await asyncio.to_thread(self._claims.take)
+            if claim is None:
                 self._over = await asyncio.to_thread(lambda: self._claims.all_done)
                 return False
-            chunk, begun = taken
-            self._open[chunk] = 0  # ours, and so given back if we are told to stop just now
-            if begun:
+            chunk, begun_before = claim
+            self._open[chunk] = 0  # claimed, so it is given back if the worker has to stop now
+            if begun_before:
                 await self._catch_up()
             trials = await asyncio.to_thread(self._rows.pending, *self._round.chunks[chunk])
             if self._round.skip_graders:
@@ -169,19 +168,19 @@ class Chunks(Supply):
             return True
 
     async def _catch_up(self) -> None:
-        """Learn what the others have done and spent."""
+        """Read what the other workers have done and spent."""
         async with self._one_at_a_time:
             self._follower.apply(await asyncio.to_thread(self._follower.read))
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_FOLLOW_SECONDS)
-            with suppress(OSError):  # the next look sees it
+            with suppress(OSError):  # the next read sees it
                 await self._catch_up()
 
 
 class _Rows:
-    """Reads the samples of chunks: forward as long as chunks come in order, from the beginning where one does not."""
+    """Reads the samples of chunks: forward while chunks come in order, else from the beginning."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -189,12 +188,12 @@ class _Rows:
         self._last: tuple[int, Sample] | None = None
 
     def pending(self, first: int, end: int) -> list[PendingTrial]:
-        """What there is to do about the trials from one number up to another."""
+        """Return the unfinished trials with numbers from `first` up to, not including, `end`."""
         identity = self._session.identity
         per_sample = identity.work.trials
         unfinished = []
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
-            panel = identity.survey.panels.of(position)
+            panel = identity.survey.panels.panel_at(position)
             for trial in range(1, per_sample + 1):
                 if first <= position * per_sample + trial - 1 < end:
                     pending = find_pending(sample, trial, panel, identity.work, self._session.index)
@@ -204,8 +203,8 @@ class _Rows:
 
     def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
         if self._last is None or self._last[0] > first:
-            found = self._session.identity
-            self._samples = checked(found.dataset, found.survey)
+            identity = self._session.identity
+            self._samples = check_samples(identity.dataset, identity.survey)
             self._last = next(self._samples)
         while True:
             if self._last[0] >= first:

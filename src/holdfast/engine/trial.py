@@ -98,7 +98,7 @@ class Trials:
     async def open_replay(self, pending: PendingTrial) -> Replay:
         """Return the record of a trial's calls, with those of earlier processes."""
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
-        workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.of, pending)
+        workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         return Replay(pending, self.recorder, recorded, self.notice, workspace)
 
 

@@ -1,4 +1,4 @@
-"""What keys do not cover of an eval's code, said before a run: a change there would not be noticed."""
+"""Find code of an eval that keys do not cover, so that a change of it would not be noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def unseen_code(spec: Eval) -> Iterator[str]:
-    """Each program, and each function's file that is loaded, of which something is not in the key, in words."""
+    """Describe each program, and each loaded file with a function, that is not completely covered by the key."""
     for location, command in _commands(spec):
         for place in dict.fromkeys(computed_imports(spec.folder, command)):
             yield (

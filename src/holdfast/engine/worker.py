@@ -17,7 +17,7 @@ from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
 from holdfast.engine.sources import Chunks
 from holdfast.errors import Fault, RunBeingFinished, UsageError
-from holdfast.plan.history import with_outputs_of
+from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
 from holdfast.plan.plan import Plan, make_plan, unfinished_trials
 from holdfast.report.outcome import Outcome
@@ -140,7 +140,7 @@ def run_worker(
             return Outcome(rundir, Plan(0, 0, 0, 0, 0), rundir.read_metrics(), None, already=True)
         raise
     options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
-    identity = with_outputs_of((rundir, manifest), identify(spec))
+    identity = match_outputs((rundir, manifest), identify(spec))
     if identity.place is None:
         raise Fault(
             "dataset_changed",
@@ -160,11 +160,11 @@ def run_worker(
             if run.finished is not None:
                 return run.finished
             chunks = Chunks(run, claim_round, Claims(folder, len(claim_round.chunks), worker, rundir))
-            left, reason = run.work(chunks)
+            remaining, reason = run.work(chunks)
             if reason is None and chunks.all_done:
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
             spent = run.index.spent
-            return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
+            return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
     except RunBeingFinished:  # that process may die over it
         return finish_run(identity, rundir, options, display, display.notice)
 

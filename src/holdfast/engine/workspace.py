@@ -1,4 +1,4 @@
-"""A trial's workspace while it runs: a folder that starts as the eval says, and is kept after each turn."""
+"""The workspace of a trial: a folder with initial files, saved after each turn."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """One trial's folder."""
+    """The folder of one trial."""
 
     def __init__(self, blobs: Blobs, start: Files, folder: Path) -> None:
         self._blobs = blobs
         self._start = start
         self.now = start
-        """what the turn at hand starts from"""
+        """the files with which the current turn starts"""
         self.last = start
-        """the last state of the folder that was kept or restored"""
+        """the files that were saved or restored last"""
         self._untouched = False
-        """nothing has happened since the last turn ended, in this process"""
+        """nothing has changed the folder since the last turn ended, in this process"""
         self._begun = False
-        """the turn at hand is had in this process"""
+        """the current turn runs in this process"""
         self._one_at_a_time = threading.Lock()
-        """calls that an agent makes side by side are kept, and answered from the record, in threads"""
+        """the calls that an agent makes at the same time save and restore the folder in threads"""
         self.folder = folder
 
     def begin(self) -> None:
-        """Make the folder what it was when the last turn ended, unless nobody has had it since."""
+        """Restore the folder as it was when the last turn ended, unless nothing has changed it since."""
         if not self._untouched:
             self.go_back_to(self.now)
         self._untouched, self._begun = False, True
 
     def go_back_to(self, files: Files) -> None:
-        """Make the folder what it was at another time."""
+        """Restore the folder as it was at another time."""
         try:
             with self._one_at_a_time:
                 restore(files, self._blobs, self.folder)
@@ -57,7 +57,7 @@ class Workspace:
             raise AttemptError("agent", f"the workspace cannot be restored: {error}", retry=False) from error
 
     def keep(self) -> Files:
-        """Keep what the folder holds."""
+        """Save the files of the folder."""
         try:
             with self._one_at_a_time:
                 self.last = snapshot(self.folder, self._blobs)
@@ -66,18 +66,18 @@ class Workspace:
             raise AttemptError("agent", f"the workspace cannot be stored: {error}", retry=False) from error
 
     def ended(self, files: Files | None) -> None:
-        """A turn is over; the next one, or another try at it, starts from here."""
+        """End a turn. The next turn, or another attempt at this one, starts with these files."""
         self.now = files or {}
         self._untouched = self._begun and self.last == self.now
         self._begun = False
 
-    def start_anew(self) -> None:
-        """No turn has been had."""
+    def restart(self) -> None:
+        """Forget all turns."""
         self.now = self._start
         self._untouched = self._begun = False
 
     def close(self) -> None:
-        """Remove the folder; what counts is kept."""
+        """Remove the folder, whose files are saved."""
         if self.folder.is_symlink():
             self.folder.unlink()
         else:
@@ -85,7 +85,7 @@ class Workspace:
 
 
 class Workspaces:
-    """Makes the workspaces of an eval's trials."""
+    """Creates the workspaces of an eval's trials."""
 
     def __init__(self, spec: Eval, blobs: Blobs, run: Path) -> None:
         assert spec.workspace is not None
@@ -96,10 +96,10 @@ class Workspaces:
         self._common = {
             name: (path.read_bytes(), mode_of(path)) for name, path in common.items() if isinstance(path, Path)
         }
-        self._own = None if spec.workspace.files is None else expression(spec.workspace.files)
+        self._row_files = None if spec.workspace.files is None else expression(spec.workspace.files)
 
-    def of(self, pending: PendingTrial) -> Workspace:
-        """A new one, with what it starts from kept."""
+    def create(self, pending: PendingTrial) -> Workspace:
+        """Return a new workspace, whose initial files are saved."""
         sample = pending.sample
         try:
             contents = self._common | self._from_row(sample)
@@ -108,31 +108,31 @@ class Workspaces:
                 "bad_request", f"{sample.where}: cannot make the workspace: {error}", retry=False
             ) from error
         files = self._links | {name: self._blobs.keep(data) + mode for name, (data, mode) in contents.items()}
-        return Workspace(self._blobs, files, _room(digest([self._run, pending.key])))
+        return Workspace(self._blobs, files, _folder(digest([self._run, pending.key])))
 
     def _from_row(self, sample: Sample) -> dict[str, tuple[bytes, str]]:
-        found = None if self._own is None else self._own(sample.fields)
-        if found is None:
+        files = None if self._row_files is None else self._row_files(sample.fields)
+        if files is None:
             return {}
-        if not isinstance(found, dict):
-            raise TypeError(f"workspace.files gives {found!r:.80}, not a map of paths to contents")
-        for name in found:
+        if not isinstance(files, dict):
+            raise TypeError(f"workspace.files gives {files!r:.80}, not a map of paths to contents")
+        for name in files:
             inside(Path("/workspace"), name)
-        return {name: _contents(value) for name, value in found.items()}
+        return {name: _contents(value) for name, value in files.items()}
 
 
-def _room(name: str) -> Path:
-    """A folder that is the same after a crash: agents tell their models where they work, and are to say it again."""
-    rooms = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
-    rooms.mkdir(mode=0o700, exist_ok=True)
-    found = rooms.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
-        return rooms / name.rpartition(":")[2][:16]
-    return Path(tempfile.mkdtemp(prefix="holdfast-"))  # somebody else has made a trap of it
+def _folder(name: str) -> Path:
+    """Return a path that is the same after a crash: agents tell it to their models, and have to repeat that."""
+    parent = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
+    parent.mkdir(mode=0o700, exist_ok=True)
+    status = parent.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return parent / name.rpartition(":")[2][:16]
+    return Path(tempfile.mkdtemp(prefix="holdfast-"))  # another user could write to the folder
 
 
 def _contents(value: Any) -> tuple[bytes, str]:
-    """Return what a row says of a file: its content and its mode."""
+    """Return the content and the mode of a file, as a row describes it."""
     if isinstance(value, str):
         return value.encode(), ""
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import UsageError
-from holdfast.spec.load import checked, laid_over
+from holdfast.spec.load import apply_overrides, with_deprecation_notices
 from holdfast.spec.plugins import Registry
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
     """Load an eval file of any format, with overrides from the command line."""
     assert document.path is not None
     ours, remaining = to_native(document, overrides)
-    return laid_over(ours, remaining, document.path.resolve().parent)
+    return apply_overrides(ours, remaining, document.path.resolve().parent)
 
 
 def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
     """Return an eval file of any format as a document of ours, and the overrides that are still to be applied."""
     if (found := find_format(document.data)) is not None:
         return found[1].translate(document, overrides)
-    return checked(document), list(overrides)
+    return with_deprecation_notices(document), list(overrides)

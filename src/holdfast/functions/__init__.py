@@ -1,14 +1,14 @@
 """Users' Python functions, for targets, graders, tools and simulated users.
 
-`loading`  finds a function by its file or module, loads it once, and says what code it depends on
-`calling`  calls a function with the values that its parameters name, and describes what it raises
-`given`    identifies functions that are handed over from Python, also those of a notebook
-`blocks`   replaces functions in blocks that are passed from Python by references
-`states`   remembers what identifies an object that a run changes
+`loading`    finds a function by its file or module, loads it once, and says what code it depends on
+`calling`    calls a function with the values that its parameters name, and describes what it raises
+`callables`  identifies functions that are passed from Python, also those of a notebook
+`blocks`     replaces functions in blocks that are passed from Python by references
+`states`     remembers the values that identify an object which a run changes
 """
 
 from holdfast.functions.calling import Function as Function
-from holdfast.functions.calling import said_with_place as said_with_place
+from holdfast.functions.calling import describe_error as describe_error
 from holdfast.functions.calling import user_error as user_error
 from holdfast.functions.calling import user_traceback as user_traceback
 from holdfast.functions.loading import find_function as find_function

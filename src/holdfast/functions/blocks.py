@@ -16,16 +16,16 @@ from holdfast.spec.grader_schema import TAKEN_NAMES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.functions.given import Given
+    from holdfast.functions.callables import Callables
 
 
-def capture_grader(grader: Mapping[str, Any] | Callable[..., Any], captured: Given) -> Any:
+def capture_grader(grader: Mapping[str, Any] | Callable[..., Any], captured: Callables) -> Any:
     """Return a grader's block. A function by itself is a Python grader with the function's name."""
     named = {"type": "python", "name": _grader_name(grader)} if callable(grader) else {}
     return {**named, **capture_block(grader, "function", captured)}
 
 
-def capture_block(value: Any, key: str, captured: Given, *, allow_class: bool = False) -> Any:
+def capture_block(value: Any, key: str, captured: Callables, *, allow_class: bool = False) -> Any:
     """Return a block with references in place of its functions, which are added to `captured`.
 
     A function by itself stands for the block that has the function under `key`. With `allow_class`, a class may be
@@ -44,7 +44,7 @@ def capture_block(value: Any, key: str, captured: Given, *, allow_class: bool = 
                 f"{inner.__qualname__} is a class, and only a target can be one", remedy="Pass an object of that class."
             )
         if callable(inner):
-            inner, version = captured.take(inner)
+            inner, version = captured.add(inner)
             versions.extend([] if version is None else [version])
         return inner
 

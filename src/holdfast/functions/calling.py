@@ -1,7 +1,7 @@
-"""Calling users' functions: with the values that their parameters name, and never trusted.
+"""Calls users' functions with the values that their parameters name, and without trust.
 
-A synchronous function runs in a daemon thread, so that a function that never returns can be given up on and
-does not keep the process from ending.
+A synchronous function runs in a daemon thread: one that never returns can be abandoned, and does not keep the process
+from exiting.
 """
 
 from __future__ import annotations
@@ -52,54 +52,54 @@ class Function:
         ]
         self.fields = [name for name in self.required if name not in offered]
         if self.fields and not takes_fields:
-            said = f"the function asks for {', '.join(self.fields)}; it can have {', '.join(offered)}"
-            raise ConfigError([Problem(where, said)])
+            message = f"the function asks for {', '.join(self.fields)}; it can have {', '.join(offered)}"
+            raise ConfigError([Problem(where, message)])
         call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
     def __str__(self) -> str:
-        """`reply (agent.py:12)`, for messages."""
+        """Return `reply (agent.py:12)`, for messages."""
         plain = inspect.unwrap(self._function)
         code = getattr(plain, "__code__", None) or getattr(getattr(plain, "__call__", None), "__code__", None)  # noqa: B004
         name = getattr(plain, "__name__", type(plain).__name__)
         return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
     def takes(self, name: str) -> bool:
-        """Whether it asks for a value."""
+        """Return True for the name of a parameter."""
         return self.takes_all or name in self.names
 
     def lacking(self, fields: Collection[str]) -> list[str]:
-        """The parameters for which a row with these fields has no value."""
+        """Return the parameters for which a row with these fields has no value."""
         return [name for name in self.fields if name not in fields]
 
     def of_row(self, fields: Mapping[str, Any], kind: AttemptKind) -> dict[str, Any]:
-        """The values that it takes from a row; an AttemptError where the row has none."""
+        """Return the values of parameters that are fields of the row; raise AttemptError where one is missing."""
         if lacking := self.lacking(fields):
             raise AttemptError(kind, f"{self} asks for {', '.join(lacking)}, which this row does not have", retry=False)
         return {name: fields[name] for name in self.fields}
 
     async def __call__(self, offered: Mapping[str, Any]) -> Any:
-        """Call it with those of the offered values it names."""
+        """Call the function with those of the offered values that it names."""
         arguments = dict(offered) if self.takes_all else {name: offered[name] for name in self.names if name in offered}
         try:
             if self._is_async:
                 return await self._function(**arguments)
             result = await _in_thread(functools.partial(self._function, **arguments))
             return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # it may leave its own work, but not take the run with it
+        except SystemExit as error:  # it ends the function, not the run
             raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
-        except KeyboardInterrupt as error:  # a real one never comes out of a function: the run has its own handler
+        except KeyboardInterrupt as error:  # not from Ctrl-C, for which the run has its own handler
             raise RuntimeError(f"the function raised KeyboardInterrupt: {error}") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Nobody cancelled us: it leaked out of the function, and would end the worker without a word.
+            # This task was not cancelled: the error leaked out of the function, and would end the worker silently.
             raise RuntimeError("the function was cancelled from inside") from error
 
 
-def said_with_place(error: BaseException) -> str:
-    """An exception of a user's code with the line of theirs that raised it: `agent.py:12: ValueError: odd`."""
+def describe_error(error: BaseException) -> str:
+    """Describe an exception of a user's code with the line that raised it: `agent.py:12: ValueError: odd`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = next((frame for frame in reversed(frames) if not _is_ours(frame)), None)
     where = f"{Path(place.filename).name}:{place.lineno}: " if place is not None else ""
@@ -109,18 +109,18 @@ def said_with_place(error: BaseException) -> str:
 def user_error(
     kind: AttemptKind, error: BaseException, message: str | None = None, *, retry: bool = True
 ) -> AttemptError:
-    """An exception of a user's code as a failed attempt, with its traceback."""
-    failed = AttemptError(kind, redact(message or said_with_place(error)), retry=retry)
+    """Return an exception of a user's code as a failed attempt, with its traceback."""
+    failed = AttemptError(kind, redact(message or describe_error(error)), retry=retry)
     failed.traceback = user_traceback(error)
     return failed
 
 
 def user_traceback(error: BaseException) -> str:
-    """Format a traceback without our own frames and without secrets; of a long one the beginning and the end."""
+    """Format a traceback without Holdfast's frames and without secrets; a long one is cut in the middle."""
     whole = part = traceback.TracebackException.from_exception(error)
-    seen: list[traceback.TracebackException] = []
-    while part is not None and part not in seen:
-        seen.append(part)
+    visited: list[traceback.TracebackException] = []
+    while part is not None and part not in visited:
+        visited.append(part)
         part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame)])
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)  # type: ignore[assignment]
     text = "".join(whole.format()).strip()
@@ -139,7 +139,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
-            return  # given up on
+            return  # abandoned
         if error is None:
             future.set_result(result)
         elif isinstance(error, StopIteration):
@@ -165,7 +165,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def _instead_of(error: BaseException, message: str) -> RuntimeError:
-    """An exception that a future can hold, caused by one that it cannot."""
+    """Return an exception that a future can hold, caused by one that it cannot."""
     held = RuntimeError(message)
     held.__cause__ = error
     return held

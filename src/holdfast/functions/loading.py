@@ -4,8 +4,8 @@ A file is loaded once in a process, whatever it does to `sys.path` and however m
 are the modules that it imports: all functions see the same global variables. It is loaded again only when its code, or
 that of a module it imports, has changed on disk.
 
-Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded and what
-was really imported is added.
+Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded, and the
+files that it really imported are added.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import ConfigError, Problem
-from holdfast.functions.calling import said_with_place
+from holdfast.functions.calling import describe_error
 from holdfast.spec.fingerprint import (
     ADDED_TO_PATH,
     Scan,
@@ -61,7 +61,7 @@ class Reference(NamedTuple):
     """in the file or module"""
 
     def __str__(self) -> str:
-        """The file or module, for messages."""
+        """Return the file or module, for messages."""
         return str(self.path or self.module)
 
 
@@ -72,24 +72,24 @@ def function_source(
 
     Local code is identified by digests, installed code by its distribution. `functions` are those that were handed over
     from Python, whose files are loaded already. The code of a function that was typed in is in no file;
-    `functions.given` has put its digest into `version`.
+    `functions.callables` has put its digest into `version`.
     """
     if reference.startswith(SESSION):
         return reference.rpartition(":")[2], {}
-    found = find_function(reference, folder, where)
-    if found.path is None:
-        assert found.module is not None
-        return reference, module_source(found.module, folder)
-    packages = [] if found.module is None else package_files(found.path)
-    read = scan(found.path, folder, more=packages)
+    path, module, name = find_function(reference, folder, where)
+    if path is None:
+        assert module is not None
+        return reference, module_source(module, folder)
+    packages = [] if module is None else package_files(path)
+    read = scan(path, folder, more=packages)
     if not read.doubtful:
-        return found.name, read.digests
+        return name, read.digests
     if functions and reference in functions:
-        return found.name, scan(found.path, folder, imported_files).digests
+        return name, scan(path, folder, imported_files).digests
     try:
-        return found.name, _loaded(found.path.resolve(), folder, found.module).scan.digests
-    except Exception:  # the file is the user's; whoever calls the function gets this error from `load_function`
-        return found.name, read.digests
+        return name, _load(path.resolve(), folder, module).scan.digests
+    except Exception:  # of the user's file; `load_function` reports it
+        return name, read.digests
 
 
 def module_source(module: str, folder: Path) -> dict[str, str]:
@@ -151,57 +151,57 @@ def load_function(
     """
     if functions is not None and reference in functions:
         return functions[reference]  # type: ignore[no-any-return]
-    found = find_function(reference, folder, where)
+    location = find_function(reference, folder, where)
     try:
-        if found.path is None:
-            assert found.module is not None
-            module = importlib.import_module(found.module)
+        if location.path is None:
+            assert location.module is not None
+            module = importlib.import_module(location.module)
         else:
-            module = _loaded(found.path.resolve(), folder, found.module).module
+            module = _load(location.path.resolve(), folder, location.module).module
     except ConfigError:
         raise
-    except Exception as error:  # the file is the user's: whatever it raises is theirs to see
-        message = f"{found} cannot be imported: {said_with_place(error)}"
+    except Exception as error:  # of any kind, raised by the user's file
+        message = f"{location} cannot be imported: {describe_error(error)}"
         missing = isinstance(error, ModuleNotFoundError)
         remedy = f"Install it for {sys.executable}, or put it beside the file." if missing else None
         raise ConfigError([Problem(where, message)], remedy=remedy) from error
     function: Any = module
     try:
-        for part in found.name.split("."):
+        for part in location.name.split("."):
             function = getattr(function, part)
     except AttributeError:
-        hint = _instead(module, found.name)
-        raise ConfigError([Problem(where, f"{found} has no function {found.name!r}")], remedy=hint) from None
+        hint = _suggest(module, location.name)
+        raise ConfigError([Problem(where, f"{location} has no function {location.name!r}")], remedy=hint) from None
     if not callable(function):
-        hint = _instead(module, found.name)
-        raise ConfigError([Problem(where, f"{found.name!r} in {found} is not a function")], remedy=hint)
+        hint = _suggest(module, location.name)
+        raise ConfigError([Problem(where, f"{location.name!r} in {location} is not a function")], remedy=hint)
     return function  # type: ignore[no-any-return]
 
 
-def _instead(module: Any, name: str) -> str:
-    """What a file has instead of the function that was named."""
+def _suggest(module: Any, name: str) -> str:
+    """Return a hint with the functions that a module has."""
     import difflib
 
-    own = [
-        known
-        for known, value in vars(module).items()
-        if callable(value) and known[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    functions = [
+        key
+        for key, value in vars(module).items()
+        if callable(value) and key[0] != "_" and getattr(value, "__module__", None) == module.__name__
     ]
-    close = difflib.get_close_matches(name, own, n=1)
+    close = difflib.get_close_matches(name, functions, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"
-    return f"It has: {', '.join(own)}." if own else "It has no functions at all."
+    return f"It has: {', '.join(functions)}." if functions else "It has no functions at all."
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A user's file that is loaded, with the code that it was loaded with."""
+    """A user's file that is loaded, with the digests of its code at that time."""
 
     module: Any
     scan: Scan
-    """the file, and all that it was seen to import"""
+    """the file, and everything that it imported"""
     unseen: tuple[Path, ...]
-    """of these, what is not part of fingerprints: reading showed neither the file nor that one may be missing"""
+    """imported files that are not part of fingerprints, since reading the code did not show them"""
 
     @property
     def is_current(self) -> bool:
@@ -210,11 +210,11 @@ class _Loaded:
 
 _modules: dict[Path, _Loaded] = {}
 _digests: dict[Path, str] = {}
-"""the code of users' modules as it was when they were imported"""
+"""digests of users' modules at the time of their import"""
 
 
 def unseen_imports() -> list[str]:
-    """Say of each loaded file which modules it imports that are not part of its fingerprint."""
+    """Describe, for each loaded file, the modules that it imports and that are not part of its fingerprint."""
     return [
         f"{path.name} imports {', '.join(str(file) for file in loaded.unseen)} in a way that reading its code does not "
         "show: changes there are not noticed. Import it in the file itself, or change `version` with it."
@@ -263,20 +263,20 @@ def _distrust_bytecode() -> None:
             del sys.path_importer_cache[entry]
 
 
-def _loaded(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
+def _load(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
     """Load a file as it is now, at most once; under a module's name where it was named so."""
-    known = _modules.get(path)
-    if known is not None and known.is_current:
-        return known
+    earlier = _modules.get(path)
+    if earlier is not None and earlier.is_current:
+        return earlier
     _distrust_bytecode()
     packages = [] if module_name is None else package_files(path)
     read = scan(path, folder, more=packages)
-    _forget_stale(path, read, known)
+    _forget_stale(path, read, earlier)
     entries, names = set(sys.path), set(sys.modules)
     if module_name is None:
         sys.path[:] = [str(path.parent), *(entry for entry in sys.path if entry != str(path.parent))]
     try:
-        module = _imported_already(path, module_name or path.stem) if known is None else None
+        module = _imported_already(path, module_name or path.stem) if earlier is None else None
         if module is None:
             module = _execute(path) if module_name is None else _import_anew(module_name)
     finally:
@@ -296,7 +296,7 @@ def _import_anew(name: str) -> Any:
 
 
 def _imported_already(path: Path, module_name: str) -> Any:
-    """The script that runs us, or something it has imported, must not run a second time, unless it has changed."""
+    """Return the module if the running script is it or has imported it, so that it does not run twice."""
     for name in (module_name, "__main__"):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -323,7 +323,7 @@ def _execute(path: Path) -> Any:
         sys.modules.pop(path.stem, None)
         raise ImportError(f"it calls sys.exit({error.code!r}) when it is imported") from error
     except BaseException:
-        sys.modules.pop(path.stem, None)  # not half of it, the next time
+        sys.modules.pop(path.stem, None)  # so that the next import does not get half of it
         raise
     finally:
         if before is not None and users_file(before) is None:
@@ -331,13 +331,13 @@ def _execute(path: Path) -> Any:
     return module
 
 
-def _forget_stale(path: Path, read: Scan, known: _Loaded | None) -> None:
-    """Make the next import load what has changed since, or is another file of the same name.
+def _forget_stale(path: Path, read: Scan, earlier: _Loaded | None) -> None:
+    """Forget imported modules that have changed on disk, or whose name now stands for another file.
 
-    Two files may each import a `util` of their own. What is current stays, so that files share it.
+    Two files may each import a `util` of their own. Modules that are current stay, so that files share them.
     """
     local = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in read.digests}
-    files = {**(known.scan.files if known is not None else {}), **read.files}
+    files = {**(earlier.scan.files if earlier is not None else {}), **read.files}
     for name, module in list(sys.modules.items()):
         if name in (path.stem, "__main__") or (file := users_file(module)) is None:
             continue
@@ -347,7 +347,7 @@ def _forget_stale(path: Path, read: Scan, known: _Loaded | None) -> None:
 
 
 def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
-    """Whether the code that would run is the code that is read for the key: a file may change after its import."""
+    """Return True where the code that would run is the code in the file, which may change after its import."""
     plain = inspect.unwrap(function)
     if (code := getattr(plain, "__code__", None)) is not None:
         codes = [code]
@@ -357,11 +357,11 @@ def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
         text = Path(file).read_bytes()
     except OSError:
         return False
-    return all(any(found.co_qualname == code.co_qualname for found in compiled(text, code)) for code in codes)
+    return all(any(match.co_qualname == code.co_qualname for match in compiled(text, code)) for code in codes)
 
 
 def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """The functions that are written in a class, by name, without their decorators; `dataclass` makes others."""
+    """Yield the functions written in a class, by name, without decorators and without those that `dataclass` adds."""
     for name, value in vars(kind).items():
         inner = inspect.unwrap(getattr(value, "__func__", None) or getattr(value, "fget", None) or value)
         if isinstance(inner, FunctionType) and inner.__code__.co_qualname == f"{kind.__qualname__}.{inner.__name__}":
@@ -369,43 +369,43 @@ def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def compiled(text: str | bytes, code: CodeType) -> Iterator[CodeType]:
-    """The pieces of a source that compile to this code."""
-    for found in _pieces(text, code.co_filename):
-        if (found.co_name, found.co_code, found.co_names) == (code.co_name, code.co_code, code.co_names):
-            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (found, code)]
+    """Yield the parts of a source that compile to this code."""
+    for part in _code_parts(text, code.co_filename):
+        if (part.co_name, part.co_code, part.co_names) == (code.co_name, code.co_code, code.co_names):
+            constants = [[c for c in side.co_consts if not isinstance(c, CodeType)] for side in (part, code)]
             if constants[0] == constants[1]:
-                yield found
+                yield part
 
 
 @lru_cache(maxsize=4)
-def _pieces(text: str | bytes, filename: str) -> tuple[CodeType, ...]:
-    """All that a source compiles to."""
+def _code_parts(text: str | bytes, filename: str) -> tuple[CodeType, ...]:
+    """Return all code objects that a source compiles to."""
     try:
         waiting = [compile(text, filename, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
         return ()
-    pieces = []
+    parts = []
     while waiting:
-        pieces.append(waiting.pop())
-        waiting += [constant for constant in pieces[-1].co_consts if isinstance(constant, CodeType)]
-    return tuple(pieces)
+        parts.append(waiting.pop())
+        waiting += [constant for constant in parts[-1].co_consts if isinstance(constant, CodeType)]
+    return tuple(parts)
 
 
 def module_is_current(module: ModuleType, file: Path) -> bool:
-    """Whether the functions of a loaded module are those that its file has now."""
-    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    return all(is_what_the_file_says(value, str(file)) for value in own if isinstance(value, FunctionType))
+    """Return True where the functions of a loaded module are those in its file."""
+    values = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    return all(is_what_the_file_says(value, str(file)) for value in values if isinstance(value, FunctionType))
 
 
 def imported_files(parts: tuple[str, ...]) -> list[Path]:
-    """The users' files behind `a.b.c`, where it is imported."""
+    """Return the users' files behind `a.b.c`, where it is imported."""
     names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     files = (users_file(sys.modules[name]) for name in names if name in sys.modules)
     return [file for file in files if file is not None]
 
 
 def users_file(module: Any) -> Path | None:
-    """The file of a user's module; None for those of Python, of installed packages and of ours."""
+    """Return the file of a user's module; None for modules of Python, of installed packages and of Holdfast."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py") or str(name).partition(".")[0] == "holdfast":
         return None
@@ -415,5 +415,5 @@ def users_file(module: Any) -> Path | None:
 
 @cache
 def _is_installed(file: str) -> bool:
-    """Cached, since thousands of modules are looked at, and an installed file stays one."""
+    """Return True for an installed file; cached, since thousands of modules are looked at."""
     return is_installed(Path(file)) or is_installed(Path(os.path.realpath(file)))

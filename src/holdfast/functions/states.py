@@ -1,7 +1,7 @@
-"""The state of what is handed over from Python: as it is given it belongs to the key, what a run changes does not.
+"""The state of objects that are passed from Python: their values are part of the key, changes by a run are not.
 
-An agent that opens a client, counts its calls or fills a cache is the same agent in the next run. What is changed
-between two runs is noticed.
+An agent that opens a client, counts its calls or fills a cache is the same agent in the next run. Changes between two
+runs are noticed.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 @dataclass
 class _State:
     values: dict[str, Any]
-    """what its key is made of"""
-    left: dict[str, object] | None = None
-    """marks of the values as the last run left them; None: it is in use"""
+    """the values that identify the object"""
+    marks_after_run: dict[str, object] | None = None
+    """marks of the values at the end of the last run; None while a run uses the object"""
 
 
-_known: dict[int, tuple[Callable[[], Any], _State]] = {}
+_states: dict[int, tuple[Callable[[], Any], _State]] = {}
 """by the object's `id`: objects need not be hashable"""
 
 
 def recall(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that identify an object, from those that it has now."""
+    """Return the values that identify an object: those of its first use, and those changed between runs."""
     state = _find(owner)
     if state is None:
         return dict(values)
-    own = dict(state.values)
-    if state.left is None:
-        return own
+    identity = dict(state.values)
+    if state.marks_after_run is None:
+        return identity
     marks = _marks(values)
-    for name in {*state.left, *marks}:
-        if state.left.get(name) != marks.get(name):
-            own.pop(name, None)
+    for name in {*state.marks_after_run, *marks}:
+        if state.marks_after_run.get(name) != marks.get(name):
+            identity.pop(name, None)
             if name in values:
-                own[name] = values[name]
-    return own
+                identity[name] = values[name]
+    return identity
 
 
 def keep(owner: Any, values: Mapping[str, Any]) -> None:
@@ -51,20 +51,20 @@ def keep(owner: Any, values: Mapping[str, Any]) -> None:
     number = id(owner)
     alive: Callable[[], Any]
     try:
-        alive = weakref.ref(owner, lambda _: _known.pop(number, None))
-    except TypeError:  # it has nothing but slots: kept alive, since another object could get its id
+        alive = weakref.ref(owner, lambda _: _states.pop(number, None))
+    except TypeError:  # it has only slots: kept alive, since another object could get its id
         alive = lambda: owner  # noqa: E731
-    _known[number] = alive, _State(deepcopy(dict(values)))
+    _states[number] = alive, _State(deepcopy(dict(values)))
 
 
 def release(owner: Any, values: Mapping[str, Any]) -> None:
-    """Note the values with which a run leaves an object."""
+    """Note the values of an object at the end of a run."""
     if (state := _find(owner)) is not None:
-        state.left = _marks(values)
+        state.marks_after_run = _marks(values)
 
 
 def _find(owner: Any) -> _State | None:
-    alive, state = _known.get(id(owner), (lambda: None, None))
+    alive, state = _states.get(id(owner), (lambda: None, None))
     return state if alive() is owner else None
 
 
@@ -73,7 +73,7 @@ def _marks(values: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _mark(value: Any) -> object:
-    """Tell a value from others: by its content, else by which object it is."""
+    """Return a mark that tells a value from others: its content, or its identity."""
     try:
         return msgspec.json.encode(value, order="deterministic")
     except (TypeError, ValueError, RecursionError):

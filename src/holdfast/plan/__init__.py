@@ -1,10 +1,10 @@
-"""Deciding what to do, before anything is done.
+"""Decides what to do, before anything is done.
 
-`identity` which run this is: everything that its keys are made of
-`keys`     what can change a result, and nothing else
-`plan`     what is finished, to grade, to run
-`reuse`    what other runs have already done
-`changes`  why something has to be done, in words
-`history`  what other runs can lend, and what changed since the nearest
-`progress` the numbers a display shows
+`identity` identifies a run: everything that its keys are made of
+`keys`     computes the keys of trials and grades
+`plan`     counts and lists what is finished, to grade and to run
+`history`  finds earlier runs that can lend, and what has changed since the nearest one
+`reuse`    borrows outputs and grades of other runs
+`changes`  describes what has changed
+`progress` counts while a run works, for displays
 """

@@ -1,4 +1,4 @@
-"""Why something has to be done: what differs from the nearest earlier run, in the words of the eval file."""
+"""Explain why something has to be done: what differs from the nearest earlier run, in the words of the eval file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Identity
 
 _SHOWN = 40
-"""longer values are only said to have changed"""
+"""values up to this length are shown; of longer ones, only that they changed"""
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 trial`, `2,000 trials`."""
+    """Return a count with its noun: `1 trial`, `2,000 trials`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
 class RowChanges:
-    """What became of an earlier run's rows, by their ids."""
+    """Changes of the rows since an earlier run, by their ids."""
 
     new: int = 0
     changed: int = 0
@@ -33,26 +33,26 @@ class RowChanges:
 
     def __str__(self) -> str:
         counts = [(self.new, "new"), (self.changed, "changed"), (self.gone, "gone")]
-        said = [f"{count:,} {what}" for count, what in counts if count]
-        if not said:
+        parts = [f"{count:,} {what}" for count, what in counts if count]
+        if not parts:
             return ""
-        count, what = said[0].split(" ")
-        return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *said[1:]])
+        count, what = parts[0].split(" ")
+        return ", ".join([f"{count} {'row' if count == '1' else 'rows'} {what}", *parts[1:]])
 
 
 def identity_changes(old: Identity, new: Identity, *, same_rows: bool = True) -> list[str]:
     """List what changed between two runs' identities: conversation, target, graders, trials.
 
-    Where the rows differ, what these add to the identities of target and graders is no change of those.
+    If the rows differ, what rows add to the identities of target and graders does not count as a change.
     """
     if not same_rows:
         old, new = _without_rows(old), _without_rows(new)
-    said = list(_conversation(old.conversation, new.conversation))
-    said += _target(old.target, new.target)
-    said += _graders(old.graders, new.graders)
+    changes = list(_conversation(old.conversation, new.conversation))
+    changes += _target(old.target, new.target)
+    changes += _graders(old.graders, new.graders)
     if old.trials != new.trials:
-        said.append(f"trials {old.trials} → {new.trials}")
-    return said
+        changes.append(f"trials {old.trials} → {new.trials}")
+    return changes
 
 
 def _without_rows(identity: Identity) -> Identity:
@@ -64,16 +64,16 @@ def _without_rows(identity: Identity) -> Identity:
 
 
 def grader_alone(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """A grader's identity, without what the rows of its run add to its key."""
+    """Return a grader's identity without what the rows of its run add to its key."""
     added = {"reread", "revision"} if identity.get("type") == "python" else {"reread"}
     return {key: value for key, value in identity.items() if key not in added}
 
 
 def grader_changes(old: Any, new: Any) -> list[str]:
-    """List what differs between two graders' identities; nothing where they are the same grader."""
-    if canonical(old) == canonical(new):  # one of them may have been read from a file: a tuple is a list there
+    """List the differences between two graders' identities; nothing if they are the same grader."""
+    if canonical(old) == canonical(new):  # one may have been read from a file, where a tuple is a list
         return []
-    (old_code, old_rest), (new_code, new_rest) = _apart(old), _apart(new)
+    (old_code, old_rest), (new_code, new_rest) = _split(old), _split(new)
     files = _files(old_code, new_code)
     changes = [f"{files} changed"] if files else []
     for key in sorted({*old_rest, *new_rest}):
@@ -93,18 +93,18 @@ def _conversation(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
 def _target(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if old.get("kind") != new.get("kind"):
         return [f"target {old.get('kind')} → {new.get('kind')}"]
-    (old_code, old_rest), (new_code, new_rest) = _apart(old), _apart(new)
+    (old_code, old_rest), (new_code, new_rest) = _split(old), _split(new)
     files = _files(old_code, new_code)
     return [*([f"{files} changed"] if files else []), *_differences("target", old_rest, new_rest)]
 
 
-def _apart(part: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The files that a target and its tools are made of, and what else they are."""
+def _split(part: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split an identity into the code of a part and its tools, and everything else."""
     code: dict[str, str] = {**part.get("source", {}), **part.get("files", {})}
     rest = {key: value for key, value in part.items() if key not in ("source", "files")}
     for key in ("tools", "mcp"):
         inside = part.get(key, [])
-        split = [_apart(one) for one in (inside if isinstance(inside, list) else [inside])]
+        split = [_split(one) for one in (inside if isinstance(inside, list) else [inside])]
         if split:
             rest[key] = [other for _, other in split]
         for more, _ in split:

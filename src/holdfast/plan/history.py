@@ -1,6 +1,6 @@
-"""A look around before a run: what other runs can lend it, what changed since the nearest one, and why.
+"""Earlier runs: which of their outputs and grades a run can reuse, and what has changed since the nearest one.
 
-Only manifests are read of runs that cannot help. Nothing here writes.
+Of runs that cannot lend anything, only the manifests are read. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Manifest
     from holdfast.store.rundir import RunDir
 
-Neighbour = tuple["RunDir", "Manifest"]
+OtherRun = tuple["RunDir", "Manifest"]
 
 
 class _First(msgspec.Struct):
@@ -43,65 +43,65 @@ class _First(msgspec.Struct):
 _first = msgspec.json.Decoder(_First)
 
 
-def neighbours(found: RunIdentity, rundir: RunDir, runs_dir: Path) -> list[Neighbour]:
-    """The other runs, nearest first."""
+def other_runs(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> list[OtherRun]:
+    """Return the other runs, nearest first."""
     others = [(other, manifest) for other, manifest in sound_runs(runs_dir) if other.path != rundir.path]
-    return sorted(others, key=lambda neighbour: _nearness(found, neighbour[1]), reverse=True)
+    return sorted(others, key=lambda run: _nearness(identity, run[1]), reverse=True)
 
 
-def _nearness(found: RunIdentity, manifest: Manifest) -> tuple[bool, int, int, str]:
-    """Of the same eval, alike in most parts, with most rows, and the newest."""
+def _nearness(identity: RunIdentity, manifest: Manifest) -> tuple[bool, int, int, str]:
+    """Return a sort key: same eval, most equal parts, most rows, newest."""
     recorded = msgspec.to_builtins(manifest.fingerprints)
-    same = sum(found.fingerprints.get(part) == value for part, value in recorded.items())
-    return manifest.name == found.spec.name, same, manifest.dataset.count, manifest.created
+    same = sum(identity.fingerprints.get(part) == value for part, value in recorded.items())
+    return manifest.name == identity.spec.name, same, manifest.dataset.count, manifest.created
 
 
-def look_around(
-    found: RunIdentity, index: Index, runs_dir: Path, others: Iterable[Neighbour], *, grades: bool = True
+def plan_with_reuse(
+    identity: RunIdentity, index: Index, runs_dir: Path, others: Iterable[OtherRun], *, grades: bool = True
 ) -> tuple[Borrowed, Plan]:
-    """What can be borrowed, without the verdicts if they are not wanted, and the plan with its reasons.
+    """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
 
     A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
-    its like.
+    runs that did the same.
     """
-    neighbourhood = list(others)
+    candidates = list(others)
     borrowed = borrow(
-        found.survey,
-        found.work,
+        identity.survey,
+        identity.work,
         index,
         [
-            (label(other, runs_dir), other)
-            for other, manifest in neighbourhood
-            if manifest.fingerprints.work in found.work.digests and (found.drift or not manifest.drift)
+            (run_label(other, runs_dir), other)
+            for other, manifest in candidates
+            if manifest.fingerprints.work in identity.work.digests and (identity.drift or not manifest.drift)
         ],
         grades=grades,
     )
-    plan = make_plan(found.survey, found.work, index, borrowed)
+    plan = make_plan(identity.survey, identity.work, index, borrowed)
     if index.outputs or plan.complete:
         return borrowed, plan
-    nearest = next((pair for pair in neighbourhood if pair[1].name == found.spec.name), None)
-    reasons = () if nearest is None else tuple(_reasons(found, *nearest))
+    nearest = next((pair for pair in candidates if pair[1].name == identity.spec.name), None)
+    reasons = () if nearest is None else tuple(_reasons(identity, *nearest))
     return borrowed, replace(plan, reasons=reasons)
 
 
-def label(rundir: RunDir, runs_dir: Path) -> str:
-    """A run as people name it: eval and directory."""
+def run_label(rundir: RunDir, runs_dir: Path) -> str:
+    """Return a run's name for people: eval and directory."""
     path = rundir.path
     return path.relative_to(runs_dir).as_posix() if path.is_relative_to(runs_dir) else str(path)
 
 
-def _reasons(found: RunIdentity, rundir: RunDir, manifest: Manifest) -> list[str]:
-    same_rows = manifest.fingerprints.dataset == found.survey.digest
-    said = identity_changes(manifest.identity, found.contents, same_rows=same_rows)
+def _reasons(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> list[str]:
+    same_rows = manifest.fingerprints.dataset == identity.survey.digest
+    reasons = identity_changes(manifest.identity, identity.contents, same_rows=same_rows)
     if not same_rows:
-        said.append(_row_changes(found, rundir, manifest))
-    return said
+        reasons.append(_row_changes(identity, rundir, manifest))
+    return reasons
 
 
-def _row_changes(found: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
-    """What became of the nearest run's rows. Their keys are made with its work, so a new prompt does not hide them."""
+def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
+    """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
     earlier: dict[str, str] = {}
-    with suppress(OSError, msgspec.DecodeError):  # what cannot be read is found to be missing below
+    with suppress(OSError, msgspec.DecodeError):  # what cannot be read counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
@@ -111,43 +111,43 @@ def _row_changes(found: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     unfinished = len(earlier) < manifest.dataset.count
     work = Work.of_run(manifest)
     new = changed = 0
-    for sample in found.dataset:
+    for sample in identity.dataset:
         key = earlier.pop(sample.id, None)
         if key is None:
             new += 1
         elif key not in work.keys_of(sample.digest, 1, typed=sample.typed):
             changed += 1
-    if unfinished:  # what it lacks says nothing about the rows
+    if unfinished:  # missing outputs say nothing about the rows
         return str(RowChanges(0, changed, 0)) or "other rows chosen, or not all were run"
     return str(RowChanges(new, changed, len(earlier))) or "rows in another order"
 
 
-def accept_drift(found: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:
-    """Keep the keys of the nearest run whose target differs in its code alone. The new run says so for ever.
+def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:
+    """Keep the keys of the nearest run whose target differs only in its code, which the manifest records.
 
-    Where this code has itself finished a run there is nothing to accept; one that it only began does not count, or an
-    eval that was started without --accept-drift by mistake could not be started with it.
+    If this code has finished a run, there is nothing to accept. A run that it only began does not count: an eval that
+    was started without --accept-drift by mistake can be started again with it.
     """
     if rundir.finished:
-        return found
+        return identity
     begun = rundir.manifest.exists()
-    for other, manifest in neighbours(found, rundir, runs_dir):
-        old, new = manifest.identity.target, found.contents.target
+    for other, manifest in other_runs(identity, rundir, runs_dir):
+        old, new = manifest.identity.target, identity.contents.target
         same_target = _without_code(old) == _without_code(new)
-        same_talk = manifest.fingerprints.conversation == found.fingerprints["conversation"]
-        if manifest.name != found.spec.name or not same_target or not same_talk:
+        same_talk = manifest.fingerprints.conversation == identity.fingerprints["conversation"]
+        if manifest.name != identity.spec.name or not same_target or not same_talk:
             continue
-        if manifest.fingerprints.work in found.work.digests and not manifest.drift:
+        if manifest.fingerprints.work in identity.work.digests and not manifest.drift:
             if other.finished:
-                return found
+                return identity
             begun = True
             continue
-        drift = Drift(lender=label(other, runs_dir), old=_code(old), new=_code(new))
-        parts = {**found.fingerprints, "target": manifest.fingerprints.target, "drift": digest(drift.new)}
-        work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
-        return replace(found, work=work, fingerprints=parts, drift=drift, id=run_id(found.spec.name, parts))
+        drift = Drift(lender=run_label(other, runs_dir), old=_code(old), new=_code(new))
+        parts = {**identity.fingerprints, "target": manifest.fingerprints.target, "drift": digest(drift.new)}
+        work = Work(manifest.fingerprints.work, identity.work.trials, identity.work.slots)
+        return replace(identity, work=work, fingerprints=parts, drift=drift, id=run_id(identity.spec.name, parts))
     if begun:
-        return found
+        return identity
     raise UsageError(
         "--accept-drift: there is no earlier run of this eval that differs only in the target's code",
         remedy="Run it without --accept-drift.",
@@ -162,36 +162,38 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
     return {**target.get("source", {}), **target.get("files", {})}
 
 
-def _with_texts_alone(found: RunIdentity) -> RunIdentity:
-    """The eval as it was identified when HTTP requests could only hold texts."""
-    target = {key: value for key, value in found.contents.target.items() if key != "request_values"}
-    parts = {**found.fingerprints, "target": digest(target)}
+def _with_texts_alone(identity: RunIdentity) -> RunIdentity:
+    """Return the identity from before HTTP requests could contain values that are not texts."""
+    target = {key: value for key, value in identity.contents.target.items() if key != "request_values"}
+    parts = {**identity.fingerprints, "target": digest(target)}
     return replace(
-        found,
-        work=replace(found.work, typed_digest=None),
+        identity,
+        work=replace(identity.work, typed_digest=None),
         fingerprints=parts,
-        contents=msgspec.structs.replace(found.contents, target=target),
-        id=run_id(found.spec.name, parts),
+        contents=msgspec.structs.replace(identity.contents, target=target),
+        id=run_id(identity.spec.name, parts),
     )
 
 
-def with_outputs_of(lender: Neighbour, found: RunIdentity, *, grading: bool = False) -> RunIdentity:
-    """Make sure that a run's outputs are what an eval would grade; where they are not, say what changed.
+def match_outputs(lender: OtherRun, identity: RunIdentity, *, grading: bool = False) -> RunIdentity:
+    """Return the identity with which a run's outputs are valid; raise UsageError with the changes if they are not.
 
-    Where the eval is the run's own, its verdicts go where the run is, wherever that may be. With `grading`, nothing is
-    asked of the target, so a run whose requests held texts alone is graded as it is.
+    If the eval is that of the run, the identity names the run's directory, wherever that is. With `grading` the target
+    is not asked, so a run whose requests could contain only texts is graded as it is.
     """
     rundir, manifest = lender
-    if grading and "request_values" in found.contents.target.keys() - manifest.identity.target.keys():
-        found = _with_texts_alone(found)
-    same_target = _without_code(manifest.identity.target) == _without_code(found.contents.target)
+    if grading and "request_values" in identity.contents.target.keys() - manifest.identity.target.keys():
+        identity = _with_texts_alone(identity)
+    same_target = _without_code(manifest.identity.target) == _without_code(identity.contents.target)
     if manifest.drift is not None and same_target:
-        work = Work(manifest.fingerprints.work, found.work.trials, found.work.slots)
-        parts = {**found.fingerprints, "target": manifest.fingerprints.target, "drift": manifest.fingerprints.drift}
-        found = replace(found, work=work, fingerprints=parts, drift=manifest.drift, id=run_id(found.spec.name, parts))
-    if manifest.fingerprints.work in found.work.digests:
-        return replace(found, place=rundir.path) if found.id == manifest.id else found
-    changes = "; ".join(identity_changes(manifest.identity, found.contents)) or "it is another eval"
+        work = Work(manifest.fingerprints.work, identity.work.trials, identity.work.slots)
+        parts = {**identity.fingerprints, "target": manifest.fingerprints.target, "drift": manifest.fingerprints.drift}
+        identity = replace(
+            identity, work=work, fingerprints=parts, drift=manifest.drift, id=run_id(identity.spec.name, parts)
+        )
+    if manifest.fingerprints.work in identity.work.digests:
+        return replace(identity, place=rundir.path) if identity.id == manifest.id else identity
+    changes = "; ".join(identity_changes(manifest.identity, identity.contents)) or "it is another eval"
     raise UsageError(
         f"the outputs of run {manifest.id} do not fit this eval: {changes}",
         remedy="Grading never calls the target; `holdfast eval` runs what depends on the change.",

@@ -1,10 +1,11 @@
-"""Which run this is: everything that its keys are made of, from the eval file and one pass over the dataset."""
+"""The identity of a run: everything that its keys are made of, from the eval file and one pass over the dataset."""
 
 from __future__ import annotations
 
 import platform
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import responder_identity
 from holdfast.data.dataset import Dataset, Survey
+from holdfast.data.panels import name_graders
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revised, stale_rows, threshold
 from holdfast.plan.keys import run_id, work_digests
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """An eval with its data read once: everything that its keys are made of."""
+    """An eval whose dataset was read once, with everything that its keys are made of."""
 
     spec: Eval
     dataset: Dataset
@@ -52,22 +54,35 @@ class RunIdentity:
     """of the dataset's files when they were read"""
     drift: Drift | None = None
     place: Path | None = None
-    """where it is, when that is already known: a run may have been moved"""
+    """the run directory, if it is known: a run may have been moved"""
 
     @property
     def work_digest(self) -> str:
-        """The work digest that stands in the manifest: that of the rows with other values, if there are any."""
+        """The work digest of the manifest: that of rows with values that are not texts, if there are any."""
         return (self.work.typed_digest if self.survey.typed else None) or self.work.digest
 
+    @cached_property
+    def idle_notices(self) -> list[str]:
+        """Notices about graders whose `where` is true for no row."""
+        places = grader_places(self.spec)
+        names = [places[number].name for number, rows in enumerate(self.survey.panels.rows()) if not rows]
+        if not names:
+            return []
+        block = self.spec.dataset
+        selected = block is not None and any((block.limit, block.offset, block.where, block.ids, block.tags))
+        rows = "none of the selected rows" if selected else "no row"
+        verb, whose = ("applies", "its") if len(names) == 1 else ("apply", "their")
+        return [f"{name_graders(names)} {verb} to {rows}: check {whose} `where`"]
+
     def directory(self, runs_dir: Path) -> RunDir:
-        """Where this run lives."""
+        """Return the directory of this run."""
         if self.place is not None:
             return RunDir(self.place)
         return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
 
 
 def identify(spec: Eval) -> RunIdentity:
-    """Read the dataset once and derive who this run is."""
+    """Read the dataset once and derive the run's identity."""
     dataset = Dataset(spec)
     conversation, target = Script.identity(spec), target_identity(spec)
     if (player := responder_identity(spec)) is not None:
@@ -131,7 +146,7 @@ def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
 
 
 def _slots(places: list[tuple[GraderPlace, dict[str, Any]]], survey: Survey) -> tuple[tuple[Slot, ...], dict[str, Any]]:
-    """The graders in their places, and what each of them is made of, by name."""
+    """Return the graders' slots, and their identities by name."""
     slots, identities = [], {}
     reread = survey.panels.reread()
     for number, (place, identity) in enumerate(places):
@@ -169,15 +184,16 @@ def _installed(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def common_files(spec: Eval) -> dict[str, Path | str]:
-    """What every workspace of an eval starts with: path in the workspace to file, or to what stands for a link."""
+    """Return the initial files of every workspace: path in the workspace to file, or to the text of a link."""
     block = spec.workspace
     if block is None or block.folder is None:
         return {}
     folder = (spec.folder / block.folder).resolve()
     if not folder.is_dir():
         where = spec.document.where(("workspace", "folder"))
-        said = "not a folder" if folder.exists() else "no such folder"
-        raise ConfigError([Problem(where, f"{folder}: {said}")], remedy="Paths are relative to the eval file's folder.")
+        problem = "not a folder" if folder.exists() else "no such folder"
+        remedy = "Paths are relative to the eval file's folder."
+        raise ConfigError([Problem(where, f"{folder}: {problem}")], remedy=remedy)
     return {
         path.relative_to(folder).as_posix(): link_of(path, folder) if path.is_symlink() else path
         for path in sorted(folder.rglob("*"))
@@ -186,7 +202,7 @@ def common_files(spec: Eval) -> dict[str, Path | str]:
 
 
 def workspace_identity(spec: Eval) -> dict[str, Any] | None:
-    """What of the workspace can change an answer."""
+    """Return the part of every generation key that describes the workspace; None if there is none."""
     if spec.workspace is None:
         return None
     contents = {

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> str:
-    """What all trials of a run have in common."""
+    """Return the digest of conversation and target, which all trials of a run have in common."""
     return digest({"conversation": conversation, "target": target})
 
 
 def work_digests(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The work digests of rows whose requests hold texts alone, and of the others; None where all rows have the first.
+    """Return the work digests of rows whose requests contain only texts, and of other rows, if there can be any.
 
-    Numbers, lists and objects in the body for an HTTP target were once sent as texts, and answers to those are not
-    answers to these.
+    Earlier versions sent numbers, lists and objects in the body for an HTTP target as texts, so their answers do not
+    count for requests that contain values.
     """
     if target.get("kind") != "http":
         return work_digest(conversation, target), None
@@ -35,12 +35,12 @@ def work_digests(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> 
 
 
 def generation_key(sample: str, trial: int, work: str) -> str:
-    """The key of one trial, from the sample's digest and the run's work digest."""
+    """Return the key of a trial, from the sample's digest and the run's work digest."""
     return digest_as_written({"sample": sample, "trial": trial, "work": work})
 
 
 def grade_key(generation: str, output: str, grader: str, turn: int | None = None) -> str:
-    """The key of one grade, from the output's digest and the grader's fingerprint."""
+    """Return the key of a grade, from the output's digest and the grader's fingerprint."""
     return digest_as_written({"generation": generation, "grader": grader, "output": output, "turn": turn})
 
 

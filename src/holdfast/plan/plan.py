@@ -1,4 +1,4 @@
-"""What is left to do: which trials are finished, which only lack grades, which have to be run."""
+"""The plan: which trials are finished, which only lack grades, and which have to be run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.canonical import digest
-from holdfast.data.dataset import changed_under_us
+from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import counted
 from holdfast.plan.keys import generation_key, grade_key, work_digests
 from holdfast.store.records import apply_threshold
@@ -31,34 +31,34 @@ class Slot(NamedTuple):
     fingerprint: str
     turn: int | None
     stops: bool
-    """its failure ends the conversation"""
+    """a failed verdict ends the conversation"""
     threshold: float | None
-    """None: the grader itself says whether an output passes"""
+    """None: the grader decides whether an output passes"""
     measures: tuple[Measure, ...] = ()
-    """what it looks at beside what was said"""
+    """what the grader looks at beside the conversation"""
     revised: str | None = None
     """the fingerprint of a Python grader for rows that it reads differently than earlier versions did"""
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
-        """Whether a verdict is a failure by the present threshold."""
+        """Return True if a verdict fails by the present threshold."""
         return apply_threshold(self.threshold, status, score) == "failed"
 
     def identified(self, *, reread: bool) -> tuple[str, ...]:
-        """Return what stands for it in the keys under which its verdict counts. New verdicts get the first.
+        """Return the fingerprints in the keys under which its verdict counts. New verdicts get the first.
 
-        With `reread`, for a row that it reads differently than earlier versions did. Where there was one such row,
-        earlier versions gave a Python grader's verdicts on all rows the key of those.
+        `reread` is for a row that the grader reads differently than in earlier versions. Where there was one such row,
+        earlier versions gave a Python grader's verdicts on all rows the key of that row.
         """
         if reread:
             return (self.revised or _reread(self.fingerprint),)
         return (self.fingerprint,) if self.revised is None else (self.fingerprint, self.revised)
 
     def keys(self, generation: str, moment: Moment, *, reread: bool = False) -> tuple[str, ...]:
-        """Return the keys of its verdict on a conversation as it was at a moment. New verdicts get the first."""
-        seen = moment.digest
+        """Return the keys of its verdict on a conversation at a moment. New verdicts get the first."""
+        judged = moment.digest
         if self.measures:
-            seen = digest([seen, {measure: getattr(moment, measure) for measure in self.measures}])
-        return tuple([grade_key(generation, seen, each, self.turn) for each in self.identified(reread=reread)])
+            judged = digest([judged, {measure: getattr(moment, measure) for measure in self.measures}])
+        return tuple([grade_key(generation, judged, each, self.turn) for each in self.identified(reread=reread)])
 
 
 @cache
@@ -68,7 +68,7 @@ def _reread(fingerprint: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """All that turns a sample and a trial number into keys."""
+    """Turns samples and trial numbers into keys."""
 
     digest: str
     """of conversation and target"""
@@ -76,14 +76,14 @@ class Work:
     slots: tuple[Slot, ...]
     """the graders: checkpoints' in the order of their turns, then those at the end"""
     typed_digest: str | None = None
-    """that of rows whose requests hold values that are no texts; None: the other one holds for all rows"""
+    """the digest for rows whose requests contain values that are not texts; None: `digest` is for all rows"""
 
     @classmethod
     def of_run(cls, manifest: Manifest, slots: tuple[Slot, ...] = ()) -> Work:
-        """Make the work of a run from its manifest."""
+        """Return the work of a run, from its manifest."""
         recorded = manifest.fingerprints.work
         texts, values = work_digests(manifest.identity.conversation, manifest.identity.target)
-        if recorded not in (texts, values):  # it kept the keys of another run
+        if recorded not in (texts, values):  # the run kept the keys of another run
             texts, values = recorded, None
         return cls(texts, manifest.trials, slots, values)
 
@@ -95,49 +95,49 @@ class Work:
     def keys_of(self, sample: str, trial: int, *, typed: bool) -> tuple[str, ...]:
         """Return the generation keys under which an output of a trial counts. New outputs get the first.
 
-        Where one row's request held a value that is no text, earlier versions gave all rows the key of such rows.
+        If one row's request contained a value that is not a text, earlier versions gave all rows the key of such rows.
         """
         if self.typed_digest is None:
             return (generation_key(sample, trial, self.digest),)
         values = generation_key(sample, trial, self.typed_digest)
         return (values,) if typed else (generation_key(sample, trial, self.digest), values)
 
-    def key(self, sample: str, trial: int, *known: Container[str], typed: bool) -> str:
-        """Return the generation key of a trial: the first that is in one of `known`, or that of a new output."""
+    def key(self, sample: str, trial: int, *recorded: Container[str], typed: bool) -> str:
+        """Return the generation key of a trial: the first that is in one of `recorded`, or that of a new output."""
         new = generation_key(sample, trial, self.typed_digest if typed and self.typed_digest else self.digest)
-        if typed or self.typed_digest is None or (known and new in known[0]):
+        if typed or self.typed_digest is None or (recorded and new in recorded[0]):
             return new
         keys = new, generation_key(sample, trial, self.typed_digest)
-        return next((key for holder in known for key in keys if key in holder), new)
+        return next((key for holder in recorded for key in keys if key in holder), new)
 
-    def keys(self, survey: Survey, *known: Container[str]) -> Iterator[str]:
-        """Return the keys of all trials, as `key` does."""
+    def keys(self, survey: Survey, *recorded: Container[str]) -> Iterator[str]:
+        """Yield the keys of all trials, as `key` returns them."""
         for sample, trial, typed in self._trials(survey):
-            yield self.key(sample, trial, *known, typed=typed)
+            yield self.key(sample, trial, *recorded, typed=typed)
 
     def all_keys(self, survey: Survey) -> Iterator[tuple[str, ...]]:
-        """Return all keys under which outputs count, trial by trial."""
+        """Yield all keys under which outputs count, trial by trial."""
         for sample, trial, typed in self._trials(survey):
             yield self.keys_of(sample, trial, typed=typed)
 
     def _trials(self, survey: Survey) -> Iterator[tuple[str, int, bool]]:
         for position in range(survey.count):
-            sample, typed = "sha256:" + survey.of(position).hex(), survey.is_typed(position)
+            sample, typed = "sha256:" + survey.digest_at(position).hex(), survey.is_typed(position)
             for trial in range(1, self.trials + 1):
                 yield sample, trial, typed
 
     def grade_keys(self, key: str, ref: OutputRef, number: int, panel: Panel) -> tuple[str, ...]:
-        """Return the keys of a slot's verdict on an output; none where the conversation did not get so far."""
+        """Return the keys of a slot's verdict on an output; none if the conversation ended before the slot's turn."""
         slot, reread = self.slots[number], number in panel.reread
-        if slot.turn is None and not slot.measures:  # as most are: no more is needed of the output than its digest
+        if slot.turn is None and not slot.measures:  # the common case, which needs only the digest of the output
             return tuple([grade_key(key, ref.digest, each) for each in slot.identified(reread=reread)])
         moment = ref.at(slot.turn)
         return () if moment is None else slot.keys(key, moment, reread=reread)
 
     def verdicts(
-        self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel
+        self, key: str, ref: OutputRef, recorded: Mapping[str, VerdictRef], panel: Panel
     ) -> Iterator[tuple[int, VerdictRef | None]]:
-        """The slots that look at an output, each with its verdict so far. Behind a checkpoint that stops come none."""
+        """Yield the slots that grade an output with their verdicts, up to a checkpoint that ended the conversation."""
         stopped: int | None = None
         for number in panel.graders:
             slot = self.slots[number]
@@ -146,27 +146,27 @@ class Work:
             keys = self.grade_keys(key, ref, number, panel)
             if not keys:
                 continue
-            verdict = find_verdict(keys, known)
+            verdict = find_verdict(keys, recorded)
             yield number, verdict
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
 
-    def missing(self, key: str, ref: OutputRef, known: Mapping[str, VerdictRef], panel: Panel) -> tuple[int, ...]:
-        """Which slots have no verdict on an output yet. An error is no verdict."""
+    def missing(self, key: str, ref: OutputRef, recorded: Mapping[str, VerdictRef], panel: Panel) -> tuple[int, ...]:
+        """Return the slots without a verdict on an output. An error is not a verdict."""
         return tuple(
             number
-            for number, verdict in self.verdicts(key, ref, known, panel)
+            for number, verdict in self.verdicts(key, ref, recorded, panel)
             if verdict is None or verdict.status == "error"
         )
 
     def stop_digest(self, turn: int, panel: Panel) -> str:
-        """Digest what may end a row's conversation after a turn: an output that it ended is only good with it."""
+        """Return the digest of the graders that may end a row's conversation after a turn."""
         return self._stop_digest(turn, revised=self._stops_revised(turn, panel))
 
     def fits(self, ref: OutputRef, panel: Panel | None = None) -> bool:
-        """Whether an output is what this run would have said: one cut short by a checkpoint needs that checkpoint.
+        """Return True if an output is valid here. One that a checkpoint stopped is valid only while that is unchanged.
 
-        Without its row's panel, which outputs of other runs need, it may be that of any row.
+        Outputs of other runs are checked with their row's panel; without a panel, the output may be of any row.
         """
         if ref.stopped_by is None:
             return True
@@ -177,7 +177,7 @@ class Work:
         return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
 
     def _stops_revised(self, turn: int, panel: Panel) -> bool:
-        """Whether a grader that may end a conversation reads a row differently than earlier versions did."""
+        """Return True if a grader that may end a conversation reads a row differently than in earlier versions."""
         return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
 
     def _stop_digest(self, turn: int, *, revised: bool) -> str:
@@ -192,18 +192,18 @@ class Work:
         return ((number, slot) for number, slot in enumerate(self.slots) if slot.stops and slot.turn == turn)
 
 
-def verdict_key(keys: tuple[str, ...], known: Mapping[str, VerdictRef]) -> str | None:
-    """Return the first of a verdict's keys that has one. An error counts only where there is nothing else."""
-    had = [key for key in keys if key in known]
-    return next((key for key in had if known[key].status != "error"), had[0] if had else None)
+def verdict_key(keys: tuple[str, ...], recorded: Mapping[str, VerdictRef]) -> str | None:
+    """Return the first of a verdict's keys that is recorded. An error counts only if there is nothing else."""
+    present = [key for key in keys if key in recorded]
+    return next((key for key in present if recorded[key].status != "error"), present[0] if present else None)
 
 
-def find_verdict(keys: tuple[str, ...], known: Mapping[str, VerdictRef]) -> VerdictRef | None:
-    """Return the verdict that has one of these keys."""
-    if len(keys) == 1:  # as almost all have
-        return known.get(keys[0])
-    key = verdict_key(keys, known)
-    return None if key is None else known[key]
+def find_verdict(keys: tuple[str, ...], recorded: Mapping[str, VerdictRef]) -> VerdictRef | None:
+    """Return the verdict under one of these keys."""
+    if len(keys) == 1:  # the common case
+        return recorded.get(keys[0])
+    key = verdict_key(keys, recorded)
+    return None if key is None else recorded[key]
 
 
 class PendingTrial(NamedTuple):
@@ -213,77 +213,77 @@ class PendingTrial(NamedTuple):
     trial: int
     key: str
     output: OutputRef | None
-    """None: it has to be run"""
+    """None: the trial has to be run"""
     missing: tuple[int, ...]
-    """the slots that have to look at it; none before it was run"""
+    """the slots without a verdict; none before the trial was run"""
     panel: Panel
-    """all that look at this sample"""
+    """the graders of this sample"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much there is to do, before anything is done, and why."""
+    """How much there is to do, and why."""
 
     samples: int
     trials: int
     finished: int
-    """complete, with what was done here"""
+    """complete, with the records of this run"""
     to_grade: int
     """have an output but lack verdicts"""
     to_run: int
     reused: int = 0
-    """complete, with what another run has done"""
+    """complete, with records of other runs"""
     lenders: Mapping[str, int] = field(default_factory=dict)
     """how many outputs come from which other run"""
     reasons: tuple[str, ...] = ()
     """what changed against the nearest earlier run"""
     begun: int = 0
-    """of those to run, how many have calls on record and go on in their middle"""
+    """how many of those to run have recorded calls, from which they continue"""
     done: bytes = field(default=b"", repr=False, compare=False)
-    """a 1 for each trial that is finished here, in the dataset's order; empty when there is none"""
+    """a 1 for each trial that is finished here, in the dataset's order; empty if there is none"""
 
     @property
     def total(self) -> int:
-        """All trials of the run."""
+        """Number of trials of the run."""
         return self.samples * self.trials
 
     @property
     def complete(self) -> bool:
-        """Nothing is left to do."""
+        """True if nothing is left to do."""
         return self.to_run == self.to_grade == 0
 
     def __str__(self) -> str:
-        lent = ", ".join(f"{counted(count, 'output')} from {run}" for run, count in self.lenders.items())
+        borrowed = ", ".join(f"{counted(count, 'output')} from {run}" for run, count in self.lenders.items())
         parts = [
             (self.finished, "finished"),
             (self.reused, "reused"),
             (self.to_grade, "to grade"),
             (self.to_run, "to run"),
         ]
-        said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        counts = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         if self.begun:
-            said += f", {self.begun:,} of them from the middle"
+            counts += f", {self.begun:,} of them from the middle"
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        all_of_it = f"{counted(self.total, 'trial')} of {counted(self.samples, 'sample')}"
-        return f"{all_of_it}: {said}{why}" + (f"; {lent}" if lent else "")
+        trials = f"{counted(self.total, 'trial')} of {counted(self.samples, 'sample')}"
+        return f"{trials}: {counts}{why}" + (f"; {borrowed}" if borrowed else "")
 
 
 def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None) -> Plan:
-    """Count what is finished here, what other runs have done, and what is not done."""
+    """Count the trials that are finished here, finished in other runs, and not finished."""
     finished = reused = to_grade = 0
-    lent = borrowed.outputs if borrowed else {}
+    borrowed_outputs = borrowed.outputs if borrowed else {}
     verdicts: Mapping[str, VerdictRef] = index.verdicts
     if borrowed:
         verdicts = ChainMap(borrowed.verdicts, index.verdicts)
     done = bytearray(survey.count * work.trials if index.outputs else 0)
-    if index.outputs or lent:
-        for number, key in enumerate(work.keys(survey, index.outputs, lent, *index.begun)):
-            own = index.outputs.get(key)
-            ref = own or lent.get(key)
+    if index.outputs or borrowed_outputs:
+        for number, key in enumerate(work.keys(survey, index.outputs, borrowed_outputs, *index.begun)):
+            own_output = index.outputs.get(key)
+            ref = own_output or borrowed_outputs.get(key)
             if ref is None:
                 continue
-            panel = survey.panels.of(number // work.trials)
-            if own is not None and not work.missing(key, ref, index.verdicts, panel):
+            panel = survey.panels.panel_at(number // work.trials)
+            if own_output is not None and not work.missing(key, ref, index.verdicts, panel):
                 finished += 1
                 done[number] = 1
             elif work.missing(key, ref, verdicts, panel):
@@ -291,41 +291,41 @@ def make_plan(survey: Survey, work: Work, index: Index, borrowed: Borrowed | Non
             else:
                 reused += 1
     total = survey.count * work.trials
-    left = total - finished - reused - to_grade
+    to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    begun = min(left, len(index.steps.keys() - index.outputs.keys()))
-    return Plan(survey.count, work.trials, finished, to_grade, left, reused, lenders, begun=begun, done=bytes(done))
+    begun = min(to_run, len(index.steps.keys() - index.outputs.keys()))
+    return Plan(survey.count, work.trials, finished, to_grade, to_run, reused, lenders, begun=begun, done=bytes(done))
 
 
 def pending_trials(
     dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b""
 ) -> Iterator[PendingTrial]:
-    """The unfinished trials in the dataset's order, read from its files as they are needed.
+    """Yield the unfinished trials in the dataset's order, reading its files as they are needed.
 
-    `done` is the plan's: what it knows to be finished is not looked up again.
+    `done` is that of the plan: trials that are finished by it are not looked up again.
     """
     whole = b"\x01" * work.trials
-    for position, sample in checked(dataset, survey):
+    for position, sample in check_samples(dataset, survey):
         if done[position * work.trials : (position + 1) * work.trials] == whole:
             continue
         for trial in range(1, work.trials + 1):
-            if (pending := find_pending(sample, trial, survey.panels.of(position), work, index)) is not None:
+            if (pending := find_pending(sample, trial, survey.panels.panel_at(position), work, index)) is not None:
                 yield pending
 
 
-def checked(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
-    """The samples with their positions, as long as they are those of the survey."""
+def check_samples(dataset: Dataset, survey: Survey) -> Iterator[tuple[int, Sample]]:
+    """Yield the samples with their positions; raise Fault if they are not those of the survey."""
     position = -1
     for position, sample in enumerate(dataset):
-        if bytes.fromhex(sample.digest[7:]) != survey.of(position):
-            raise changed_under_us(sample.where)
+        if bytes.fromhex(sample.digest[7:]) != survey.digest_at(position):
+            raise dataset_changed(sample.where)
         yield position, sample
     if position + 1 != survey.count:
-        raise changed_under_us("it has fewer rows now")
+        raise dataset_changed("it has fewer rows now")
 
 
 def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
-    """What there is to do about a trial; None when it is finished."""
+    """Return the trial if it is unfinished, else None."""
     key = work.key(sample.digest, trial, index.outputs, *index.begun, typed=sample.typed)
     ref = index.outputs.get(key)
     missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
@@ -333,8 +333,10 @@ def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: In
 
 
 def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
-    """The numbers of the trials that are not finished, counted through the dataset; without `grades`, not generated."""
+    """Yield the numbers of unfinished trials in the dataset's order; without `grades`, only those without an output."""
     for number, key in enumerate(work.keys(survey, index.outputs, *index.begun)):
         ref = index.outputs.get(key)
-        if ref is None or (grades and work.missing(key, ref, index.verdicts, survey.panels.of(number // work.trials))):
+        if ref is None or (
+            grades and work.missing(key, ref, index.verdicts, survey.panels.panel_at(number // work.trials))
+        ):
             yield number

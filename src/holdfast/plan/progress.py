@@ -88,28 +88,28 @@ class Progress:
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=60))
 
     def begin(self) -> None:
-        """A trial is being worked on."""
+        """Count a trial as in flight."""
         self.begin_work()
         self.in_flight += 1
 
     def step(self, kind: str) -> None:
-        """A part of a trial is done, which may be long before the trial is."""
+        """Count a recorded call or turn of a trial that is in flight."""
         self.turns += kind == "turn"
         self.calls += kind in ("model", "tool")
 
     def end(self) -> None:
-        """It is no more."""
+        """Mark a trial as finished."""
         self.in_flight -= 1
         self.end_work()
 
     def begin_work(self) -> None:
-        """Count a trial, or a grade that takes time, as work in hand."""
+        """Begin to count time as busy, for a trial or a grade that takes time."""
         if not self._at_work:
             self._busy_since = time.monotonic()
         self._at_work += 1
 
     def end_work(self) -> None:
-        """Count it as done."""
+        """End what `begin_work` began."""
         self._at_work -= 1
         if not self._at_work:
             self._busy += time.monotonic() - self._busy_since
@@ -129,13 +129,13 @@ class Progress:
             self.rate_limits.setdefault(where, RateLimit(time.monotonic())).waiting += 1
 
     def waited(self, where: str, *, limited: bool) -> None:
-        """Stop counting it as waiting."""
+        """Stop counting an attempt as waiting."""
         self.backing_off -= 1
         if limited:
             self.rate_limits[where].waiting -= 1
 
     def answered(self, where: str) -> None:
-        """Note an answer, which ends a rate limit of whoever gave it."""
+        """Note an answer of the target or a grader, which ends its rate limit."""
         if (limited := self.rate_limits.get(where)) is None:
             return
         if limited.waiting:
@@ -145,17 +145,17 @@ class Progress:
 
     @property
     def busy_seconds(self) -> float:
-        """Time of this process with work in hand: what `Spent.seconds` will say of it, without reading the records."""
+        """Seconds that this process was busy, as `Spent.seconds` computes them from the records."""
         return self._busy + (time.monotonic() - self._busy_since if self._at_work else 0.0)
 
     @property
-    def left(self) -> Plan:
-        """What is not finished."""
+    def remaining(self) -> Plan:
+        """The plan for what is not finished."""
         plan = self.plan
         return Plan(plan.samples, plan.trials, self.graded, self.outputs - self.graded, plan.total - self.outputs)
 
     def mark(self) -> None:
-        """Note where we are, for the rate; displays call it at each look."""
+        """Note the counts of this moment, from which rates are computed."""
         now = time.monotonic()
         if not self._marks or now - self._marks[-1].time >= 0.5:
             self._marks.append(_Mark(now, self.outputs, self.graded))
@@ -166,11 +166,11 @@ class Progress:
 
     @property
     def _left_to_grade(self) -> int:
-        coming = self.outputs + self._left_to_run
-        return max(0, coming - self.graded - self.ungraded) if self.grades else 0
+        expected = self.outputs + self._left_to_run
+        return max(0, expected - self.graded - self.ungraded) if self.grades else 0
 
     def _rates(self) -> tuple[float, float]:
-        """Outputs and fully graded trials per second over the last half minute."""
+        """Return outputs and fully graded trials per second over the last half minute."""
         if not self._marks:
             return 0.0, 0.0
         then = self._marks[0]
@@ -187,10 +187,10 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the last trial is generated and graded, at the present rates; None while they are unknown."""
+        """Seconds until the last trial is generated and graded, at the present rates; None while unknown."""
         slowest = 0.0
-        for left, rate in zip((self._left_to_run, self._left_to_grade), self._rates(), strict=True):
-            if left and rate <= 0:
+        for count, rate in zip((self._left_to_run, self._left_to_grade), self._rates(), strict=True):
+            if count and rate <= 0:
                 return None
-            slowest = max(slowest, left / rate if left else 0.0)
+            slowest = max(slowest, count / rate if count else 0.0)
         return slowest

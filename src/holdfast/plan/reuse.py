@@ -1,8 +1,8 @@
-"""What other runs have already done: outputs and grades whose keys are the ones wanted here.
+"""Reuse of outputs and grades of other runs, by their keys.
 
-Only runs with the same conversation and target can have them, which their manifests tell; their journals are looked
-through for the wanted keys, nearest run first, until nothing is wanted any more. What is found is copied into
-the new run, with a note of where it came from, so that the other run may go.
+Only runs with the same conversation and target can have them, as their manifests show. Their journals are searched for
+the missing keys, nearest run first, until no key is missing. Matching lines are copied into the new run with a note of
+their source, so that the other run may be deleted.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _KEY: Final = slice(8, 47)
-"""where a line's key stands: behind `{"key":"`"""
+"""position of a line's key: after `{"key":"`"""
 _GRADE_KEY: Final = slice(62, 101)
-"""where a grade line's own key stands: behind `","grade_key":"`"""
+"""position of a grade's key: after `","grade_key":"`"""
 _CHUNK: Final = 8 << 20
 
 
 @dataclass
 class Borrowed:
-    """Finished work of other runs that fits this one."""
+    """Records of other runs that are valid here."""
 
     outputs: dict[str, OutputRef] = field(default_factory=dict)
     verdicts: dict[str, VerdictRef] = field(default_factory=dict)
     lenders: dict[str, str] = field(default_factory=dict)
-    """from which run each output or grade comes, by its key"""
+    """by key of an output or grade: the run that it comes from"""
     steps: list[tuple[str, str, LineRef]] = field(default_factory=list)
-    """calls of conversations that no run has finished: lender, key, and where the line is"""
+    """calls of conversations that no run has finished: lender, key and line"""
     grades: dict[str, LineRef] = field(default_factory=dict)
-    """where the lines of the verdicts are"""
+    """by grade key: the line of the verdict"""
 
     @property
     def runs(self) -> Counter[str]:
-        """How many outputs come from which run."""
+        """Number of outputs by run."""
         return Counter(self.lenders[key] for key in self.outputs)
 
     def __bool__(self) -> bool:
@@ -61,55 +61,55 @@ class Borrowed:
 def borrow(
     survey: Survey, work: Work, index: Index, lenders: Iterable[tuple[str, RunDir]], *, grades: bool = True
 ) -> Borrowed:
-    """Look for what is missing here in other runs, given by name and in the order to ask them."""
-    found = Borrowed()
+    """Find missing outputs and grades in other runs, which are given by name in the order of preference."""
+    borrowed = Borrowed()
     lenders = list(lenders)
     if not lenders:
-        return found  # with nobody to ask, a large run need not make all its keys
-    wanted: dict[str, Panel] = {}
-    owed: set[str] = set()
+        return borrowed  # without computing all keys of a large run
+    missing: dict[str, Panel] = {}
+    missing_grades: set[str] = set()
     twins: dict[str, str] = {}
-    """of two keys that stand for the same, the other one"""
+    """by key: the other key of the same output or grade, where there are two"""
     for number, keys in enumerate(work.all_keys(survey)):
-        panel = survey.panels.of(number // work.trials)
-        own = next((key for key in keys if key in index.outputs), None)
-        if own is None:
-            wanted.update(dict.fromkeys(keys, panel))
+        panel = survey.panels.panel_at(number // work.trials)
+        own_key = next((key for key in keys if key in index.outputs), None)
+        if own_key is None:
+            missing.update(dict.fromkeys(keys, panel))
             _note_twins(twins, keys)
         else:
-            owed.update(_owed(work, own, index.outputs[own], index, panel, twins))
+            missing_grades.update(_missing_grade_keys(work, own_key, index.outputs[own_key], index, panel, twins))
     for name, rundir in lenders:
-        if not wanted and not (owed and grades):
+        if not missing and not (missing_grades and grades):
             break
         for path in rundir.journals("outputs"):
-            for offset, line in _hits(path, _KEY, wanted.keys()):
+            for offset, line in _hits(path, _KEY, missing.keys()):
                 head = read_output_head(line)
                 if head is None:
                     continue
                 ref = head.ref(LineRef(path, offset, len(line)))
-                panel = wanted[head.key]
+                panel = missing[head.key]
                 if not work.fits(ref, panel):
                     continue
-                found.outputs[head.key] = ref
-                found.lenders[head.key] = name
-                owed.update(_owed(work, head.key, ref, index, panel, twins))
-            for key in found.outputs.keys() & wanted.keys():
-                wanted.pop(key, None)  # not before the end of the file: of two that it has the later one counts
-                wanted.pop(twins.get(key, ""), None)
+                borrowed.outputs[head.key] = ref
+                borrowed.lenders[head.key] = name
+                missing_grades.update(_missing_grade_keys(work, head.key, ref, index, panel, twins))
+            for key in borrowed.outputs.keys() & missing.keys():
+                missing.pop(key, None)  # only at the end of the file: of two outputs, the later one counts
+                missing.pop(twins.get(key, ""), None)
         for path in rundir.journals("steps"):
-            for offset, line in _hits(path, _KEY, wanted.keys() - index.steps.keys()):
-                found.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
+            for offset, line in _hits(path, _KEY, missing.keys() - index.steps.keys()):
+                borrowed.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
         for path in rundir.journals("grades") if grades else ():
-            for offset, line in _hits(path, _GRADE_KEY, owed):
+            for offset, line in _hits(path, _GRADE_KEY, missing_grades):
                 grade = read_grade_head(line)
                 if grade is None or grade.status == "error":
                     continue
-                found.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
-                found.lenders[grade.grade_key] = name
-                found.grades[grade.grade_key] = LineRef(path, offset, len(line))
-                owed.discard(grade.grade_key)
-                owed.discard(twins.get(grade.grade_key, ""))
-    return found
+                borrowed.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
+                borrowed.lenders[grade.grade_key] = name
+                borrowed.grades[grade.grade_key] = LineRef(path, offset, len(line))
+                missing_grades.discard(grade.grade_key)
+                missing_grades.discard(twins.get(grade.grade_key, ""))
+    return borrowed
 
 
 def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:
@@ -117,7 +117,9 @@ def _note_twins(twins: dict[str, str], keys: tuple[str, ...]) -> None:
         twins |= {keys[0]: keys[1], keys[1]: keys[0]}
 
 
-def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twins: dict[str, str]) -> Iterator[str]:
+def _missing_grade_keys(
+    work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twins: dict[str, str]
+) -> Iterator[str]:
     for number in panel.graders:
         keys = work.grade_keys(key, ref, number, panel)
         verdict = find_verdict(keys, index.verdicts)
@@ -127,10 +129,10 @@ def _owed(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel, twin
 
 
 def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
-    """Copy what was borrowed into a run's own journals, durably, and into its index. Needs the run's lease."""
+    """Copy borrowed records durably into a run's journals, and into its index. The caller holds the run's lease."""
     lines = {key: ref.line for key, ref in borrowed.outputs.items()}
     for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
-        # Whole folders: what a line names is only known by decoding it, and contents are shared anyhow.
+        # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
         run = lender.parent.parent.parent if lender.parent.parent.name == "workers" else lender.parent
         Blobs(rundir.files).take_from(run / "files")
     for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl"):
@@ -143,14 +145,14 @@ def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
         index.verdicts[key] = borrowed.verdicts[key]
 
 
-def _hits(path: Path, place: slice, wanted: Set[str]) -> Iterator[tuple[int, bytes]]:
-    """The sound lines whose key, read from its fixed place without decoding the line, is wanted.
+def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:
+    """Yield the sound lines whose key is in `missing`, reading the key from its fixed position.
 
-    A file that cannot be read lends nothing, and stops nobody.
+    A file that cannot be read is skipped.
     """
-    if not wanted:
+    if not missing:
         return
-    keys = {key.encode() for key in wanted}
+    keys = {key.encode() for key in missing}
     with suppress(OSError):
         for offset, line in scan_raw(path):
             if line[place] in keys and is_sound(line):
@@ -168,7 +170,7 @@ def _copy(lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path) 
                 files[source] = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
-            if is_sound(line):  # its owner may have mended the file meanwhile, which moves lines
+            if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines
                 line = with_source(line, lenders[key])
                 waiting.append((key, line))
                 size += len(line)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.data.dataset import changed_under_us
+from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_class, grader_places
-from holdfast.report.notices import without_rows, without_verdicts
+from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
@@ -95,13 +95,13 @@ class _Report:
         seen = 0
         try:
             for position, sample in enumerate(self._identified.dataset):
-                if bytes.fromhex(sample.digest[7:]) != self._identified.survey.of(position):
-                    raise changed_under_us(sample.where)
+                if bytes.fromhex(sample.digest[7:]) != self._identified.survey.digest_at(position):
+                    raise dataset_changed(sample.where)
                 for trial in self._trials_of(position):
                     yield encode(self._entry(sample.id, trial, texts))
                 seen += 1
             if seen != self._identified.survey.count:
-                raise changed_under_us(", ".join(self._identified.dataset.source))
+                raise dataset_changed(", ".join(self._identified.dataset.source))
         finally:
             texts.close()
 
@@ -129,7 +129,7 @@ class _Report:
         """Judge and count the trials of a sample."""
         identified = self._identified
         survey = identified.survey
-        sample, panel = "sha256:" + survey.of(position).hex(), survey.panels.of(position)
+        sample, panel = "sha256:" + survey.digest_at(position).hex(), survey.panels.panel_at(position)
         holders, typed = (self._index.outputs, *self._index.begun), survey.is_typed(position)
         keys = [identified.work.key(sample, number, *holders, typed=typed) for number in self._numbers]
         trials = [self._trial(number, key, panel) for number, key in zip(self._numbers, keys, strict=True)]
@@ -170,7 +170,7 @@ class _Report:
                 tally.summary(),
                 totals=self._totals(number, place.block),
                 rows=None if place.block.where is None else rows[number],
-                ungraded=self._looked_at[number] - tally.given if so_far else None,
+                ungraded=self._looked_at[number] - tally.decided if so_far else None,
                 **rules[place.name]._asdict(),
             )
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
@@ -191,7 +191,6 @@ class _Report:
         decided = statuses["passed"] + statuses["failed"]
         seconds = sorted(self._seconds)
         graders = self._by_grader(so_far=so_far)
-        idle = without_rows(spec, self._places, identified.survey.panels)
         return Metrics(
             run=identified.id,
             eval=spec.name,
@@ -206,7 +205,7 @@ class _Report:
             passed=statuses["passed"] / decided if decided else None,
             graders=graders,
             overall=overall,
-            notices=[*idle, *without_verdicts(self._places, graders)],
+            notices=[*identified.idle_notices, *without_verdicts(self._places, graders)],
             usage=self._usage.summary(),
             judge_usage=self._judges.summary(),
             timing=RunTiming(

@@ -15,7 +15,7 @@ Location = tuple[str | int, ...]
 
 
 def dotted(location: Sequence[str | int]) -> str:
-    """A location as users write it: `graders[0].type`."""
+    """Return a location as users write it: `graders[0].type`."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -24,18 +24,18 @@ def dotted(location: Sequence[str | int]) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """A mapping read from a file (or given from Python), and where each of its keys stands."""
+    """A mapping from a file or from Python, and the line of each of its keys."""
 
     data: dict[str, Any]
     path: Path | None = None
     lines: dict[Location, int] | None = None
     elsewhere: Mapping[Location, tuple[Document, Location]] = field(default_factory=dict)
-    """parts that were taken from other files, or stand elsewhere in this one: where they came from"""
+    """the origins of parts that come from other files, or from another place of this one"""
     notices: tuple[str, ...] = ()
-    """what whoever runs it should know"""
+    """warnings for the user"""
 
     def where(self, location: Location) -> str:
-        """`file:line: key`, with the nearest line that is known."""
+        """Return `file:line: key`, with the line of the nearest key that has one."""
         for end in range(len(location), 0, -1):
             if (origin := self.elsewhere.get(location[:end])) is not None:
                 return origin[0].where((*origin[1], *location[end:]))
@@ -56,7 +56,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """What is in a file, its line ends as they are."""
+    """Return the text of a file, with its line ends as they are."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_text(path: Path) -> str:
 def parse_document(
     text: str, path: Path, shape: str = "an eval file is a mapping of keys such as name, dataset, target, prompt"
 ) -> Document:
-    """The mapping that a text is in YAML; `path` is what problems are named by, `shape` what is said of another one."""
+    """Parse a YAML mapping; `path` is for error messages, and so is `shape`, which describes the expected mapping."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -97,20 +97,20 @@ def parse_document(
         ) from error
     version = tree.get("schemaVersion")
     if isinstance(version, float) and getattr(version, "_width", 0) > len(str(float(version))):
-        said = f'without quotes this is the number {float(version)}; a version is text: write it as "1.10"'
-        raise ConfigError([Problem(document.where(("schemaVersion",)), said)])
+        message = f'without quotes this is the number {float(version)}; a version is text: write it as "1.10"'
+        raise ConfigError([Problem(document.where(("schemaVersion",)), message)])
     return document
 
 
 def read_value(text: str) -> Any:
-    """A value written as in a file."""
+    """Parse a value in YAML."""
     from ruamel.yaml import YAML
 
     return _plain(YAML(typ="rt").load(text), (), {})
 
 
 def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
-    """Plain Python values out of ruamel's, noting the line of every key and item."""
+    """Convert ruamel's values to plain Python values, and note the line of every key and item."""
     positions: Any = getattr(node, "lc", None)
     if isinstance(node, dict):
         for key in node:
@@ -132,7 +132,7 @@ def _plain(node: Any, location: Location, lines: dict[Location, int]) -> Any:
 
 
 def _joined(text: str) -> str:
-    """A text in which JSON's `\\ud83d\\ude00` is one character, as it is in JSON; YAML leaves it in two halves."""
+    """Join surrogate pairs: JSON's `\\ud83d\\ude00` is one character, which YAML leaves in two halves."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     return str(text)

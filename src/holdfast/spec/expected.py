@@ -1,4 +1,4 @@
-"""What a row expects, as graders compare it: one text, or a list of texts of which any will do."""
+"""Expected values of a row, as graders compare them: one text, or a list of alternatives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MOST: Final = 10_000
-"""more alternatives than this are a mistake, or a generator without an end"""
+"""with more alternatives there is a mistake, or a generator without an end"""
 _MAKES_VALUES: Final = re.compile(r"[(|\[%]")
 """calls, filters, lists and statements, which may make a list even of a text"""
 
 
 class NotComparable(ValueError):
-    """A row's value is none that an answer can be compared with; the message says what it is."""
+    """A row's value that no answer can be compared with; the message describes it."""
 
 
 def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
@@ -28,7 +28,7 @@ def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
     They are in Unicode's composed form (NFC), in which answers are compared. Raises NotComparable, or one of
     RENDER_ERRORS, for a value that cannot be compared: null, an object, an empty list.
     """
-    found: list[str] = []
+    expected: list[str] = []
     for part in written if isinstance(written, list | tuple) else [written]:
         value = template(part).value(fields, strict=True) if isinstance(part, str) else part
         if isinstance(value, list | tuple) or hasattr(value, "__next__"):
@@ -38,12 +38,12 @@ def alternatives(written: Any, fields: Mapping[str, Any]) -> list[str]:
             if len(elements) > _MOST:
                 raise NotComparable(f"is a list of more than {_MOST:,} texts")
             for element in elements:
-                found += _spellings(element, "has an element that is ")
+                expected += _spellings(element, "has an element that is ")
         else:
-            found += _spellings(value, "is ")
-    if not found:
+            expected += _spellings(value, "is ")
+    if not expected:
         raise NotComparable("is an empty list for this row")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(expected))
 
 
 def _spellings(value: Any, lead: str) -> list[str]:
@@ -58,7 +58,7 @@ def _spellings(value: Any, lead: str) -> list[str]:
 
 
 def reads_as_before(written: Any, fields: Mapping[str, Any]) -> bool:
-    """Whether a value gives the one text that it gave before lists had a meaning; where it did not, verdicts differ."""
+    """Return True where a value gives the same single text as before lists were supported, so that verdicts hold."""
     if not isinstance(written, str):
         return not isinstance(written, bool | list | tuple)
     compiled = template(written)

@@ -6,7 +6,7 @@ docstring, which a program can read, does. Local is what lies beside the file, i
 Python's path (PYTHONPATH, editable installs); the standard library and installed packages are not followed.
 
 Reading has limits: code that changes `sys.path` or imports by a computed name may import files that reading does not
-find. A `Scan` says where it met such code, so that callers can look at what was really imported, or say so.
+find. A `Scan` notes such code, so that callers can look at the modules that were really imported, or warn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Parsed(NamedTuple):
     digest: str
     imports: tuple[_Import, ...]
     computed: int | None
-    """the first line from which the file may import what reading does not show"""
+    """the first line with an import that reading does not show"""
 
 
 @dataclass
@@ -63,17 +63,17 @@ class Scan:
     """A Python file and the local modules it imports, as far as reading shows them."""
 
     files: dict[Path, str] = field(default_factory=dict)
-    """digests, in the order in which the files were found"""
+    """digests in the order of discovery"""
     digests: dict[str, str] = field(default_factory=dict)
-    """the same by names relative to where the files were found, sorted"""
+    """digests by names relative to the folders of the files, sorted"""
     computed: str | None = None
-    """`file.py:3`, where code is that may import more than reading shows"""
+    """`file.py:3`, the place of code that may import more than reading shows"""
     unresolved: bool = False
-    """an imported module was found nowhere"""
+    """an imported module was not found"""
 
     @property
     def doubtful(self) -> bool:
-        """Whether importing the file may bring in more than reading shows."""
+        """True where importing the file may bring in more than reading shows."""
         return self.unresolved or self.computed is not None
 
 
@@ -90,45 +90,45 @@ def scan(
     that are found in neither place nor on Python's path; `more` are further files that are known to belong to it.
     `text` is the source where `entry` names no file.
     """
-    found = Scan()
+    result = Scan()
     entry = entry.resolve()
     roots = list(dict.fromkeys([entry.parent, _package_root(entry), folder.resolve()]))
     waiting = [*more, entry]
     while waiting:
         path = waiting.pop()
-        if path in found.files:
+        if path in result.files:
             continue
         parsed = _parsed_file(path, text if path == entry else None)
-        found.files[path] = parsed.digest
-        if parsed.computed is not None and found.computed is None:
-            found.computed = f"{path.name}:{parsed.computed}"
+        result.files[path] = parsed.digest
+        if parsed.computed is not None and result.computed is None:
+            result.computed = f"{path.name}:{parsed.computed}"
         for imported in parsed.imports:
             files = _files_of(imported, path, roots)
             if files is None:
                 files = lookup(imported.parts)
-                found.unresolved |= imported.is_module and not files
+                result.unresolved |= imported.is_module and not files
             waiting.extend(files)
-    for path, digest in found.files.items():
+    for path, digest in result.files.items():
         name = path.name if path == entry else _relative(path, [*roots, _package_root(path)])
-        while name in found.digests:  # two files of one name, found from different places, both count
+        while name in result.digests:  # two files of one name, found from different places, both count
             name = f"../{name}"
-        found.digests[name] = digest
-    found.digests = dict(sorted(found.digests.items()))
-    return found
+        result.digests[name] = digest
+    result.digests = dict(sorted(result.digests.items()))
+    return result
 
 
 def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
-    """Digests of `entry` and the local modules it imports, by their names relative to where they are found."""
+    """Return digests of `entry` and the local modules it imports, by their names relative to their folders."""
     return scan(entry, folder).digests
 
 
 def source_files(entry: Path, folder: Path) -> list[Path]:
-    """`entry` and the local modules it imports."""
+    """Return `entry` and the local modules it imports."""
     return list(scan(entry, folder).files)
 
 
 def local_module(name: str) -> Path | None:
-    """The file of a module that Python would import, where it is somebody's own code and not an installed package."""
+    """Return the file of a module that Python would import; None for installed packages."""
     parts = name.split(".")
     files = list(_modules(parts, _elsewhere(parts[0]) or []))
     return files[-1] if files and files[-1].stem in (parts[-1], "__init__") else None
@@ -160,7 +160,7 @@ def installed_distribution(path: Path) -> str | None:
 
 
 def source_digest(path: Path) -> str | None:
-    """The digest of one file's code; None where it cannot be read any more."""
+    """Return the digest of a file's code; None where the file cannot be read."""
     try:
         return _parsed_file(path, None).digest
     except ConfigError:
@@ -168,7 +168,7 @@ def source_digest(path: Path) -> str | None:
 
 
 def command_files(folder: Path, command: Sequence[str]) -> dict[str, str]:
-    """The content of the files that a command names in the eval's folder; of Python programs also what they import.
+    """Return digests of the files that a command names in the eval's folder, and of what its Python programs import.
 
     `python -m package` names files as well.
     """
@@ -186,7 +186,7 @@ def command_files(folder: Path, command: Sequence[str]) -> dict[str, str]:
 
 
 def computed_imports(folder: Path, command: Sequence[str]) -> list[str]:
-    """The places, as `file.py:3`, in a command's Python programs that may import more than reading shows."""
+    """Return the places, as `file.py:3`, where a command's Python programs may import more than reading shows."""
     return [program.computed for program in _programs(folder, command) if program.computed is not None]
 
 
@@ -197,14 +197,14 @@ def _programs(folder: Path, command: Sequence[str]) -> Iterator[Scan]:
             yield scan(path, folder)
     text = _interpreted(command)
     if text is not None and _is_python(text):
-        # The words themselves are arguments, and so in the key already; here is what they import.
-        found = scan(folder / "<string>", folder, text=text)
-        del found.digests["<string>"]
-        yield found
+        # The text is an argument, and so in the key already; its imports are not.
+        program = scan(folder / "<string>", folder, text=text)
+        del program.digests["<string>"]
+        yield program
 
 
 def _interpreted(command: Sequence[str]) -> str | None:
-    """The code that a command has Python run by `-m` or `-c`, if it does; for `-m`, the import that does the same."""
+    """Return the code that a command runs by `python -c`, or an import for `python -m`; None for other commands."""
     words = iter(command)
     if not any(_INTERPRETER.fullmatch(Path(word).name) for word in words):
         return None
@@ -225,7 +225,7 @@ def _is_python(text: str) -> bool:
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):
-        return False  # it fails when it is run, with Python's own message
+        return False  # Python reports it at run time
     return True
 
 
@@ -238,7 +238,7 @@ def named_file(folder: Path, argument: str) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path names a file; what cannot be a path does not."""
+    """Like `Path.is_file`, but False for strings that are not valid paths."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -246,7 +246,7 @@ def is_file(path: Path) -> bool:
 
 
 def file_inside(folder: Path, name: str, where: str) -> bytes:
-    """What is in a file of the eval's folder; `where` is the place in the eval file, for messages."""
+    """Return the content of a file of the eval's folder; `where` is the place in the eval file, for messages."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError([Problem(where, f"{name} is outside the eval file's folder")])
@@ -262,22 +262,22 @@ def file_inside(folder: Path, name: str, where: str) -> bytes:
 def check_program(
     word: str, folder: Path, where: str, *, by_name: bool = True, path_variable: str | None = None
 ) -> None:
-    """Refuse what cannot be run as a program before anything runs it.
+    """Raise ConfigError for a program that cannot be run.
 
-    A word with a slash is a file as seen from the folder; one without is on the PATH (its own one, where it gets one)
-    or, `by_name`, a file there too.
+    A word with a slash is a file relative to the folder. One without is searched on the PATH (`path_variable`, where
+    that is set) or, `by_name`, in the folder.
     """
     path = folder / word
     there = is_file(path)
     if "/" not in word and not (by_name and there):
-        said = f"{word} is not on the PATH"
+        message = f"{word} is not on the PATH"
         remedy = f"Write it as ./{word}." if there else "Install it, or name a file of the eval's folder as ./FILE."
     else:
-        said = f"{path} {'is not executable' if there else 'is not a file'}"
+        message = f"{path} {'is not executable' if there else 'is not a file'}"
         remedy = f"chmod +x {path}" if there else "Paths are relative to the eval file's folder."
         word = str(path)
     if shutil.which(word, path=path_variable) is None:
-        raise ConfigError([Problem(where, said)], remedy=remedy)
+        raise ConfigError([Problem(where, message)], remedy=remedy)
 
 
 def _parsed_file(path: Path, text: str | None) -> _Parsed:
@@ -296,7 +296,7 @@ def _parsed_file(path: Path, text: str | None) -> _Parsed:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> _Parsed:
-    """Remembered by content: an eval with many tools reads the same modules for each of them."""
+    """Parse a source; cached, since an eval with many tools reads the same modules for each of them."""
     imports: list[_Import] = []
     computed: list[int] = []
     for node in ast.walk(ast.parse(text)):
@@ -319,7 +319,7 @@ def _parsed(text: str) -> _Parsed:
 
 
 def token_bytes(text: str) -> bytes:
-    """What of a source text counts: its tokens, without comments and layout."""
+    """Return the tokens of a source text, without comments and layout."""
     lines = text.splitlines(keepends=True)
     parts: list[str] = []
     opened: tuple[int, int] | None = None
@@ -348,7 +348,7 @@ def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> 
 
 
 def _package_root(path: Path) -> Path:
-    """The folder from which a file's package is imported: above the topmost `__init__.py`."""
+    """Return the folder from which a file's package is imported: above the topmost `__init__.py`."""
     folder = path.parent
     while (folder / "__init__.py").exists():
         folder = folder.parent
@@ -363,7 +363,7 @@ def _relative(path: Path, roots: list[Path]) -> str:
 
 
 def _files_of(imported: _Import, path: Path, roots: list[Path]) -> list[Path] | None:
-    """The local files behind an import; None where the module is found nowhere at all."""
+    """Return the local files behind an import; None where the module is not found."""
     if imported.level:
         folder = path.parent
         for _ in range(imported.level - 1):
@@ -377,9 +377,9 @@ def _files_of(imported: _Import, path: Path, roots: list[Path]) -> list[Path] | 
 
 
 def _elsewhere(name: str) -> list[Path] | None:
-    """The folders on Python's path that hold a module which is neither Python's, nor installed, nor ours.
+    """Return the folders on Python's path that hold a local module; None where no module of that name is found.
 
-    None where no module of that name is found.
+    The list is empty for modules of Python, of installed packages and of Holdfast.
     """
     if name == "holdfast" or name in sys.stdlib_module_names:
         return []
@@ -411,13 +411,13 @@ def _installed_places() -> tuple[str, ...]:
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is Python's own or an installed package's."""
+    """Return True for files of Python and of installed packages."""
     inside = any(path.is_relative_to(place) for place in _installed_places())
     return inside or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def _modules(parts: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
-    """The files that importing `a.b.c` would run, where they are local; a folder without `__init__.py` is passed."""
+    """Yield the local files that importing `a.b.c` would run."""
     for root in roots:
         folder, files = root, []
         if not parts and (root / "__init__.py").is_file():

@@ -16,7 +16,7 @@ OnTimeout = Literal["fail", "error"]
 """what a check is that takes too long because of the answer: failed, with the score 0, or an error and tried again"""
 
 
-def _given(value: Any) -> Any:
+def _not_empty(value: Any) -> Any:
     if value is None:
         raise ValueError("needs a value; without this key it is the row's field `expected`")
     if value == []:
@@ -24,8 +24,8 @@ def _given(value: Any) -> Any:
     return value
 
 
-_Given = BeforeValidator(_given)
-Expected = Annotated[str | int | float | bool | list[str | int | float | bool], _Given]
+_NotEmpty = BeforeValidator(_not_empty)
+Expected = Annotated[str | int | float | bool | list[str | int | float | bool], _NotEmpty]
 """a text, a number, a template over the row, or a list of them: any one of the list will do"""
 
 
@@ -55,7 +55,7 @@ class GraderBlock(Block):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What it looks at beside what was said: a part of its grades' keys, since the same words may take longer."""
+        """Measures of the output that the verdict depends on, beside its text: a part of its grades' keys."""
         return ()
 
     @model_validator(mode="after")
@@ -70,7 +70,7 @@ class GraderBlock(Block):
         return value not in (None, "", [], (), {}) and value != type(self).model_fields[field].default
 
     def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
-        """Whether a row means what it meant before lists of answers had a meaning, so that earlier verdicts hold."""
+        """Return True for a row that is read as before lists were supported, so that earlier verdicts hold."""
         for name in self.alternatives:
             value = getattr(self, name)
             if name == "expected":
@@ -81,7 +81,7 @@ class GraderBlock(Block):
         return True
 
     def identity(self) -> dict[str, Any]:
-        """What is in the grade's key: all but the name, the weight, the threshold and how long it may take."""
+        """Return the keys of the block that are in a grade's key: all but name, weight, threshold and timeout."""
         identity = self.model_dump(exclude={"name", "weight", "threshold", "timeout"})
         for field in self.later:
             if field in identity and not self._is_set(field):
@@ -180,7 +180,7 @@ class ChoiceGrader(TextBlock):
     """Checks the letter of a multiple-choice answer."""
 
     type: Literal["choice"]
-    expected: Annotated[str | int | list[str | int], _Given] = "{{ expected }}"
+    expected: Annotated[str | int | list[str | int], _NotEmpty] = "{{ expected }}"
     """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
     choices: str = Field(default="ABCDEFGHIJ", min_length=1)
     """Letters that count as choices."""
@@ -192,7 +192,7 @@ class NumberGrader(PatternBlock, TextBlock):
     """Checks a number in the answer: the last one, or the one after a pattern."""
 
     type: Literal["number"]
-    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _NotEmpty] = "{{ expected }}"
     """Expected number, or a list of accepted numbers. Templates over the row."""
     after: str | None = None
     """Pattern. The first number after its last match is compared. Default: the last number of the answer."""
@@ -217,7 +217,7 @@ class NumberGrader(PatternBlock, TextBlock):
         return self
 
     def reads_as_before(self, fields: Mapping[str, Any]) -> bool:
-        """Whether a row means what it meant: of a text with several numbers the first once counted."""
+        """Return True for a row that is read as before: of a text with several numbers, the first once counted."""
         if not super().reads_as_before(fields):
             return False
         if not isinstance(self.expected, str):
@@ -285,7 +285,7 @@ class MathGrader(TextBlock):
     """Checks that the answer equals the expected one as mathematics: 1/2 is 0.5 is \\frac{2}{4}."""
 
     type: Literal["math"]
-    expected: Annotated[str | int | float | list[str | int | float], _Given] = "{{ expected }}"
+    expected: Annotated[str | int | float | list[str | int | float], _NotEmpty] = "{{ expected }}"
     """Expected value, or a list of accepted values. Templates over the row."""
     timeout: Seconds = 10
     """Time limit for one comparison."""

@@ -1,7 +1,7 @@
-"""Versions of the eval file, and the one table of how files from before there were any spelt things.
+"""Versions of the eval file, and the spellings of files from before there were versions.
 
-Such a file is read where it spells everything as today. Where it does not, it is refused, each place named, with the
-`holdfast migrate` that rewrites it.
+A file without a version is read if it has today's spellings. Otherwise it is refused, with each place and the
+`holdfast migrate` command that rewrites it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
 
 KEYS: Final = {"follow_up_prompts": "follow_ups", "trials_per_sample": "trials"}
-"""keys at the top, and what they are today"""
+"""keys at the top, and their names today"""
 WRAPPED: Final = {"model": ("target", "model"), "dataset": ("dataset", "path")}
 """keys at the top whose value was a bare text, and the block and the key in it where it stands today"""
 GRADERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
@@ -31,11 +31,11 @@ GRADERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "llm": ("prompt", {"prompt": "rubric"}),
     "llm_judge": ("prompt", {"prompt": "rubric"}),
 }
-"""kinds of graders: what they are today, and their parameters"""
+"""kinds of graders: their names today, and those of their parameters"""
 
 
 def eval_version(document: Document) -> str | None:
-    """What to say of a version newer than ours; ConfigError where it is refused. None given is today's."""
+    """Return a notice for a version newer than this one; raise ConfigError where it cannot be read."""
     written = document.data.get("schemaVersion", SCHEMA_VERSION)
     try:
         newer = check_version(document.where(("schemaVersion",)), written, SCHEMA_VERSION, document.path)
@@ -46,22 +46,22 @@ def eval_version(document: Document) -> str | None:
 
 
 def check_spellings(document: Document) -> tuple[str, ...]:
-    """Refuse a file without a version that spells things as nobody does today; what to say of it otherwise."""
+    """Raise ConfigError for a file without a version that has removed spellings; else return notices."""
     if "schemaVersion" in document.data:
         return ()
     if changes := list(earlier_spellings(document.data)):
-        problems = [Problem(document.where(change.location), change.said) for change in changes if change.said]
+        problems = [Problem(document.where(change.location), change.message) for change in changes if change.message]
         raise ConfigError(problems, remedy=migrate_remedy(document.path))
     return (f"{document.path} has no schemaVersion; to add it: {migrate_command(document.path)}",)
 
 
 def is_before_versions(written: object) -> bool:
-    """Whether a file may hold earlier spellings."""
+    """Return True for the version of a file that may have earlier spellings."""
     return written is None or parse_version(written).major == 0
 
 
 def earlier_spellings(data: dict[str, Any]) -> Iterator[Change]:
-    """The changes that make a file from before versions one of today."""
+    """Yield the changes that bring a file without a version up to date."""
     for old, new in KEYS.items():
         if old in data:
             yield Rename((old,), f"is now {new}", new)
@@ -86,7 +86,7 @@ def _graders(graders: Any, base: Location) -> Iterator[Change]:
         new, parameters = GRADERS[kind]
         if grader.get("name"):
             yield Assign((*location, "type"), f"{kind} is now {new}", new)
-        else:  # it is called by its kind, and reports and gates go on calling it so
+        else:  # its name is its kind: keep it for reports and gates
             yield Assign((*location, "type"), f"{kind} is now {new}, with the name {kind}", new)
             yield Add((*location, "type"), "", "name", kind)
         for place in (location, (*location, "config")):

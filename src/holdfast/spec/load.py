@@ -1,4 +1,4 @@
-"""From an eval file to an `Eval`, or to a list of everything that is wrong with it."""
+"""Loads an eval file into an `Eval`, or reports everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Eval:
-    """What to measure, checked as far as that is possible without the data."""
+    """An eval, checked as far as possible without its data."""
 
     name: str
     folder: Path
-    """what relative paths are relative to"""
+    """the base of relative paths"""
     document: Document
     dataset: DatasetBlock | None
     samples: list[dict[str, Any]] | None
@@ -64,7 +64,7 @@ class Eval:
     prompt: str
     follow_ups: tuple[str, ...]
     follow_ups_from: str | None
-    """an expression over the row, where each brings its own"""
+    """an expression over the row, where rows bring their own follow-ups"""
     responder: ResponderBlock | None
     workspace: WorkspaceBlock | None
     checkpoints: tuple[Checkpoint, ...]
@@ -81,10 +81,10 @@ class Eval:
     functions: Mapping[str, Any]
     """callables given from Python, by the reference that stands for them"""
     notices: tuple[str, ...] = ()
-    """what a person should know of the file, wrong as it is not"""
+    """warnings about a valid file"""
 
     def templates(self) -> Iterator[tuple[Location, str, frozenset[str]]]:
-        """Every template over the row, with where it stands and the variables it has beside the row's fields."""
+        """Yield every template over the row, with its location and its variables beside the row's fields."""
         if self.system is not None:
             yield ("system",), self.system, frozenset()
         yield ("prompt",), self.prompt, frozenset()
@@ -96,13 +96,13 @@ class Eval:
             for text in texts(getattr(self.target, name)):
                 yield ("target", name), text, frozenset({"prompt", "messages", "trial"})
         for location, grader in self.placed_graders():
-            given = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
+            variables = frozenset({"output", "messages"} if isinstance(grader, PromptGrader) else ())
             for name in grader.templates:
                 for text in texts(getattr(grader, name, None)):
-                    yield (*location, name), text, given
+                    yield (*location, name), text, variables
 
     def expressions(self) -> Iterator[tuple[Location, str]]:
-        """Every expression of the conversation, with where it stands."""
+        """Yield every expression over the row, with its location."""
         if self.follow_ups_from is not None:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
@@ -118,14 +118,14 @@ class Eval:
                 yield (*location, "where"), grader.where
 
     def models(self) -> list[str]:
-        """Every model that the eval asks: the target's, then the judges' and the simulated user's."""
-        asked = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
+        """Return the models of the target, the judges and the simulated user."""
+        blocks = [self.target, *(grader for _, grader in self.placed_graders()), self.responder]
         kinds = (ModelTarget, PromptGrader, ResponderBlock)
-        names = (block.model for block in asked if isinstance(block, kinds))
+        names = (block.model for block in blocks if isinstance(block, kinds))
         return list(dict.fromkeys(name for name in names if name))
 
     def placed_graders(self) -> Iterator[tuple[Location, GraderBlock]]:
-        """Every grader with where it stands, checkpoints' first."""
+        """Yield every grader with its location, those of checkpoints first."""
         for place, checkpoint in enumerate(self.checkpoints):
             for number, grader in enumerate(checkpoint.graders):
                 yield ("checkpoints", place, "graders", number), grader
@@ -134,59 +134,59 @@ class Eval:
 
     @property
     def multi_turn(self) -> bool:
-        """Whether a trial may have several turns, so that each reply is worth recording."""
+        """True where a trial may have several turns, so that each reply is recorded."""
         return bool(self.follow_ups or self.follow_ups_from or self.responder or self.checkpoints)
 
     @property
     def multi_call(self) -> bool:
-        """Whether a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
+        """True where a trial may make several recorded calls: it has turns, tools or a workspace, or is an agent."""
         agent = self.target.multi_call or bool(getattr(self.target, "tools", ()))
         return self.multi_turn or agent or self.workspace is not None
 
 
 def load_eval(path: Path, overrides: Sequence[tuple[tuple[str, ...], Any]] = ()) -> Eval:
-    """Read and check an eval file, with values from the command line laid over it."""
-    return laid_over(checked(read_document(path)), overrides, path.resolve().parent)
+    """Read and check an eval file, with overrides from the command line."""
+    return apply_overrides(with_deprecation_notices(read_document(path)), overrides, path.resolve().parent)
 
 
-def checked(document: Document) -> Document:
-    """A file of ours, with what is to be said of how it spells things; ConfigError where nobody does so today."""
+def with_deprecation_notices(document: Document) -> Document:
+    """Attach deprecation notices; raise ConfigError for spellings that were removed."""
     return replace(document, notices=check_spellings(document))
 
 
-def laid_over(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
-    """The eval of a document with values from the command line laid over it."""
+def apply_overrides(document: Document, overrides: Sequence[tuple[tuple[str, ...], Any]], folder: Path) -> Eval:
+    """Build the eval of a document, with overrides from the command line."""
     data = copy.deepcopy(document.data)
     for key, value in overrides:
-        if key in _ROWS_CHOSEN and isinstance(data.get("samples"), list) and "dataset" not in data:
-            data["samples"] = _chosen(data["samples"], key[1], value)
+        if key in _SELECTIONS and isinstance(data.get("samples"), list) and "dataset" not in data:
+            data["samples"] = _select(data["samples"], key[1], value)
         else:
             apply_override(data, key, value)
     return build_eval(replace(document, data=data), folder, notices=document.notices)
 
 
-_ROWS_CHOSEN: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
+_SELECTIONS: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
 
 
-def _chosen(samples: list[Any], key: str, value: Any) -> list[Any]:
-    """Of the rows that stand in the file those that the command line asks for."""
+def _select(samples: list[Any], key: str, value: Any) -> list[Any]:
+    """Return the rows in the file that the command line selects."""
     if key == "limit":
         return samples[: limit_of(value)]
-    wanted = Selection.of(**{key: value})
-    return [row for row in samples if not isinstance(row, dict) or wanted.takes(row, row.get("id"))]
+    selection = Selection.of(**{key: value})
+    return [row for row in samples if not isinstance(row, dict) or selection.takes(row, row.get("id"))]
 
 
 def limit_of(value: Any) -> int:
-    """A number of rows as it is given on the command line."""
+    """Check a number of rows from the command line."""
     if type(value) is not int or value < 1:
         raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
     return value
 
 
 def baseline_of(spec: Eval) -> Eval | None:
-    """The same eval of the target under `baseline:`, which takes what it does not say from the first of its kind.
+    """Return the eval of the target under `baseline:`, which inherits keys from the first target if it is of its kind.
 
-    The same judge judges both, and copies for other tools go into a folder of their own.
+    Both have the same judge. Exports for other tools go into a folder of their own.
     """
     data = spec.document.data
     if not isinstance(data.get("baseline"), dict):
@@ -211,7 +211,7 @@ def baseline_of(spec: Eval) -> Eval | None:
         if isinstance(export, dict) and "dir" in export:
             export["dir"] = f"{export['dir']}/baseline"
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
-    return replace(built, notices=())  # said of the first already
+    return replace(built, notices=())  # the first eval has them already
 
 
 def eval_of_run(
@@ -220,7 +220,7 @@ def eval_of_run(
     eval_file: str | None,
     overrides: Sequence[tuple[tuple[str, ...], Any]] = (),
 ) -> Eval:
-    """The eval that a run's manifest holds."""
+    """Return the eval in a run's manifest."""
     document = Document(copy.deepcopy(data), Path(eval_file) if eval_file else None)
     limits = document.data.get("limits")
     if isinstance(limits, dict) and "max_tokens" in limits:  # what runs made by earlier versions call the budget
@@ -236,12 +236,12 @@ def build_eval(
     functions: Mapping[str, Any] | None = None,
     notices: Sequence[str] = (),
 ) -> Eval:
-    """Check a document as a whole; raises ConfigError with every problem found."""
+    """Check a document as a whole; raise ConfigError with all problems."""
     newer = eval_version(document)
     try:
         return _build(document, folder, functions or {}, (*notices, *([newer] if newer else [])))
     except ConfigError as error:
-        error.remedy = newer or error.remedy  # what is unknown here may be new
+        error.remedy = newer or error.remedy  # an unknown key may be new
         raise
 
 
@@ -249,7 +249,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     problems = [
         Problem(document.where(location), "NaN and infinity are not valid JSON numbers")
         for location in _not_finite(document.data)
-        if location[:1] != ("samples",)  # rows are the dataset's matter
+        if location[:1] != ("samples",)  # the dataset reports those in rows
     ]
     top = cast("EvalFields | None", validate_block(EvalFields, document.data, (), document, problems))
     target = read_target(document.data.get("target"), document, problems)
@@ -323,7 +323,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
 
 
 def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
-    """Where a value has NaN or infinity, which YAML writes as .nan and .inf."""
+    """Yield the locations of NaN and infinity, which YAML writes as .nan and .inf."""
     if isinstance(node, float) and not math.isfinite(node):
         yield location
     elif isinstance(node, dict | list):
@@ -352,7 +352,7 @@ def _gate_problem(name: str, graders: Set[str], trials: int) -> str | None:
 def _checkpoints(
     top: EvalFields | None, document: Document, folder: Path, problems: list[Problem]
 ) -> tuple[Checkpoint, ...]:
-    """Checkpoints in the order of their turns; refuses those that cannot be reached and two after one turn."""
+    """Read checkpoints, sorted by turn; refuses those that cannot be reached, and two after one turn."""
     if top is None:
         return ()
     of_the_row = top.responder is not None and isinstance(top.responder.max_followups, str)
@@ -362,7 +362,7 @@ def _checkpoints(
     if isinstance(top.follow_ups, list):
         most = len(top.follow_ups) if top.responder is None else top.responder.max_followups
         last = None if isinstance(most, str) else 1 + most
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     everywhere: set[int] = set()
     named: set[tuple[int, str]] = set()
     for number, block in enumerate(top.checkpoints):
@@ -380,25 +380,27 @@ def _checkpoints(
         graders = read_graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         for grader in graders:
             if (block.after_turn, grader.name) in named:
-                said = f"a second grader called {grader.name!r} after turn {block.after_turn}"
-                problems.append(Problem(document.where(("checkpoints", number)), f"{said}; give each its own name"))
+                message = (
+                    f"a second grader called {grader.name!r} after turn {block.after_turn}; give each its own name"
+                )
+                problems.append(Problem(document.where(("checkpoints", number)), message))
         named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
             graders = [grader.model_copy(update={"where": _both(block.where, grader.where)}) for grader in graders]
-        found.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
-    return tuple(sorted(found, key=lambda checkpoint: checkpoint.after_turn))
+        checkpoints.append(Checkpoint(block.after_turn, block.on_failure == "stop", tuple(graders)))
+    return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.after_turn))
 
 
 def _exports(top: EvalFields | None, document: Document, problems: list[Problem]) -> tuple[ExportBlock, ...]:
-    found: dict[str, ExportBlock] = {}
+    exports: dict[str, ExportBlock] = {}
     for number, raw in enumerate(top.output.export if top is not None else []):
         location = ("output", "export", number)
         block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
-        if block is not None and block.to in found:
+        if block is not None and block.to in exports:
             problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
         elif block is not None:
-            found[block.to] = block
-    return tuple(found.values())
+            exports[block.to] = block
+    return tuple(exports.values())
 
 
 def _both(one: str, other: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Graders, and who plays the user, read from an eval file: by the model of their kind, with the model that judges."""
+"""Reads graders and the simulated user, each by the schema of its kind, with the models that they inherit."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def grader_schema(kind: str) -> type[GraderBlock]:
 def read_graders(
     data: Any, base: Location, document: Document, folder: Path, problems: list[Problem]
 ) -> list[GraderBlock]:
-    """The graders of a list, each by the model of its kind; adds what is wrong with them to `problems`."""
+    """Read a list of graders, each by the schema of its kind; adds to `problems`."""
     graders: list[GraderBlock] = []
     seen: dict[str, int] = {}
     for number, raw in enumerate(data if isinstance(data, list) else []):
         location: Location = (*base, number)
         if not isinstance(raw, dict):
-            continue  # the top model has said so
+            continue  # the schema of the whole file reports it
         config = raw.get("config") or {}
         if not isinstance(config, dict):
             problems.append(Problem(document.where((*location, "config")), "is a mapping of the grader's parameters"))
@@ -89,8 +89,8 @@ def read_graders(
         fields["name"] = str(fields.get("name") or kind)
         grader = cast("GraderBlock | None", validate_block(schema, fields, location, document, problems))
         if fields["name"] in TAKEN_NAMES:
-            said = f"{fields['name']!r} is a word of the report itself; give the grader another name"
-            problems.append(Problem(document.where((*location, "name")), said))
+            message = f"{fields['name']!r} is reserved for reports; give the grader another name"
+            problems.append(Problem(document.where((*location, "name")), message))
         if fields["name"] in seen:
             hint = "give each grader a name of its own"
             problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
@@ -129,25 +129,25 @@ def with_rubric(
 
 
 def names_file(rubric: str) -> bool:
-    """Whether a rubric is the name of a file and not the text itself."""
+    """Return True for a rubric that is the name of a file, not the text itself."""
     return "\n" not in rubric and " " not in rubric and rubric.endswith(RUBRIC_FILES)
 
 
 def rubric_text(text: str) -> str:
-    """Return what a rubric file says, without the heading of names and versions it may have."""
+    """Return the text of a rubric file without its front matter."""
     if text.startswith("---\n") and "\n---" in text[4:]:
         text = text[4:].split("\n---", 1)[1]
     return text.strip()
 
 
 def _with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
-    """A judge without a model is the target's own model, which only a model target has."""
+    """Return a judge with its model; the default is the target's, where the target is a model."""
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if grader.model is None and "model" not in target:
         message = (
             "needs a `model` to judge with, since the target is not a model: add `model: NAME`, or type "
-            f"graders.{grader.name}.model=NAME after the command (config.judge_model=NAME for an eval of waza)"
+            f"graders.{grader.name}.model=NAME after the command"
         )
         problems.append(Problem(document.where(location), message))
         return grader
@@ -156,19 +156,19 @@ def _with_judge(grader: PromptGrader, document: Document, location: Location, pr
 
 
 def _with_config(grader: NatGrader, document: Document, location: Location, problems: list[Problem]) -> NatGrader:
-    """Return an evaluator with what it does not say itself: the target's configuration, and the grader's name."""
+    """Return an evaluator with its defaults: the target's configuration, and the grader's name."""
     target = document.data.get("target")
     update: dict[str, Any] = {} if grader.evaluator is not None else {"evaluator": grader.name}
     if grader.config_file is None and isinstance(target, dict) and isinstance(target.get("nat"), str):
         update |= {"config_file": target["nat"], "override": {**(target.get("override") or {}), **grader.override}}
     elif grader.config_file is None and not isinstance(grader.evaluator, dict):
-        said = "needs a `config_file` that has the evaluator, or the evaluator's own block"
-        problems.append(Problem(document.where(location), said))
+        message = "needs a `config_file` that has the evaluator, or the evaluator's own block"
+        problems.append(Problem(document.where(location), message))
     return grader.model_copy(update=update)
 
 
 def with_player(responder: ResponderBlock | None, document: Document, problems: list[Problem]) -> ResponderBlock | None:
-    """A responder without a model is played by the target's own."""
+    """Return a simulated user with its model; the default is the target's."""
     if responder is None or responder.python is not None:
         return responder
     target = document.data.get("target")
@@ -185,11 +185,11 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
 def _same_endpoint(
     model: str | None, base_url: str | list[str] | None, api_key_env: str | None, target: dict[str, Any]
 ) -> dict[str, Any]:
-    """Where a judge or a simulated user is asked: where it does not say, there where the target is."""
-    chosen = model or target["model"]
-    near = "model" in target and not is_embedded(chosen) and not is_embedded(str(target["model"]))
+    """Return the model and endpoint of a judge or a simulated user; the defaults are the target's."""
+    name = model or target["model"]
+    inherits = "model" in target and not is_embedded(name) and not is_embedded(str(target["model"]))
     return {
-        "model": chosen,
-        "base_url": base_url or (target.get("base_url") if near else None),
-        "api_key_env": api_key_env or (target.get("api_key_env") if near else None) or "OPENAI_API_KEY",
+        "model": name,
+        "base_url": base_url or (target.get("base_url") if inherits else None),
+        "api_key_env": api_key_env or (target.get("api_key_env") if inherits else None) or "OPENAI_API_KEY",
     }

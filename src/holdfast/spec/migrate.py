@@ -1,4 +1,4 @@
-"""An eval file brought up to date: in place, atomically, with a backup, and with all else in it as it was."""
+"""Brings an eval file up to date: in place, atomically, with a backup, and without other changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rewritten:
     before: str
     after: str
     changes: tuple[str, ...]
-    """in words, each with its place"""
+    """for the user, each with its place"""
 
     def save(self) -> Path:
         """Write it; returns where the file as it was is kept."""
@@ -48,14 +48,16 @@ def migrated(path: Path) -> Rewritten:
     document = parse_document(text, path)
     version = document.data.get("schemaVersion")
     if not is_eval(document.data):
-        said = "not an eval file: it has no `prompt` with a `dataset` or `samples`"
-        raise ConfigError([Problem(str(path), said)], remedy="`holdfast migrate` takes eval files and run directories.")
+        message = "not an eval file: it has no `prompt` with a `dataset` or `samples`"
+        raise ConfigError(
+            [Problem(str(path), message)], remedy="`holdfast migrate` takes eval files and run directories."
+        )
     changes = list(_changes(document, version))
     after = rewrite(text, document, changes) if changes else text
     words = tuple(
-        f"{path if isinstance(change, Add) else document.where(change.location)}: {change.said}"
+        f"{path if isinstance(change, Add) else document.where(change.location)}: {change.message}"
         for change in changes
-        if change.said
+        if change.message
     )
     return Rewritten(path, None if version is None else str(version), text, after, words)
 
@@ -66,7 +68,7 @@ def is_eval(data: dict[str, Any]) -> bool:
 
 
 def _renamed(data: dict[str, Any]) -> list[Change]:
-    """Return what version 1.2 calls by another name."""
+    """Return the changes for keys that version 1.2 renamed."""
     limits = data.get("limits")
     if not isinstance(limits, dict) or "max_tokens" not in limits:
         return []

@@ -8,7 +8,7 @@ from typing import Final
 
 _NUMBER: Final = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 _MOST_DIGITS: Final = 10_000
-"""numbers further from 1 than this many digits are noise, and no arithmetic can hold them"""
+"""numbers with more digits are noise, and overflow arithmetic"""
 
 
 def numbers_in(text: str) -> list[Decimal]:
@@ -17,7 +17,7 @@ def numbers_in(text: str) -> list[Decimal]:
     for match in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")):
         try:
             number = Decimal(match[0].replace(",", ""))
-        except InvalidOperation:  # an exponent no number needs
+        except InvalidOperation:  # an absurd exponent
             continue
         if abs(number.adjusted()) < _MOST_DIGITS:
             numbers.append(number)

@@ -1,4 +1,4 @@
-"""Where a grader or a target comes from: the eval file that it is part of."""
+"""The origin of a grader or a target: its eval file, and its place there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`a.b=value` from the command line, laid over what the file says."""
+"""Overrides of the eval file from the command line: `a.b=value`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from holdfast.spec.document import read_value
 from holdfast.spec.validation import suggest
 
 Override = tuple[tuple[str, ...], Any]
-"""a path of keys, and the value to be laid there"""
+"""a path of keys, and its value"""
 
 
 def parse_override(text: str) -> Override:
-    """`limits.retries=2` as a path and a value; the value is read as YAML."""
+    """Parse `limits.retries=2` into a path and a value; the value is read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not path or not all(path.split(".")):
         raise UsageError(
@@ -51,7 +51,7 @@ def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> N
             if last:
                 config = node.get("config")
                 if isinstance(config, dict) and part in config:
-                    config[part] = value  # a grader's parameters may stand there, and would hide what is said here
+                    config[part] = value  # a grader's parameters may be here, and would hide the override
                 else:
                     node[part] = value
             elif not isinstance(node.get(part), dict | list):

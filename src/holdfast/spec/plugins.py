@@ -50,7 +50,7 @@ class Registry:
         return self._loaded[name]
 
     def is_builtin(self, name: str) -> bool:
-        """Whether a kind belongs to Holdfast and not to a plug-in."""
+        """Return True for a kind of Holdfast, and False for one of a plug-in."""
         return name in self._builtin
 
     def _import(self, name: str) -> Any:

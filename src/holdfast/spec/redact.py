@@ -1,4 +1,4 @@
-"""What may be shown and kept of an eval: no password, no value of a header, no value of a URL's query."""
+"""Removes secrets before an eval is shown or stored: passwords, header values, and values in URLs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORTEST_SECRET = 8
 _SECRET_VARIABLE = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 
 VARIABLE = re.compile(r"\$\{(\w+)\}")
-"""how files name an environment variable"""
+"""an environment variable in a file"""
 
 
 def looks_secret(name: str) -> bool:
@@ -28,7 +28,7 @@ def looks_secret(name: str) -> bool:
 
 
 def filled(text: str, where: str) -> str:
-    """A text with the values of the environment variables it names."""
+    """Return a text with the values of the environment variables that it names."""
     for name in VARIABLE.findall(text):
         if name not in os.environ:
             raise UsageError(f"{where} names ${{{name}}}, which is not set in the environment")
@@ -36,12 +36,12 @@ def filled(text: str, where: str) -> str:
 
 
 def bare_url(url: str) -> str:
-    """A URL for names and messages: without `user:password@`, query and fragment."""
+    """Return a URL for names and messages: without `user:password@`, query and fragment."""
     return _without_password(re.split(r"[?#]", url, maxsplit=1)[0])
 
 
 def shown_url(url: str) -> str:
-    """A URL for manifests and keys: what its query says shows only by a few digits of its digest.
+    """Return a URL for manifests and keys: values in its query are replaced by digits of their digests.
 
     So another value is noticed and the value itself stays unknown. What is hidden already stays as it is, since an
     eval may be read back from a manifest; a value that names an environment variable hides nothing.
@@ -52,7 +52,7 @@ def shown_url(url: str) -> str:
 
 
 def redact(text: str) -> str:
-    """A text without passwords in URLs and without the values of environment variables that hold secrets."""
+    """Remove passwords in URLs, and values of environment variables that hold secrets, from a text."""
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
             text = text.replace(value, _HIDDEN)
@@ -60,27 +60,29 @@ def redact(text: str) -> str:
 
 
 def without_secrets(data: dict[str, Any]) -> dict[str, Any]:
-    """The resolved eval as it may be shown and kept. API keys are only ever named by their environment variable.
+    """Return the resolved eval without secrets. API keys are only named by their environment variables.
 
     Rows stay as they are: a changed one would be another row when the run is taken up from its manifest.
     """
-    return {key: _shown(key, value) for key, value in data.items()}
+    return {key: _redact_key(key, value) for key, value in data.items()}
 
 
-def _shown(key: str, value: Any) -> Any:
+def _redact_key(key: str, value: Any) -> Any:
     if key == "samples":
         return value
     return _target(value) if key in ("target", "baseline") and isinstance(value, dict) else _tree(value)
 
 
 def _target(block: dict[str, Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = _tree(block)
+    redacted: dict[str, Any] = _tree(block)
     if isinstance(block.get("headers"), dict):
-        shown["headers"] = {name: value if "${" in str(value) else _HIDDEN for name, value in block["headers"].items()}
-    for given, tool in zip(block.get("tools") or [], shown.get("tools") or [], strict=True):
-        if isinstance(given, dict) and isinstance(given.get("mcp"), dict):
-            tool["mcp"] = _target(given["mcp"])
-    return shown
+        redacted["headers"] = {
+            name: value if "${" in str(value) else _HIDDEN for name, value in block["headers"].items()
+        }
+    for tool, redacted_tool in zip(block.get("tools") or [], redacted.get("tools") or [], strict=True):
+        if isinstance(tool, dict) and isinstance(tool.get("mcp"), dict):
+            redacted_tool["mcp"] = _target(tool["mcp"])
+    return redacted
 
 
 def _tree(value: Any) -> Any:
@@ -88,12 +90,12 @@ def _tree(value: Any) -> Any:
         return [_tree(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    return {key: _shown_urls(inner) if key in _URLS else _tree(inner) for key, inner in value.items()}
+    return {key: _redact_urls(inner) if key in _URLS else _tree(inner) for key, inner in value.items()}
 
 
-def _shown_urls(value: Any) -> Any:
+def _redact_urls(value: Any) -> Any:
     if isinstance(value, list):
-        return [_shown_urls(inner) for inner in value]
+        return [_redact_urls(inner) for inner in value]
     return shown_url(value) if isinstance(value, str) else _tree(value)
 
 

@@ -57,12 +57,12 @@ class Match(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it may take."""
+        """Time limit."""
         return MATCH_SECONDS
 
     @property
     def too_slow(self) -> str:
-        """What to say when it takes longer."""
+        """Error message for a match that takes longer."""
         return f"the pattern took longer than {self.seconds:g} s: {self.source!r}"
 
 
@@ -107,22 +107,22 @@ class Regex:
         """Make a match however long it takes: for a process that may be killed."""
         engine = self._engine(operation, text)
         if engine is not None:
-            return _found(engine, operation, text)
+            return _last_end(engine, operation, text)
         assert self._python is not None
-        return _found(self._python, operation, text)
+        return _last_end(self._python, operation, text)
 
     def _ask(self, operation: Literal["search", "last_end"], text: str) -> int | None:
         engine = self._engine(operation, text)
         if engine is not None and self._ascii.programsize * len(text) <= _STEPS:
             try:
-                return _found(engine, operation, text, time.monotonic() + _SECONDS)
+                return _last_end(engine, operation, text, time.monotonic() + _SECONDS)
             except TimeoutError:
                 pass
         end: int | None = answer_to(Match(self.pattern, self._ignore_case, self._dialect, operation, text))
         return end
 
     def _engine(self, operation: str, text: str) -> Any:
-        """Return RE2's form of the pattern; None where only Python's `re` says for certain what it says."""
+        """Return RE2's form of the pattern; None where RE2 could differ from Python's `re`."""
         translation = self._translation
         if self._ascii is None or (operation == "last_end" and translation is not None and not translation.same_spans):
             return None
@@ -143,7 +143,7 @@ class Regex:
         from holdfast.spec.re2_syntax import NotTranslatable, Translation
 
         flags = re.IGNORECASE if self._ignore_case else 0
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of sets in sets, which Python has not
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # about nested sets
             try:
                 self._python = re.compile(self.pattern, flags)
             except (re.error, OverflowError, RecursionError) as error:
@@ -165,7 +165,7 @@ class Regex:
 
 @lru_cache(maxsize=4096)
 def compile_regex(source: str, *, ignore_case: bool = False, dialect: Dialect = "python") -> Regex:
-    """Return a pattern as graders use it, or raise a ValueError that names it."""
+    """Compile a pattern; raise a ValueError that names it where it is invalid."""
     return Regex(source, ignore_case=ignore_case, dialect=dialect)
 
 
@@ -190,9 +190,9 @@ def _compiled(pattern: str, *, case_sensitive: bool) -> Any:
         raise ValueError(reason.decode(errors="replace") if isinstance(reason, bytes) else reason) from error
 
 
-def _found(engine: Any, operation: str, text: str, deadline: float | None = None) -> int | None:
+def _last_end(engine: Any, operation: str, text: str, deadline: float | None = None) -> int | None:
     if _has_surrogates(text) and not isinstance(engine, re.Pattern):
-        text = text.encode(errors="replace").decode()  # half characters, which no UTF-8 has
+        text = text.encode(errors="replace").decode()  # lone surrogates have no UTF-8 form
     if operation == "search":
         match = engine.search(text)
         return None if match is None else int(match.end())

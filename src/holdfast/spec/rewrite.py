@@ -1,7 +1,7 @@
-"""Changes of a YAML file that leave the rest of its text as it is: comments, order, quotes and line ends.
+"""Changes YAML files and preserves the rest of their text: comments, order, quotes and line ends.
 
-A change is made twice, in the data and in the text. The text is only taken if it reads as the data say; where it does
-not (an anchor that others share, say), nothing is changed and a person is asked to do it.
+A change is made twice, in the data and in the text. The new text is used only if it parses to the new data; otherwise
+(a shared anchor, for example) nothing is changed, and the user is asked to edit the file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _PLAIN_ANYWHERE = re.compile(r"[\w./][\w./*?@%+~-]*")
 """texts that need no quotes, also between braces"""
 
 Edit = tuple[int, int, str]
-"""from, to, and what stands there instead"""
+"""start, end, and the replacement"""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something to change at a key."""
+    """A change at a key."""
 
     location: Location
     """the key, as the file spells it before any change"""
-    said: str
-    """in words; empty for the second half of a change"""
+    message: str
+    """for the user; empty for the second half of a change"""
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,27 @@ class Add(Change):
 
 
 def rewrite(text: str, document: Document, changes: Sequence[Change]) -> str:
-    """The text with the changes made; ConfigError where that is not possible without a person."""
+    """Return the text with the changes; raise ConfigError where they cannot be made safely."""
     from ruamel.yaml import YAML
 
     assert document.path is not None
-    wanted = _changed(document, changes)
+    expected = _change_data(document, changes)
     tree = YAML(typ="rt").compose(text)
     edits = {edit for change in changes for edit in _edits(text, tree, change)}
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     try:
-        reads = parse_document(text, document.path).data
+        data = parse_document(text, document.path).data
     except ConfigError:
-        reads = {}
-    if reads != wanted:
-        problems = [Problem(document.where(change.location), change.said) for change in changes if change.said]
-        raise ConfigError(problems, remedy="The way this file is written does not let it be changed safely: edit it.")
+        data = {}
+    if data != expected:
+        problems = [Problem(document.where(change.location), change.message) for change in changes if change.message]
+        raise ConfigError(problems, remedy="This file cannot be rewritten safely: edit it by hand.")
     return text
 
 
-def _changed(document: Document, changes: Sequence[Change]) -> dict[str, Any]:
-    """The data with the changes made: values first, while keys still have their names."""
+def _change_data(document: Document, changes: Sequence[Change]) -> dict[str, Any]:
+    """Return the data with the changes: values first, while keys still have their names."""
     data = copy.deepcopy(document.data)
     for change in sorted(changes, key=lambda change: isinstance(change, Rename)):
         block: Any = data
@@ -98,7 +98,9 @@ def _changed(document: Document, changes: Sequence[Change]) -> dict[str, Any]:
             case Rename(to=to):
                 if to in block:
                     where = document.where(change.location)
-                    raise ConfigError([Problem(where, f"is now {to}, which is there too")], remedy="Keep one of them.")
+                    raise ConfigError(
+                        [Problem(where, f"is now {to}, which the file has as well")], remedy="Keep one of them."
+                    )
                 block[to] = block.pop(key)
             case Assign(value=value):
                 block[key] = value
@@ -110,10 +112,10 @@ def _changed(document: Document, changes: Sequence[Change]) -> dict[str, Any]:
 
 
 def _edits(text: str, tree: Any, change: Change) -> Iterator[Edit]:
-    found = _find(tree, change.location)
-    if found is None:
-        return  # merged in from elsewhere, where it is changed too
-    block, key, value = found
+    nodes = _find(tree, change.location)
+    if nodes is None:
+        return  # merged in from another place, where it is changed too
+    block, key, value = nodes
     quote = text[key.start_mark.index] if text[key.start_mark.index] in "\"'" else ""
     line_end = "\r\n" if "\r\n" in text else "\n"
     start, end = key.start_mark.index, key.end_mark.index
@@ -125,8 +127,8 @@ def _edits(text: str, tree: Any, change: Change) -> Iterator[Edit]:
         case Assign(value=new):
             yield first, last, _scalar(new, value.style)
         case Wrap(key=inner):
-            kept = value.style in ('"', "'") or _PLAIN_ANYWHERE.fullmatch(written)
-            scalar = written if kept else json.dumps(value.value, ensure_ascii=False)
+            is_plain = value.style in ('"', "'") or _PLAIN_ANYWHERE.fullmatch(written)
+            scalar = written if is_plain else json.dumps(value.value, ensure_ascii=False)
             yield first, last, f"{{{quote}{inner}{quote}: {scalar}}}" + (line_end if written.endswith("\n") else "")
         case Add(key=other, value=new):
             after = ", " if block.flow_style else line_end + " " * key.start_mark.column
@@ -134,14 +136,14 @@ def _edits(text: str, tree: Any, change: Change) -> Iterator[Edit]:
 
 
 def _scalar(value: str, style: str | None) -> str:
-    """A text in the quotes of what is beside or before it; in quotes anyhow where it would read as a number."""
+    """Return a text in the quotes of its surroundings; always in quotes where it would read as a number."""
     quote = style if style in ('"', "'") else "" if value[0].isalpha() else '"'
     return f"{quote}{value}{quote}"
 
 
 def _find(tree: Any, location: Location) -> tuple[Any, Any, Any] | None:
-    """The nodes of the mapping, the key and the value at a location, which know where in the text they stand."""
-    node, found = tree, None
+    """Return the nodes of the mapping, the key and the value at a location, with their places in the text."""
+    node, nodes = tree, None
     for part in location:
         if isinstance(part, int):
             node = node.value[part]
@@ -149,6 +151,6 @@ def _find(tree: Any, location: Location) -> tuple[Any, Any, Any] | None:
         pair = next((pair for pair in node.value if pair[0].value == part), None)
         if pair is None:
             return None
-        found = (node, *pair)
+        nodes = (node, *pair)
         node = pair[1]
-    return found
+    return nodes

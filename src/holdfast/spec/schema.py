@@ -43,18 +43,18 @@ def _inside(path: str) -> str:
     return plain
 
 
-def _urls(given: str | list[str]) -> str | list[str]:
-    for url in urls_of(given):
+def _urls(base_url: str | list[str]) -> str | list[str]:
+    for url in urls_of(base_url):
         if not re.match(r"https?://[^/\s]+|\$\{\w+\}", url):
             raise ValueError(f"{url!r} is not a URL: it must start with http:// or https:// (or ${{NAME}})")
-    if not given:
+    if not base_url:
         raise ValueError("needs at least one URL")
-    return given
+    return base_url
 
 
-def urls_of(given: str | list[str] | None) -> list[str]:
+def urls_of(base_url: str | list[str] | None) -> list[str]:
     """The URLs of a `base_url`: of one, of a list of them, or of none."""
-    return [given] if isinstance(given, str) else list(dict.fromkeys(given or []))
+    return [base_url] if isinstance(base_url, str) else list(dict.fromkeys(base_url or []))
 
 
 def one_or_all(urls: Sequence[str]) -> str | list[str] | None:
@@ -243,7 +243,7 @@ class StateBlock(Block):
 
 
 class TargetBlock(Block):
-    """What every target has."""
+    """The base of every target's keys."""
 
     multi_call: ClassVar[bool] = False
     """a reply may take several model or tool calls, which are recorded one by one"""
@@ -306,7 +306,7 @@ class ModelTarget(TargetBlock):
 
 
 def is_embedded(model: str) -> bool:
-    """Whether a model's name means one that runs on this machine, inside Holdfast."""
+    """Return True for the name of a model that runs on this machine, inside Holdfast."""
     return model.startswith("local/")
 
 

@@ -1,4 +1,4 @@
-"""Rows asked for by name: globs over their ids and tags."""
+"""Selects rows by globs over their ids and tags."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 
 
 class Selection(NamedTuple):
-    """What is asked for. Where ids and tags are both given, a row has to fit both."""
+    """Globs for ids and for tags. Where both are set, a row has to match both."""
 
     ids: Sequence[str] = ()
-    """of which a row's id, or its `name`, has to match one"""
+    """one has to match the row's id or `name`"""
     tags: Sequence[str] = ()
-    """of which one of a row's `tags` has to match one"""
+    """one has to match one of the row's `tags`"""
 
     @classmethod
-    def of(cls, **given: Any) -> Selection:
-        """From values as they are written: one, or a list."""
+    def of(cls, **globs: Any) -> Selection:
+        """Make a selection from single values or lists."""
         return cls(
             **{
                 key: [str(one) for one in (value if isinstance(value, list) else [value])]
-                for key, value in given.items()
+                for key, value in globs.items()
             }
         )
 
     def takes(self, row: Mapping[str, Any], sample_id: object) -> bool:
-        """Whether a row is asked for."""
+        """Return True for a row that is selected."""
         names = [str(name) for name in (sample_id, row.get("name")) if name is not None]
         tags = row.get("tags")
         tagged = [tags] if isinstance(tags, str) else [str(tag) for tag in tags] if isinstance(tags, list) else []

@@ -1,7 +1,7 @@
-"""Work that could take long, done where it can be stopped: asked for by an exception, answered at the next call.
+"""Work that could take forever, delegated to another process by an exception.
 
-Code that meets such work calls `answer_to`. Without an answer that raises `Slow`; whoever started the code has the work
-done by another process, puts the answer into `ANSWERS` and starts the code again.
+Code that meets such work calls `answer_to`, which raises `Slow` where there is no answer yet. The caller then lets
+another process do the work, puts the answer into `ANSWERS`, and calls the code again.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ class Request(Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long it may take."""
+        """Time limit."""
         ...
 
     @property
     def too_slow(self) -> str:
-        """What to say when it takes longer."""
+        """Error message for work that takes longer."""
         ...
 
 
 class Slow(Exception):
-    """Something could take long."""
+    """Raised by code that needs an answer from another process."""
 
     def __init__(self, request: Request) -> None:
-        super().__init__(f"{type(request).__name__} has to be made elsewhere")
+        super().__init__(f"{type(request).__name__} needs another process")
         self.request = request
 
 
 ANSWERS: ContextVar[dict[Request, Any] | None] = ContextVar("ANSWERS", default=None)
-"""what other processes have answered so far, for the code that is running"""
+"""the answers of other processes so far, for the running code"""
 
 
 def answer_to(request: Request) -> Any:

@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-"""What rendering over a user's row may raise."""
+"""errors of rendering over a user's row"""
 
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 _environment.tests["glob"] = lambda value, pattern: fnmatchcase(str(value), pattern)
 
 
 class NotText(TemplateError):
-    """A list or an object where a text is needed: Python's way to write it is nobody's prompt."""
+    """A list or an object where a text is needed: its Python repr is not a useful prompt."""
 
     hint = (
         "Write {{ x | tojson }} to send it as JSON, {{ x | join(', ') }} for its parts, or {{ x[0].content }} for one."
@@ -54,7 +54,7 @@ _ONE_FIELD = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
 def _scalar(value: Any) -> Any:
-    """Pass on what has one obvious form as text."""
+    """Return a value that has one obvious form as text; raise TypeError for others."""
     if value is None or isinstance(value, list | tuple | dict) or hasattr(value, "__next__"):
         kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
         raise TypeError(f"{kind} cannot stand inside a text")

@@ -44,8 +44,8 @@ class Matcher(Block):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        given = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
-        if len(given) != 1:
+        matchers = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
+        if len(matchers) != 1:
             raise ValueError(f"is exactly one of {', '.join(type(self).model_fields)}")
         return self
 
@@ -115,7 +115,7 @@ class BehaviorGrader(ToolBlock):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Those that have a limit."""
+        """The measures that have a limit."""
         limits: dict[Measure, float | None] = {"tokens": self.max_tokens, "seconds": self.max_duration_ms}
         return tuple(name for name, limit in limits.items() if limit is not None)
 
@@ -201,14 +201,14 @@ class ToolConstraintGrader(PatternBlock, ToolBlock):
 
     @property
     def restricts(self) -> bool:
-        """Whether `allow_only` is given, be it as an empty list."""
+        """True where `allow_only` is set, also to an empty list."""
         return "allow_only" in self.model_fields_set
 
     def _is_set(self, field: str) -> bool:
         return self.restricts if field == "allow_only" else super()._is_set(field)
 
     def identity(self) -> dict[str, Any]:
-        """What is in the grade's key; an empty `allow_only` that is given differs from one that is not."""
+        """Return the keys of the block that are in a grade's key; an empty `allow_only` differs from a missing one."""
         identity = super().identity()
         return {**identity, "allow_only": None} if self.restricts and not self.allow_only else identity
 

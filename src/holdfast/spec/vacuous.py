@@ -1,4 +1,4 @@
-"""Checks that can hardly fail: they may be meant, so they are not rejected, but they are no evidence either."""
+"""Warns about checks that can hardly fail. They may be intended, so they are not rejected."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 _ANSWERS: Final = ("", " ", "x", "\n", "A sentence, with the number 1.\nAnd another line.")
-"""a pattern that is found in all of these is found in everything"""
+"""a pattern that matches all of these matches every answer"""
 
 
 def vacuous_checks(spec: Eval) -> Iterator[str]:
     """Yield a notice for every check that passes, or fails, whatever the answer is."""
     for location, block in spec.placed_graders():
-        for found in _of_grader(block):
-            yield f"{spec.document.where(location)}: {found}"
+        for warning in _of_grader(block):
+            yield f"{spec.document.where(location)}: {warning}"
     if spec.graders and all(block.weight == 0 for block in spec.graders):
         where = spec.document.where(("graders",))
         yield f"{where}: every grader has weight 0, so trials have no overall score"

@@ -1,4 +1,4 @@
-"""Blocks of users' files checked by their models, with everything that is wrong in words and in its place."""
+"""Validates blocks of users' files, and words each problem with its place."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Placed(Protocol):
-    """A document, or anything else that knows where its keys stand."""
+    """A document, or another object that knows the places of its keys."""
 
     def where(self, location: Location) -> str:
-        """`file:line: key`."""
+        """Return `file:line: key`."""
 
 
 _PLAIN: Final = {
@@ -36,16 +36,16 @@ _PLAIN: Final = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-"""What pydantic wants, by its word for the mistake, as somebody who writes YAML would say it."""
+"""expected values by pydantic's error types, in the words of people who write YAML"""
 _KEYS: Final = {"target": ("model", "python", "command", "http"), "graders": ("type", "name", "threshold")}
-"""of mappings that are read by their kind, not by one model"""
+"""keys of mappings that have several schemas"""
 
 
 _PARAMETERS: Final = frozenset(
     {"temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs"}
     | {"presence_penalty", "frequency_penalty", "reasoning_effort", "response_format", "logit_bias"}
 )
-"""parameters of a request that people write beside `model`"""
+"""parameters of a request that are often misplaced beside `model`"""
 _ALIASES: Final = {
     "url": ("base_url", "http"),
     "endpoint": ("base_url", "http"),
@@ -53,33 +53,33 @@ _ALIASES: Final = {
     "file": ("path",),
     "regex": ("regex_match",),
 }
-"""what people call keys elsewhere"""
+"""names that other tools have for keys"""
 
 
 def validate_block(
     model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
 ) -> Block | None:
-    """The block, or None after adding what is wrong with it to `problems`."""
+    """Return the block, or None after adding its problems to `problems`."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        found: dict[Location, list[str]] = {}
-        given: dict[Location, Any] = {}
+        explanations: dict[Location, list[str]] = {}
+        values: dict[Location, Any] = {}
         for item in error.errors(include_url=False):
             place = _written(data, item["loc"], item["type"])
-            found.setdefault(place, []).append(_explain(item["type"], item["msg"], place, model))
-            given[place] = item["input"]
-        for place, said in found.items():
-            first, *others = dict.fromkeys(said)  # several where one of several kinds is allowed
+            explanations.setdefault(place, []).append(_explain(item["type"], item["msg"], place, model))
+            values[place] = item["input"]
+        for place, listed in explanations.items():
+            first, *others = dict.fromkeys(listed)  # several for a union of types
             message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
             if first.startswith("should "):
-                message += f", not {_shown(given[place])}"
+                message += f", not {_describe(values[place])}"
             problems.append(Problem(document.where((*location, *place)), message))
         return None
 
 
 def _written(data: Any, location: Location, kind: str) -> Location:
-    """The part of a location that stands in the file; that of a union has the names of its choices in between."""
+    """Return the part of a location that is in the file: pydantic adds the names of a union's members."""
     place: list[str | int] = []
     for part in location:
         try:
@@ -91,11 +91,11 @@ def _written(data: Any, location: Location, kind: str) -> Location:
 
 
 def _model_at(model: type[Block], location: Sequence[Any]) -> type[Block] | None:
-    """The block in which a key stands, to suggest the keys it has."""
+    """Return the schema of the block that holds a key, to suggest its keys."""
     current: type[Block] | None = model
     for part in location:
         if isinstance(part, int):
-            continue  # an item of the list whose model is already found
+            continue  # an item of a list, whose schema is that of the list
         field = current.model_fields.get(part) if current is not None else None
         options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         current = next((o for o in options if isinstance(o, type) and issubclass(o, Block)), None)
@@ -111,7 +111,7 @@ def _explain(kind: str, message: str, place: Location, model: type[Block]) -> st
         if key == "max_tokens" and "token_budget" in names:
             return "the length of a reply is target.params.max_tokens, a budget for the whole run limits.token_budget"
         if key in _PARAMETERS and "params" in names:
-            return f"unknown key; parameters of a request stand under `params`: params: {{{key}: …}}"
+            return f"unknown key; parameters of a request go under `params`: params: {{{key}: …}}"
         alias = next((name for name in _ALIASES.get(key, ()) if name in names), None)
         hint = f" (did you mean {alias!r}?)" if alias else suggest(key, names)
         return f"unknown key{hint}" + (f"; known here: {', '.join(names)}" if names and not hint else "")
@@ -120,17 +120,17 @@ def _explain(kind: str, message: str, place: Location, model: type[Block]) -> st
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "too_short":
-        return "needs at least 1 item"  # pydantic speaks of tuples
-    wanted = _PLAIN.get(kind)
-    if wanted == "a mapping":
+        return "needs at least 1 item"  # pydantic would mention tuples
+    expected = _PLAIN.get(kind)
+    if expected == "a mapping":
         block = _model_at(model, place)
         keys = list(_written_names(block))[:6] if block else _KEYS.get(next((p for p in place if p in _KEYS), ""), ())
-        wanted += f" with keys such as {', '.join(keys)}" if keys else ""
-    return message.removeprefix("Input ") if wanted is None else f"should be {wanted}"
+        expected += f" with keys such as {', '.join(keys)}" if keys else ""
+    return message.removeprefix("Input ") if expected is None else f"should be {expected}"
 
 
-def _shown(given: Any) -> str:
-    return "a mapping" if isinstance(given, dict) else "a list" if isinstance(given, list) else repr(given)
+def _describe(value: Any) -> str:
+    return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
 def _written_names(model: type[Block]) -> Iterator[str]:
@@ -138,9 +138,9 @@ def _written_names(model: type[Block]) -> Iterator[str]:
         yield field.alias or name
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The nearest known word, as the end of a message; empty where none is near."""
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return the closest name as the end of a message; empty where none is close."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

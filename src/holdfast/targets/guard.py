@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Fault, HoldfastError
-from holdfast.functions import said_with_place, user_error
+from holdfast.functions import describe_error, user_error
 from holdfast.targets.python import settle_reply
 from holdfast.targets.types import Target
 
@@ -27,7 +27,7 @@ class GuardedTarget(Target):
         except HoldfastError:
             raise
         except Exception as error:
-            message = f"the target {self.block.kind!r} cannot be opened: {said_with_place(error)}"
+            message = f"the target {self.block.kind!r} cannot be opened: {describe_error(error)}"
             raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
         return self
 

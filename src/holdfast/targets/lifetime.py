@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AttemptError, ConfigError, Fault, HoldfastError, Problem
-from holdfast.functions import Function, said_with_place
+from holdfast.functions import Function, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ def instance_of(target: Callable[..., Any], where: str) -> Callable[..., Any]:
     try:
         instance: Any = target()
     except Exception as error:  # raised by the user's class
-        raise ConfigError([Problem(where, f"{target.__name__}() failed: {said_with_place(error)}")]) from error
+        raise ConfigError([Problem(where, f"{target.__name__}() failed: {describe_error(error)}")]) from error
     return instance  # type: ignore[no-any-return]
 
 
@@ -37,7 +37,7 @@ async def lifetime(target: Callable[..., Any], params: dict[str, Any], where: st
         except HoldfastError:
             raise
         except Exception as error:
-            message = f"the target's open() failed: {said_with_place(error)}"
+            message = f"the target's open() failed: {describe_error(error)}"
             raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
     try:
         yield
@@ -46,7 +46,7 @@ async def lifetime(target: Callable[..., Any], params: dict[str, Any], where: st
             try:
                 await closing({})
             except Exception as error:
-                raise AttemptError("agent", f"the target's close() failed: {said_with_place(error)}") from error
+                raise AttemptError("agent", f"the target's close() failed: {describe_error(error)}") from error
 
 
 def _method(target: Callable[..., Any], name: str, offered: tuple[str, ...], where: str) -> Function | None:

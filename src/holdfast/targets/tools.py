@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.functions import Function, function_source, load_function, said_with_place, user_traceback
+from holdfast.functions import Function, describe_error, function_source, load_function, user_traceback
 from holdfast.spec.fingerprint import command_files
 from holdfast.spec.redact import redact, shown_url
 from holdfast.targets.types import PROCESS, Home, ToolFailure
@@ -152,7 +152,7 @@ async def _run(tools: dict[str, Tool], name: str, arguments: Any, turn: Turn, nu
 
 
 def _as_error(error: Exception) -> str:
-    return as_text(f"Error: {redact(said_with_place(error))}")
+    return as_text(f"Error: {redact(describe_error(error))}")
 
 
 def home_of(tools: dict[str, Tool], past: PastCall, turn: Turn) -> Home | None:

@@ -9,7 +9,7 @@ from holdfast.errors import AttemptError, Fault, HoldfastError
 from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
 from holdfast.formats.nat.library import Evaluator, load_evaluator_config
 from holdfast.formats.nat.trace import steps_of
-from holdfast.functions import said_with_place
+from holdfast.functions import describe_error
 from holdfast.graders.text import rendered
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import NatGrader
@@ -60,8 +60,8 @@ class NatEvaluator(WaitingGrader):
         except HoldfastError:
             raise
         except Exception as error:  # a component's own
-            said = f"the evaluator {self.block.name} cannot be built: {said_with_place(error)}"
-            raise Fault("rejected", said, remedy="Fix it, then run the same command again.") from error
+            message = f"the evaluator {self.block.name} cannot be built: {describe_error(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,9 +83,9 @@ class NatEvaluator(WaitingGrader):
         except HoldfastError:
             raise
         except Exception as raised:  # the evaluator's own: an error grade, never a score
-            raise _failed(said_with_place(raised)) from raised
-        if said := error or _error_in(reasoning):
-            raise _failed(said)
+            raise _failed(describe_error(raised)) from raised
+        if message := error or _error_in(reasoning):
+            raise _failed(message)
         return self._verdict(value, reasoning)
 
     def _question(self, case: Case) -> Any:

@@ -1,6 +1,6 @@
 """The model and tool calls of a trial, as NeMo Agent Toolkit's steps.
 
-Where a target reported its steps, the output's trace is written as it is. SlowChecks each assistant message is a model
+Where a target reported its steps, the output's trace is written as it is. Otherwise each assistant message is a model
 call and each tool's message a tool call; `steps.jsonl` knows when a call was made, how long it took and what it used.
 Tokens that nobody knows are left out: NAT's evaluators then leave the call out of their means.
 """

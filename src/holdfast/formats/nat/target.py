@@ -11,7 +11,7 @@ from holdfast.errors import AttemptError, Fault, HoldfastError
 from holdfast.formats.nat.config import identity_of, read_config, workflow_part
 from holdfast.formats.nat.library import Workflow, load_workflow_config
 from holdfast.formats.nat.trace import messages_of
-from holdfast.functions import said_with_place
+from holdfast.functions import describe_error
 from holdfast.spec.schema import NatTarget
 from holdfast.targets.nat_stream import usage_of
 from holdfast.targets.types import Reply, Target
@@ -45,8 +45,8 @@ class NatWorkflow(Target):
         except HoldfastError:
             raise
         except Exception as error:  # a component's own
-            said = f"the workflow of {self._name} cannot be built: {said_with_place(error)}"
-            raise Fault("rejected", said, remedy="Fix it, then run the same command again.") from error
+            message = f"the workflow of {self._name} cannot be built: {describe_error(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -65,6 +65,6 @@ class NatWorkflow(Target):
             raise AttemptError("agent", "the workflow was cancelled from inside") from error
         except Exception as error:  # the workflow's own: an error of this trial, never of the run
             refused = isinstance(error, TypeError) and len(turn.messages) > 1
-            raise AttemptError("agent", said_with_place(error), retry=not refused) from error
+            raise AttemptError("agent", describe_error(error), retry=not refused) from error
         reply = Reply(text=text, messages=messages_of(trace, text), usage=usage_of(trace), trace=trace)
         return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)

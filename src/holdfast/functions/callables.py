@@ -1,10 +1,10 @@
-"""Functions that are handed over from Python: which reference stands for them, and what identifies them.
+"""Functions and objects that are passed from Python: their references, and their identities.
 
-A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries
-along: closed-over ones, and the state of the object whose method it is (`functions.states`). A function that was typed
-into a notebook or an interpreter has no file. Its own code identifies it, together with what it uses of the session:
-functions and classes that were typed in as well, modules that are files of the user's, and global variables with plain
-values (text, numbers, lists, mappings). What cannot be covered is listed in `Given.uncovered`.
+A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries:
+closed-over ones, and the state of the object whose method it is (`functions.states`). A function that was typed into a
+notebook or an interpreter has no file. It is identified by its own code, and by the parts of the session that it uses:
+other functions and classes that were typed in, modules that are the user's files, and global variables with plain
+values (text, numbers, lists, mappings). Parts that cannot be covered are listed in `Callables.uncovered`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _CHANGES: Final = frozenset(
 
 
 @dataclass
-class Given:
-    """Functions that stand in no eval file, by the references that stand for them."""
+class Callables:
+    """Functions passed from Python, by the references that the eval has instead."""
 
     functions: dict[str, Any] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
-    """what functions use of the session that is not part of their identity, in words"""
-    _taken: list[Callable[..., Any]] = field(default_factory=list, repr=False)
+    """warnings about parts of the session that functions use and that their identity does not cover"""
+    _added: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
-    def take(self, function: Callable[..., Any]) -> tuple[str, str | None]:
-        """Take a function: the reference that stands for it, and the version that marks what it carries along."""
+    def add(self, function: Callable[..., Any]) -> tuple[str, str | None]:
+        """Add a function; returns its reference, and a version for the values that it carries."""
         if isinstance(function, functools.partial):
             raise UsageError(
                 "a functools.partial has no source of its own, so Holdfast cannot tell when its arguments change",
@@ -65,8 +65,8 @@ class Given:
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
         file = None if any(map(_is_typed, _layers(function))) else _file(function)
-        self._taken.append(function)
-        carried = _carried(function)
+        self._added.append(function)
+        carried = _carried_values(function)
         if file is None:
             session = _Session()
             carried["session"] = session.of(_plain(function), *_layers(function)[:-1])
@@ -80,14 +80,14 @@ class Given:
         place = SESSION if file is None else f"{file}:"
         reference = base = place + name.replace(".<locals>", "").replace("<lambda>", "lambda_")
         number = 1
-        while self.functions.setdefault(reference, function) is not function:  # two lambdas of one file, say
+        while self.functions.setdefault(reference, function) is not function:  # such as two lambdas of one file
             number += 1
             reference = f"{base}_{number}"
         return reference, digest(carried) if carried else None
 
     def release(self) -> None:
-        """Note in which state the run has left what was taken."""
-        for function in self._taken:
+        """Note the state of all functions and objects at the end of a run."""
+        for function in self._added:
             for owner, values in _owned(function):
                 release(owner, values)
 
@@ -100,7 +100,7 @@ def _changed_since(file: str, name: str) -> UsageError:
 
 
 def _plain(function: Callable[..., Any]) -> Any:
-    """What holds the code: the function behind decorators and methods, or the class of a callable object."""
+    """Return the holder of the code: the function behind decorators and methods, or the class of a callable object."""
     plain = inspect.unwrap(function)
     if inspect.ismethod(plain):
         owner = plain.__self__
@@ -109,7 +109,7 @@ def _plain(function: Callable[..., Any]) -> Any:
 
 
 def _layers(value: Any) -> list[Any]:
-    """A function and those that its decorators wrap, innermost last."""
+    """Return a function and those that its decorators wrap, innermost last."""
     layers = [value]
     while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and inner not in layers:
         layers.append(inner)
@@ -117,12 +117,12 @@ def _layers(value: Any) -> list[Any]:
 
 
 def _file(function: Callable[..., Any]) -> str | None:
-    """The file that a function is defined in; None where it was typed in."""
+    """Return the file that defines a function; None where the function was typed in."""
     plain = inspect.unwrap(function)
     code = getattr(plain, "__code__", None)
     holder = plain if inspect.isroutine(plain) or inspect.isclass(plain) else type(plain)
     methods = [method for _, method in methods_of(holder)] if inspect.isclass(holder) else []
-    try:  # of a class its methods know better: Python looks for it by the name of its module
+    try:  # methods name their file; Python finds that of a class by its module's name
         file = inspect.getsourcefile(methods[0] if methods else holder)
     except (TypeError, OSError):
         file = None
@@ -138,28 +138,32 @@ def _file(function: Callable[..., Any]) -> str | None:
 
 
 def _typed_in(value: Any) -> bool:
-    """Whether a class or function was typed into a notebook or an interpreter, or made by `exec`."""
+    """Return True for a class or function typed into a notebook or an interpreter, or made by `exec`."""
     if isinstance(value, FunctionType):
         return not Path(value.__code__.co_filename).is_file()
     if getattr(value, "__module__", None) != "__main__":
         return False
-    own = [inner for inner in vars(value).values() if isinstance(inner, FunctionType)]
-    return any(map(_typed_in, own)) if own else not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()
+    methods = [inner for inner in vars(value).values() if isinstance(inner, FunctionType)]
+    return (
+        any(map(_typed_in, methods))
+        if methods
+        else not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()
+    )
 
 
-def _carried(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function brings beside its source, as it was when it was given first."""
+def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the values that a function carries beside its source, as they were at its first use."""
     carried: dict[str, Any] = {}
     for owner, values in _owned(function):
-        own = recall(owner, values)
-        if not _is_json(own):
+        identity = recall(owner, values)
+        if not _is_json(identity):
             raise UsageError(
-                f"{getattr(function, '__qualname__', function)} carries {', '.join(own)}, and Holdfast cannot tell "
-                "when these change",
+                f"{getattr(function, '__qualname__', function)} carries {', '.join(identity)}, and Holdfast cannot "
+                "tell when these change",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
-        keep(owner, own)
-        carried |= own
+        keep(owner, identity)
+        carried |= identity
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None and "<" in code.co_qualname:
         carried["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
@@ -167,7 +171,7 @@ def _carried(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _owned(function: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """What carries values, with these: the object whose method it is, and the function or class with its closures."""
+    """Yield the carriers of values: the object whose method it is, and the function or class with its closures."""
     plain = inspect.unwrap(function)
     owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
     if owner is not None and not inspect.ismodule(owner) and not inspect.isclass(owner):
@@ -196,7 +200,7 @@ def _closed_over_by_methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """An object's own attributes, also those in slots."""
+    """Yield an object's attributes, also those in slots."""
     yield from getattr(owner, "__dict__", {}).items()
     for kind in type(owner).__mro__:
         for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
@@ -219,14 +223,14 @@ def _code_digest(code: CodeType) -> str:
 
 
 def _constant(value: Any) -> str:
-    """A constant of compiled code as text; the order of a set of texts is another in each process."""
+    """Return a constant of compiled code as text; sets are sorted, since their order differs between processes."""
     if isinstance(value, frozenset) and not all(isinstance(inner, int) for inner in value):
         return f"frozenset({sorted(map(repr, value))})"
     return repr(value)
 
 
 class _Session:
-    """What a typed-in function is made of, followed through what it uses of its session."""
+    """The parts of a session that a typed-in function depends on, directly or not."""
 
     def __init__(self) -> None:
         self.uncovered: list[str] = []
@@ -234,13 +238,13 @@ class _Session:
         self._seen: list[Any] = []
 
     def of(self, *values: Any) -> dict[str, Any]:
-        """Digests of all that functions or classes depend on, by name."""
+        """Return digests of everything that functions or classes depend on, by name."""
         for value in values:
             self._add(getattr(value, "__qualname__", type(value).__qualname__), value)
         return self._parts
 
     def _add(self, name: str, value: Any) -> None:
-        if any(value is known for known in self._seen):
+        if any(value is earlier for earlier in self._seen):
             return
         self._seen.append(value)
         if isinstance(value, ModuleType) or not _is_typed(value):
@@ -254,7 +258,7 @@ class _Session:
         text, tree = _source(function)
         code = function.__code__
         while name in self._parts:
-            name += "'"  # another one of this name: a wrapper of it, say
+            name += "'"  # another function of this name, such as a wrapper
         self._parts[name] = _code_digest(code) if text is None else digest_bytes(token_bytes(text))
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if callable(default):
@@ -297,7 +301,7 @@ class _Session:
             self.uncovered.append(name)
 
     def _add_imported(self, name: str, value: Any) -> None:
-        """A module, or what was imported from one: users' own files count as they do for functions of a file."""
+        """Add a module, or a name imported from one, if it is a file of the user's."""
         module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
         if module is None or (file := users_file(module)) is None:
             return
@@ -311,19 +315,19 @@ def _is_typed(value: Any) -> bool:
 
 
 def _value_digest(value: Any) -> str:
-    """The digest of a plain value; sets are sorted, since their order is another in each process."""
+    """Return the digest of a plain value; sets are sorted, since their order differs between processes."""
     return digest_bytes(msgspec.json.encode(value, order="deterministic"))
 
 
 def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
-    """A function's source where Python still has it, and what it parses to. A lambda's line holds more than itself."""
+    """Return a function's source and its syntax tree, where Python has them; not for lambdas, whose line holds more."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, None
     if function.__name__ == "<lambda>" or not any(compiled(text, function.__code__)):
-        return None, None  # what was typed in later under the same name, say
+        return None, None  # such as code that was typed in later under the same name
     return text, tree
 
 
@@ -337,7 +341,7 @@ def _globals_used(code: CodeType) -> Iterator[str]:
 
 
 def _changed_names(tree: ast.AST) -> Iterator[str]:
-    """Variables that a function visibly changes: a counter or a cache of its own is no part of what it is."""
+    """Yield variables that a function visibly changes: its own counters and caches are not part of its identity."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             yield from node.names
