@@ -48,7 +48,7 @@ def leftovers(folder: Path) -> list[psutil.Process]:
 
 
 def place_of(eval_file: Path, cwd: Path) -> Path:
-    """Where an eval's run will be, asked before there is one."""
+    """Return the run directory that an eval will use."""
     shown = holdfast("eval", eval_file, "--dry-run", cwd=cwd).stdout
     match = re.search(r"^run: (\S+)", shown, re.MULTILINE)
     assert match is not None, shown

@@ -40,7 +40,7 @@ _ALSO_NEEDED: Final = ("aiohttp", "jinja2", "mcp", "rich.live", "rich.progress",
 
 
 def can_fork(env: dict[str, str]) -> bool:
-    """Whether a process with this environment may be forked from the warm one."""
+    """True if a process with this environment may be forked from the warm one."""
     differing = (key for key in env.keys() | _ENVIRONMENT.keys() if env.get(key) != _ENVIRONMENT.get(key))
     return not any(key.startswith(_READ_AT_START) for key in differing)
 
@@ -53,9 +53,9 @@ class Forked(subprocess.Popen[Any]):
     ) -> None:
         stdin, _, _, stdout, _, stderr = pipes = rest[3:9]
         request = {"module": args[2], "arguments": args[3:], "cwd": os.fspath(cwd), "env": env}
-        given = {0: stdin, 1: stdout, 2: stderr}
-        given = {number: file for number, file in given.items() if file != -1}
-        self.pid = _warm().ask({"fork": request, "files": list(given)}, list(given.values()))
+        streams = {0: stdin, 1: stdout, 2: stderr}
+        streams = {number: file for number, file in streams.items() if file != -1}
+        self.pid = _warm().ask({"fork": request, "files": list(streams)}, list(streams.values()))
         self._ended = os.pidfd_open(self.pid)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]

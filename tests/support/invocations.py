@@ -47,7 +47,7 @@ class Launched:
         return TaskPlace(self.directory, task)
 
     def state(self, task: int = 0, **fields: Any) -> None:
-        """What its main job says of a task."""
+        """Write the state of a task, as its main job does."""
         layout.write_state(self.place(task), State(**fields))
 
     def submit(self, role: str = "main", *options: str, task: int = 0, script: bytes = SLEEP) -> Job:
@@ -138,7 +138,7 @@ def made(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
 
 
 def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
-    """What a user of the lab has in the environment."""
+    """Return the environment of a user of the lab."""
     return {
         "SLURM_CONF": lab.env["SLURM_CONF"],
         "HOLDFAST_HOME": str(home),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Did:
-    """What one command did."""
+    """Result of one command."""
 
     run: Path
     asked: int
@@ -122,12 +122,12 @@ class Lab:
         return int(out)
 
     def plan(self, *arguments: Any) -> dict[str, Any]:
-        """What `--dry-run --json` says."""
+        """Return the output of `--dry-run --json`."""
         self.write()
-        said: dict[str, Any] = json.loads(
+        plan: dict[str, Any] = json.loads(
             holdfast("eval", self.eval_file.name, "--dry-run", "--json", *arguments, cwd=self.folder).stdout
         )
-        return said
+        return plan
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Change a file."""

@@ -177,7 +177,7 @@ class Site:
         return env_of(self.lab, self.folder / "home", PATH=f"{folder}:{os.environ['PATH']}")
 
     def place(self, invocation: Invocation, task: int = 0) -> TaskPlace:
-        """Where a task's files are."""
+        """Return the folder of a task."""
         return TaskPlace(invocation.directory, task)
 
     def chain(self, invocation: Invocation, task: int = 0) -> Chain:
@@ -186,7 +186,7 @@ class Site:
         return Chain(Submitter(Slurm(self.lab.here), ledger), invocation.id, self.place(invocation, task))
 
     def state(self, invocation: Invocation, task: int = 0) -> State:
-        """How far a task is."""
+        """Return the state of a task."""
         path = Path(self.place(invocation, task).state)
         return layout.decode(path.read_bytes(), State, str(path)) if path.exists() else State()
 

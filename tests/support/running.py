@@ -1,4 +1,4 @@
-"""Running the real command and the real server from tests."""
+"""Run the real command and the real server in tests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 PATIENCE = 300.0
-"""How long a test waits for a condition before it calls it a failure: a loaded machine is slow, not wrong."""
+"""Seconds that a test waits for a condition before it fails: a loaded machine is slow, not wrong."""
 HOME = Path(tempfile.gettempdir()) / f"holdfast-tests-{os.getuid()}-{os.getpid()}"
-"""where commands started by tests keep what they keep for a user"""
+"""HOLDFAST_HOME of commands that tests start"""
 
 
 class Server:
@@ -44,7 +44,7 @@ class Server:
             return json.load(response)
 
     def control(self, **settings: Any) -> None:
-        """Change what it does."""
+        """Change the server's settings."""
         self._call("/control", settings)
 
     def reset(self) -> None:
@@ -52,18 +52,18 @@ class Server:
         self._call("/reset", {})
 
     def stats(self) -> dict[str, Any]:
-        """What it was asked so far."""
+        """Return statistics of the requests so far."""
         return self._call("/stats")
 
     @property
     def requests(self) -> int:
-        """How many completions it was asked for."""
+        """Number of requests for completions."""
         return self.stats()["requests"]
 
 
 @contextmanager
 def server(**settings: Any) -> Iterator[Server]:
-    """A server of one's own on loopback, stopped at the end."""
+    """Start a server on loopback, and stop it at the end."""
     arguments = [f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()]
     process = Forked(
         [sys.executable, "-m", "tests.support.server", *arguments],
@@ -85,7 +85,7 @@ def server(**settings: Any) -> Iterator[Server]:
 
 
 def module_server(**settings: Any) -> Any:
-    """A fixture: a server that the tests of a module share. `provider = module_server()`."""
+    """Return a fixture for a server that the tests of a module share: `provider = module_server()`."""
 
     @pytest.fixture(scope="module")
     def shared() -> Iterator[Server]:
@@ -106,10 +106,10 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An environment without anything of the user's that could matter."""
-    theirs = ("HOLDFAST_", "OPENAI_", "WANDB_", "MLFLOW_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
-    return {**kept, "HOLDFAST_HOME": str(HOME), **more}
+    """Return an environment without variables of the user that could matter."""
+    prefixes = ("HOLDFAST_", "OPENAI_", "WANDB_", "MLFLOW_")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+    return {**inherited, "HOLDFAST_HOME": str(HOME), **more}
 
 
 def holdfast(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, check: int | None = 0) -> Any:
@@ -131,12 +131,12 @@ def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) 
 
 
 def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `python -m MODULE`, or what cannot be told from it."""
-    wanted = environment(**(env or {}))
-    return (Forked if can_fork(wanted) else subprocess.Popen)(
+    """Start `python -m MODULE`, or an equivalent forked process."""
+    variables = environment(**(env or {}))
+    return (Forked if can_fork(variables) else subprocess.Popen)(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=cwd,
-        env=wanted,
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -144,7 +144,7 @@ def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | 
 
 
 def write_eval(folder: Path, base_url: str, *, rows: int = 20, name: str = "e", **keys: Any) -> Path:
-    """An eval of `rows` questions against a test server that echoes; the answers of even rows are right."""
+    """Write an eval of `rows` questions against a test server that echoes; the answers of even rows are right."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "data.jsonl").open("w") as file:
         for number in range(rows):
@@ -165,20 +165,20 @@ def write_eval(folder: Path, base_url: str, *, rows: int = 20, name: str = "e", 
 
 
 def run_dir(cwd: Path, name: str = "e") -> Path:
-    """The one run directory of an eval."""
+    """Return the only run directory of an eval."""
     runs = [path for path in (cwd / "runs" / name).iterdir() if (path / "manifest.json").exists()]
     assert len(runs) == 1, runs
     return runs[0]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file."""
+    """Read the records of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def metrics(run: Path, *, timing: bool = False) -> dict[str, Any]:
-    """`metrics.json`, without what depends on the clock unless asked for."""
-    found = json.loads((run / "metrics.json").read_text())
+    """Read `metrics.json`; values that depend on the clock only with `timing`."""
+    data = json.loads((run / "metrics.json").read_text())
     if not timing:
-        del found["timing"]
-    return found
+        del data["timing"]
+    return data

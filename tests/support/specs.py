@@ -48,12 +48,12 @@ def write_spec(folder: Path, **keys: Any) -> Path:
 
 
 def load(folder: Path, *overrides: str, **keys: Any) -> Any:
-    """The eval of such a file."""
+    """Load the eval of such a file."""
     return load_eval(write_spec(folder, **keys), [parse_override(text) for text in overrides])
 
 
 def who(folder: Path, *overrides: str, **keys: Any) -> RunIdentity:
-    """The same with its data read and its keys made."""
+    """Load an eval, read its data and make its keys."""
     return identify(load(folder, *overrides, **keys))
 
 
@@ -99,14 +99,14 @@ def grade(
 ) -> Verdict | AttemptError:
     """What a grader says of an answer; the AttemptError where it cannot say.
 
-    `said` are further fields of the output, `files` what is in the trial's workspace.
+    `said` are further fields of the output, `files` those of the trial's workspace.
     """
     workspace = None if files is None else {}
     spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block], workspace=workspace)
     (grader,) = build_graders(spec)
     blobs = Blobs(folder / "blobs")
-    kept = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
-    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**kept, **(said or {})}), blobs)
+    stored = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}
+    case = Case(Sample("s", row, "sha256:0", "here"), output_of(answer, **{**stored, **(said or {})}), blobs)
 
     async def verdict() -> Verdict:
         return grader.check(case) if hasattr(grader, "check") else await grader.judge(case)
@@ -126,7 +126,7 @@ def grade(
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -134,7 +134,7 @@ class Ended(NamedTuple):
 
 
 def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
-    """The command in this process, as a user in `cwd` types it."""
+    """Run the command in this process, as a user in `cwd` types it."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
     capsys.readouterr()
@@ -142,8 +142,8 @@ def command(monkeypatch: Any, capsys: Any, cwd: Path, *arguments: Any) -> Ended:
     try:
         main()
     except SystemExit as leaving:
-        said = capsys.readouterr()
-        return Ended(int(leaving.code or 0), said.out, said.err)
+        captured = capsys.readouterr()
+        return Ended(int(leaving.code or 0), captured.out, captured.err)
     finally:  # what a command may leave behind, since it ends its process
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Double:
-    """What was asked so far."""
+    """The requests that the server got so far."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -35,8 +35,8 @@ class Double:
 
     def summary(self) -> dict[str, Any]:
         """The run's summary as it was streamed last."""
-        found = [body["files"]["wandb-summary.json"]["content"] for _, body in self.streams if "files" in body]
-        return json.loads(found[-1][-1])
+        summaries = [body["files"]["wandb-summary.json"]["content"] for _, body in self.streams if "files" in body]
+        return json.loads(summaries[-1][-1])
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """As much of an answer as the client needs to go on."""

@@ -24,7 +24,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What is sent back: a JSON value, or the lines of an event stream."""
+    """A response: a JSON value, or the lines of an event stream."""
 
     body: Any = None
     status: int = 200
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass
 class Workflow:
-    """A running one, and what it was asked."""
+    """A running workflow server, and its requests."""
 
     url: str
     asked: list[Asked] = field(default_factory=list)
@@ -53,10 +53,10 @@ def workflow(answer: Callable[[Asked], Any]) -> Iterator[Workflow]:
 
         def do_POST(self) -> None:  # the library's name
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked = Asked(self.path, {key.lower(): value for key, value in self.headers.items()}, body)
-            running.asked.append(asked)
-            found = answer(asked)
-            sent = found if isinstance(found, Answer) else Answer(found)
+            request = Asked(self.path, {key.lower(): value for key, value in self.headers.items()}, body)
+            running.asked.append(request)
+            value = answer(request)
+            sent = value if isinstance(value, Answer) else Answer(value)
             if sent.stream is not None:
                 self.send_stream(sent.stream, sent.framing)
                 return

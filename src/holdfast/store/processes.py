@@ -46,9 +46,9 @@ def is_running(pid: int, token: str = "") -> bool:
     return status is None or (not status.ended and _is_same(token, status.token))
 
 
-def _is_same(token: str, other: str) -> bool:
+def _is_same(token: str, current: str) -> bool:
     """Compare start tokens. Some systems compute the start from the uptime, so seconds may be off by one."""
-    return not token or abs(int(token) - int(other)) <= 1
+    return not token or abs(int(token) - int(current)) <= 1
 
 
 def _status(pid: int) -> _Status | None:

@@ -161,8 +161,8 @@ class _Translation:
 
     def _output(self, general: Mapping[str, Any]) -> dict[str, Any]:
         output = self._block(("eval", "general", "output"))
-        known = {"dir", "workflow_output_step_filter", *_OUTPUT_IGNORED}
-        self._check(("eval", "general", "output"), output, known, refused=_OUTPUT_REFUSED, ignored=_OUTPUT_IGNORED)
+        allowed = {"dir", "workflow_output_step_filter", *_OUTPUT_IGNORED}
+        self._check(("eval", "general", "output"), output, allowed, refused=_OUTPUT_REFUSED, ignored=_OUTPUT_IGNORED)
         folder = output.get("dir") or general.get("output_dir") or _DEFAULT_DIR
         block: dict[str, Any] = {"dir": str(Path.cwd() / str(folder))}  # as NAT has it
         if (steps := output.get("workflow_output_step_filter")) is not None:

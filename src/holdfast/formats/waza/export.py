@@ -88,13 +88,13 @@ class _Whole:
         }
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Every sample, in the dataset's order."""
+        """Yield every sample in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
-            found = list(trials)
-            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in found):
-                self._note_triggers(found)
+            group = list(trials)
+            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in group):
+                self._note_triggers(group)
             else:
-                yield self._task(sample, found)
+                yield self._task(sample, group)
 
     def tail(self) -> dict[str, Any]:
         """Return the fields that need all trials."""
@@ -202,8 +202,8 @@ class _Whole:
                 status = "skipped"
             elif len(grades) < len(places) or any(grade.status == "error" for grade in grades):
                 status = "error"
-                said = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
-                validations["_checkpoint_error"] = _checkpoint_error(said or "not judged yet")
+                failures = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
+                validations["_checkpoint_error"] = _checkpoint_error(failures or "not judged yet")
             else:
                 status = "failed" if any(grade.status == "failed" for grade in grades) else "passed"
             stopped = trial.output.stop == f"checkpoint@{turn}"
@@ -236,13 +236,13 @@ class _Whole:
         groups = [
             {
                 "name": name,
-                "passed": sum(status == "passed" for status, _ in found),
-                "total": len(found),
-                "avg_score": mean([score for _, score in found]) or 0.0,
+                "passed": sum(status == "passed" for status, _ in results),
+                "total": len(results),
+                "avg_score": mean([score for _, score in results]) or 0.0,
             }
-            for name, found in sorted(self._groups.items())
+            for name, results in sorted(self._groups.items())
         ]
-        usage = _added(self._usages)
+        usage = _sum_usages(self._usages)
         statistics = suite_statistics(self._stats, count["passed"])
         return {
             "total_tests": total,
@@ -294,15 +294,15 @@ def _overall(statuses: Sequence[str]) -> str:
 
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
-    """Verdicts by name. Names are waza's again, unless two would become one; errors are no verdicts."""
-    found: dict[str, Any] = {}
+    """Return verdicts by name. Names are waza's again, unless two would collide; errors are not verdicts."""
+    validations: dict[str, Any] = {}
     for grade in grades:
         if grade.score is None or grade.status not in ("passed", "failed"):
             continue
         full = grade.grader.partition("/")[2] if grade.turn is not None else grade.grader
         name = full.removeprefix(f"{sample}/").removeprefix("eval/")
-        name = full if name in found else name
-        found[name] = {
+        name = full if name in validations else name
+        validations[name] = {
             "identifier": name,
             "type": grade.type,
             "score": grade.score,
@@ -312,7 +312,7 @@ def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
             "details": _details(grade),
             "duration_ms": _milliseconds(grade.seconds),
         }
-    return found
+    return validations
 
 
 def _checkpoint_error(reason: str) -> dict[str, Any]:
@@ -405,11 +405,11 @@ def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
     }
 
 
-def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    known = [usage for usage in usages if usage is not None]
-    if not known or len(known) < len(usages):
+def _sum_usages(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    reported = [usage for usage in usages if usage is not None]
+    if not reported or len(reported) < len(usages):
         return None
-    return {key: sum(usage[key] for usage in known) for key in known[0]}
+    return {key: sum(usage[key] for usage in reported) for key in reported[0]}
 
 
 def _milliseconds(seconds: float) -> int:
@@ -417,12 +417,12 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _details(grade: Grade) -> dict[str, Any]:
-    """Return what a grader noted; where it noted nothing, what failed."""
+    """Return a grader's details; if it has none, its feedback on a failure."""
     if grade.details is None:
         return {"failures": [grade.feedback] if grade.status == "failed" and grade.feedback else []}
     return grade.details if isinstance(grade.details, dict) else {"value": grade.details}
 
 
 def _block(data: dict[str, Any], key: str) -> dict[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
