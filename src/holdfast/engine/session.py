@@ -29,13 +29,12 @@ from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
-from holdfast.graders.build import build_graders, grader_places
+from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import write_report
-from holdfast.report.notices import without_rows
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import end_rounds
@@ -351,7 +350,7 @@ def report_notices(run: Session) -> None:
     spec = run.spec
     messages = [*spec.notices]
     if run.finished is None:
-        messages += [*unseen_code(spec), *without_rows(spec, grader_places(spec), run.identity.survey.panels)]
+        messages += [*unseen_code(spec), *run.identity.idle_notices]
     for message in messages:
         run.notice(message)
 
