@@ -464,7 +464,7 @@ def test_a_folder_of_the_cluster_is_a_whole_path_or_one_in_your_own_home(folder:
         assert getattr(launch.env if key.startswith("run.env") else launch.execution, key.rpartition(".")[2]) == path
     for path in ("~bob", "~bob/x", "x", "./x"):
         said = refused(folder, "newer", f"{key}={path}")
-        assert f"command line: {key}: {path!r} is a folder of the cluster: give its whole path" in said
+        assert f"command line: {key}: {path!r} is a folder of the cluster: give an absolute path" in said
     assert f"command line: {key}: '~bob/x': give" in refused(folder, "newer", f"{key}=~bob/x", profile="here")
 
 
@@ -484,7 +484,7 @@ def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
 
 def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
     said = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: NOT done here, and it may change the answers" in said
+    assert "adapter_config.process_reasoning_traces: NOT supported here, and it may change the answers" in said
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 

@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_written_is_named_with_its_line(slurm: Lab, t
 def test_a_directory_without_a_whole_path_is_refused_as_a_launch_does(slurm: Lab, tmp_path: Path, folder: str) -> None:
     checks, _ = doctor(slurm, tmp_path, f'executor = "slurm"\nremote_job_dir = "{folder}"\n', "--no-job", check=1)
     assert checks["remote_job_dir"]["state"] == "failed"
-    assert f"'{folder}' is a folder of the cluster: give its whole path" in checks["remote_job_dir"]["said"]
+    assert f"'{folder}' is a folder of the cluster: give an absolute path" in checks["remote_job_dir"]["said"]
     assert not list(tmp_path.rglob("jobs"))
 
 

@@ -115,7 +115,7 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
         findings.notice(tree, location, message)
     for key in block:
         if key in CHANGES and block[key]:
-            message = "NOT done here, and it may change the answers; put it into the eval file or the server"
+            message = "NOT supported here, and it may change the answers; put it into the eval file or the server"
             findings.notice(tree, (*location, key), message)
     overrides: list[Override] = []
     if block.get("custom_system_prompt") and block.get("use_system_prompt", True):

@@ -251,7 +251,7 @@ def folder_problem(folder: str, *, is_local: bool) -> str | None:
     if re.match(r"/|~(/|$)", folder) or (is_local and not folder.startswith("~")):
         return None
     where = "" if is_local else " is a folder of the cluster"
-    return f"{folder!r}{where}: give its whole path, or one that begins with ~/"
+    return f"{folder!r}{where}: give an absolute path, or one that begins with ~/"
 
 
 def squash_problem(profile: Profile | None) -> str | None:

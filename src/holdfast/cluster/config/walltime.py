@@ -35,7 +35,7 @@ def walltime_seconds(value: str | int) -> int:
             numbers = [0, *numbers, *([0] if len(numbers) == 1 else [])]
         seconds = numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
     if seconds <= 0:
-        raise ValueError("a time is longer than nothing")
+        raise ValueError("a time must be longer than 0")
     return seconds
 
 

@@ -122,7 +122,7 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         shown = ", ".join(f"{root / name} ({sizes[name] >> 20} MB)" for name in largest)
         raise UsageError(
-            f"{eval_file}: {size >> 20} MB lie beside it, more than the {MAX_BYTES >> 20} MB that are sent",
+            f"{eval_file}: {size >> 20} MB are beside it, more than the {MAX_BYTES >> 20} MB that are sent",
             remedy=f"The largest: {shown}. Put the eval file in a folder of its own, and large data on the cluster "
             "beforehand: a path that does not exist here is taken as one of the cluster's.",
         )

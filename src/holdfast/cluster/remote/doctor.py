@@ -354,7 +354,7 @@ def _sandbox(able: Isolation) -> Check:
     return ok(
         "programs of graders",
         able.summary,
-        "" if whole else "With user namespaces they would be confined: see docs/graders.md.",
+        "" if whole else "With user namespaces they would be confined: see docs/graders-files.md.",
     )
 
 
