@@ -180,8 +180,10 @@ class _Call(NamedTuple):
     def _result(self, outcome: Outcome) -> Run:
         reason = None if outcome.reason is None else str(outcome.reason)
         if outcome.metrics is None and reason is None and not self.options.skip_graders:
-            left = outcome.plan.to_run + outcome.plan.to_grade
-            reason = f"{left} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
+            unfinished = outcome.plan.to_run + outcome.plan.to_grade
+            reason = (
+                f"{unfinished} of {outcome.plan.total} trials have errors; see {outcome.rundir.path / 'errors.jsonl'}"
+            )
         return Run(
             path=outcome.rundir.path,
             finished=outcome.metrics is not None,

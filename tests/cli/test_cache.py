@@ -80,7 +80,7 @@ def answering(answer: str, *arguments: Any, cwd: Path) -> subprocess.CompletedPr
 
 
 class TestListing:
-    def test_dir_says_where(self, gallery: Path) -> None:
+    def test_dir_prints_the_runs_directory(self, gallery: Path) -> None:
         assert holdfast("cache", "dir", cwd=gallery).stdout == f"{gallery / 'runs'}\n"
         assert holdfast("cache", "dir", "--runs-dir", "x", cwd=gallery).stdout == f"{gallery / 'x'}\n"
         there = holdfast("cache", "dir", cwd=gallery, env={"HOLDFAST_RUNS_DIR": "/tmp/y"}).stdout
@@ -146,7 +146,7 @@ class TestListing:
         written = [run["written"] for run in listed(gallery)]
         assert written == sorted(written, reverse=True)
 
-    def test_a_runs_directory_that_is_not_there_is_said(self, gallery: Path) -> None:
+    def test_a_missing_runs_directory_is_reported(self, gallery: Path) -> None:
         said = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
         assert "nowhere is not a directory" in said
 

@@ -136,7 +136,7 @@ class TestItself:
 
 
 class TestEval:
-    def test_a_run_prints_its_numbers_and_its_place_and_the_same_command_calls_nobody(
+    def test_a_run_prints_its_numbers_and_its_path_and_the_same_command_makes_no_request(
         self, type_in: Any, tmp_path: Path, mock: Any
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=10)
@@ -209,7 +209,7 @@ class TestEval:
         assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
 
     @pytest.mark.parametrize("option", ["--fresh", "--force"])
-    def test_the_command_that_goes_on_does_not_start_anew(
+    def test_the_command_that_resumes_does_not_start_from_scratch(
         self, type_in: Any, tmp_path: Path, mock: Any, option: str
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)
@@ -228,7 +228,7 @@ class TestEval:
         assert type_in("eval", path).code == 0
         assert metrics(run)["graded"] == 3 and mock.requests == before + 3
 
-    def test_runs_go_where_they_are_told(
+    def test_runs_go_to_the_runs_directory(
         self, type_in: Any, tmp_path: Path, mock: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=1)
@@ -323,7 +323,7 @@ class TestInit:
         assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
 
     @pytest.mark.parametrize("folder", ["file", "file/inner"])
-    def test_a_file_in_the_way_is_said(self, type_in: Any, tmp_path: Path, folder: str) -> None:
+    def test_a_file_in_place_of_the_runs_directory_is_reported(self, type_in: Any, tmp_path: Path, folder: str) -> None:
         (tmp_path / "file").write_text("mine")
         ended = type_in("init", folder)
         assert ended.code == 2 and "Traceback" not in ended.err and ended.err
@@ -373,10 +373,10 @@ class TestDisplays:
             assert not ESCAPE.search(done.stderr)
         assert "0.600" in done.stdout and "gate not met" in done.stdout
 
-    def test_none_says_nothing_while_it_runs(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
+    def test_display_none_shows_nothing_during_a_run(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         assert type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "none").err == ""
 
-    def test_plain_says_what_it_is_about_to_do(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
+    def test_display_plain_shows_the_plan(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         said = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
         assert said[0].startswith("e · test-model · runs/e/test-model-")
         assert said[1] == "2 trials of 2 samples: 2 to run"

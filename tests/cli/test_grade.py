@@ -63,7 +63,7 @@ def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "eval"])
-def test_a_run_that_is_not_there_is_said_with_where_it_was_looked_for(lab: Lab, name: str) -> None:
+def test_an_unknown_run_is_reported_with_the_folder_that_was_searched(lab: Lab, name: str) -> None:
     generated(lab)
     said = lab.do("grade", name, check=2).err
     assert f"no run '{name}'" in said and "holdfast cache ls" in said
@@ -90,7 +90,7 @@ def test_more_graders_go_with_copies_into_the_run_that_eval_would_use(lab: Lab) 
     assert lab.eval().work == (0, {}), "and eval finds it all done"
 
 
-def test_a_changed_grader_grades_anew_beside_the_old_verdicts(lab: Lab) -> None:
+def test_a_changed_grader_grades_again_and_keeps_the_old_verdicts(lab: Lab) -> None:
     lab.rows[1]["expected"] = "QUESTION 1"
     run = lab.eval().run
     done = lab.do("grade", run, "graders.correct.ignore_case=true")
@@ -144,7 +144,7 @@ def test_accepted_errors_of_the_target_do_not_reopen_a_run_that_is_graded(lab: L
     assert lab.do("grade", run).work == (0, {}) and metrics_bytes(run) == before
 
 
-def test_nothing_is_graded_twice_unless_again_is_said(lab: Lab) -> None:
+def test_nothing_is_graded_twice_without_again(lab: Lab) -> None:
     run = generated(lab)
     assert lab.do("grade", run).judged == ROWS
     finished = lab.do("grade", run)
@@ -180,7 +180,7 @@ def test_an_eval_whose_outputs_would_be_others_is_refused_with_what_changed(
     assert kept(run, "grades") == []
 
 
-def test_rows_without_an_output_are_said_and_not_called_errors(lab: Lab) -> None:
+def test_rows_without_an_output_are_reported_and_are_not_errors(lab: Lab) -> None:
     run = generated(lab)
     lab.rows += rows(2, start=50)
     lab.write()

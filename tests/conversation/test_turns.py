@@ -65,7 +65,7 @@ def results(run: Path) -> dict[str, dict[str, Any]]:
 # Follow-ups
 
 
-def test_follow_ups_are_templates_over_the_row_and_are_said_in_their_order(lab: Lab) -> None:
+def test_follow_ups_are_templates_over_the_row_and_are_sent_in_order(lab: Lab) -> None:
     lab.spec |= {"system": "You serve {{ id }}.", "follow_ups": ["more, {{ id }}", "{{ turns[-1] }}"]}
     done = lab.eval()
     assert done.asked == 6
@@ -80,7 +80,7 @@ def test_follow_ups_are_templates_over_the_row_and_are_said_in_their_order(lab: 
 
 
 @pytest.mark.parametrize("follow_ups", ["turns[1:]", "{{ turns[1:] }}"])
-def test_rows_may_bring_follow_ups_of_their_own(lab: Lab, follow_ups: str) -> None:
+def test_rows_may_contain_follow_ups(lab: Lab, follow_ups: str) -> None:
     lab.spec["follow_ups"] = follow_ups
     done = lab.eval()
     assert said(done.run) == {"a": echoed("hello", "and then?", "thanks"), "b": echoed("good day", "bye")}
@@ -107,7 +107,7 @@ def test_text_graders_see_the_last_reply_and_no_earlier_one(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["one text", [1, 2], {"a": "b"}, None])
-def test_a_row_whose_follow_ups_are_no_list_of_texts_is_an_error_of_that_trial_alone(lab: Lab, wrong: Any) -> None:
+def test_invalid_follow_ups_of_a_row_are_an_error_of_its_trial_only(lab: Lab, wrong: Any) -> None:
     lab.rows = [{**ROWS[0], "more": wrong}, {**ROWS[1], "more": ["bye"]}]
     lab.spec["follow_ups"] = "more"
     done = lab.eval(check=3)
@@ -228,7 +228,7 @@ def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
         ({"action": "reply", "message": " "}, "bad_reply", "gave no decision"),
     ],
 )
-def test_a_model_that_cannot_play_the_user_is_an_error_and_nobodys_wrong_answer(
+def test_a_model_that_cannot_play_the_user_is_an_error_and_not_a_wrong_answer(
     lab: Lab, user: Server, decision: Any, kind: str, message: str
 ) -> None:
     model_user(lab, user, decision)
@@ -259,7 +259,7 @@ DIRECTED = {"model": "m", "instructions": "be brief", "max_followups": 2}
         ({"follow_ups": ["{{ question"]}, "not a valid template"),
     ],
 )
-def test_a_conversation_that_cannot_be_had_is_refused_when_the_file_is_read(
+def test_an_impossible_conversation_is_rejected_when_the_file_is_read(
     keys: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     (tmp_path / "user.py").write_text("def user(messages):\n    return None\n")
@@ -278,7 +278,7 @@ def test_a_conversation_that_cannot_be_had_is_refused_when_the_file_is_read(
         ({"follow_ups": ["and {{ messages[1:] }}?"]}, "a list"),
     ],
 )
-def test_a_list_or_an_object_is_not_sent_as_python_writes_it(
+def test_lists_and_objects_are_not_sent_as_python_literals(
     keys: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     rows = [
@@ -328,7 +328,7 @@ def safe_calls(folder: Path) -> set[str]:
     return found
 
 
-def test_conversations_killed_fifteen_times_go_on_with_the_first_call_that_has_no_reply(
+def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_call(
     tmp_path: Path, provider: Server
 ) -> None:
     calm = long_talk(tmp_path / "calm", provider).eval().run
@@ -397,7 +397,7 @@ def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab
     assert [step["turn"] for step in kept(done.run, "steps")] == [1, 2, 3, 4]
 
 
-def test_a_simulated_user_is_not_asked_again_for_what_it_said_before_a_crash(lab: Lab) -> None:
+def test_a_simulated_user_is_not_asked_again_after_a_crash(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "x"}]
     use_responder(
         lab,
@@ -414,7 +414,7 @@ def test_a_simulated_user_is_not_asked_again_for_what_it_said_before_a_crash(lab
     assert said(done.run)["a"][::2] == ["1", "reply 1", "reply 2", "reply 3"]
 
 
-def test_a_target_that_gave_up_in_the_middle_is_asked_from_there_by_the_next_command(lab: Lab) -> None:
+def test_a_conversation_given_up_halfway_continues_with_the_next_command(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "3"}]
     lab.spec |= {"follow_ups": ["2", "3"], "limits": {"retries": 0}}
     lab.use_agent(
@@ -461,7 +461,7 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
     return asyncio.run(call_all()), notes.kept, told
 
 
-def test_equal_calls_are_told_apart_by_how_many_came_before() -> None:
+def test_equal_calls_are_distinguished_by_their_number() -> None:
     _, earlier, _ = make_calls(["x", "x"], [], "first")
     assert [step.nth for step in earlier] == [1, 2]
     replies, new, told = make_calls(["x", "x", "x"], earlier, "second")
@@ -475,7 +475,7 @@ def test_calls_that_come_in_another_order_are_still_answered_from_the_record() -
     assert (replies, new, told) == (["first y", "first x"], [], [])
 
 
-def test_a_conversation_that_asks_something_else_than_before_is_reported_and_goes_on_live() -> None:
+def test_a_conversation_that_diverges_is_reported_and_continues_live() -> None:
     _, earlier, _ = make_calls(["x", "y", "z"], [], "first")
     replies, new, told = make_calls(["x", "other", "y", "z"], earlier, "second")
     assert replies == ["first x", "second other", "second y", "second z"]
@@ -505,7 +505,7 @@ def kill_after(lab: Lab, provider: Server, steps: int) -> Path:
     return run
 
 
-def test_the_plan_says_which_conversations_go_on_in_their_middle(tmp_path: Path) -> None:
+def test_the_plan_counts_conversations_that_continue_halfway(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)
         short_talks(lab, 4)

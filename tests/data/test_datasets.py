@@ -119,7 +119,7 @@ class TestFormats:
             (tmp_path / "data").write_bytes(CONTENTS[f".{kind}"])
         assert len(ids(tmp_path, "data", format=kind)) == 10
 
-    def test_a_name_that_tells_nothing_asks_for_the_format(self, tmp_path: Path) -> None:
+    def test_a_name_without_a_known_suffix_needs_a_format(self, tmp_path: Path) -> None:
         (tmp_path / "data").write_bytes(CONTENTS[".jsonl"])
         said = refusal(tmp_path, "data")
         assert "cannot tell the format" in said and "dataset.format" in said
@@ -259,7 +259,7 @@ class TestIds:
         write_rows(tmp_path / "d.jsonl", [{"q": "c"}, {"n": 2, "q": "b"}, rows[0]])
         assert ids(tmp_path)[1:] == before[::-1]
 
-    def test_a_row_without_the_field_that_names_it_is_said_with_its_line(self, tmp_path: Path) -> None:
+    def test_a_row_without_its_id_field_is_reported_with_its_line(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"key": "k"}, {"other": 1}])
         assert "d.jsonl:2: has no field 'key', which dataset.id names" in refusal(tmp_path, id="key")
 
@@ -270,7 +270,7 @@ class TestIds:
             ([{"q": 1}, {"q": 2}, {"q": 2}], "duplicate of"),
         ],
     )
-    def test_an_id_used_twice_is_said_with_both_places(self, tmp_path: Path, rows: Any, words: str) -> None:
+    def test_a_duplicate_id_is_reported_with_both_places(self, tmp_path: Path, rows: Any, words: str) -> None:
         write_rows(tmp_path / "d.jsonl", rows)
         said = refusal(tmp_path)
         assert f"d.jsonl:3: {words}" in said and "d.jsonl:2" in said
@@ -353,13 +353,15 @@ class TestWhatIsWrongWithFiles:
         (tmp_path / f"d.jsonl{packing}").write_bytes(packed)
         assert f"d.jsonl{packing}" in refusal(tmp_path, f"d.jsonl{packing}")
 
-    def test_without_pyarrow_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_pyarrow_names_the_package_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         as_parquet(tmp_path / "d.parquet", ROWS)
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         said = refusal(tmp_path, "d.parquet")
         assert "needs pyarrow" in said and "pip install pyarrow" in said
 
-    def test_without_the_hub_library_it_says_what_to_install(
+    def test_a_missing_hub_library_names_the_package_to_install(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)

@@ -100,7 +100,7 @@ class TestWhatDoesNotApply:
         assert counts == {"hard": (2, 1, 0, 2), "long": (1, 1, 0, 1), "any": (3, 3, 0, 3)}
         assert run.metrics.coverage == 1 and run.metrics.graded == 4
 
-    def test_a_row_that_nobody_looks_at_is_skipped_and_finished(self, evaluate: Any) -> None:
+    def test_a_row_without_graders_is_skipped_and_finished(self, evaluate: Any) -> None:
         run = evaluate(HARD, rows=[ROWS[0]])
         assert run.exit_code == 0 and not (run.path / "grades.jsonl").exists()
         assert [(entry["status"], entry["score"]) for entry in run.results()] == [("skipped", None)]
@@ -142,7 +142,7 @@ class TestWhatDoesNotApply:
         )
         assert len(lines(run.path / "grades.jsonl")) == before
 
-    def test_each_condition_is_looked_at_once_for_a_row(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_condition_is_evaluated_once_for_a_row(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         looked = Counter()
         call = Expression.__call__
 
@@ -250,7 +250,9 @@ def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path: Path) -> None:
 
 
 class TestNothingChecked:
-    def test_a_condition_that_is_true_for_no_row_is_told_and_fails_nobody(self, tmp_path: Path, evaluate: Any) -> None:
+    def test_a_condition_that_is_true_for_no_row_is_a_notice_and_fails_nothing(
+        self, tmp_path: Path, evaluate: Any
+    ) -> None:
         typo = {**HARD, "name": "typo", "where": 'level == "hrad"'}
         run = evaluate(NOT_D, typo)
         assert run.exit_code == 0
@@ -258,7 +260,7 @@ class TestNothingChecked:
         assert run.metrics.graders["typo"].rows == run.metrics.graders["typo"].n == 0
         assert "typo" in (run.path / "run.log").read_text()
 
-    def test_it_is_told_before_the_run_and_below_its_table(self, tmp_path: Path) -> None:
+    def test_the_notice_is_shown_before_the_run_and_below_its_table(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_text(AGENT)
         several = [{**HARD, "name": f"typo{number}", "where": "steps is defined and steps > 10"} for number in range(7)]
         keys: dict[str, Any] = {
@@ -276,7 +278,9 @@ class TestNothingChecked:
         some = run_command("eval", eval_file, "--limit", "2", "--dry-run", cwd=tmp_path)
         assert "apply to none of the selected rows" in some.stdout
 
-    def test_who_skips_every_output_or_is_never_reached_is_told_too(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_a_grader_that_skips_every_output_or_is_never_reached_is_a_notice(
+        self, evaluate: Any, tmp_path: Path
+    ) -> None:
         shy = {"type": "python", "name": "shy", "function": f"{tmp_path}/agent.py:shy"}
         checkpoint = {"after_turn": 3, "graders": [{"type": "text", "name": "late", "contains": "x"}]}
         responder = {"python": f"{tmp_path}/agent.py:nothing", "max_followups": 3}
@@ -288,7 +292,7 @@ class TestNothingChecked:
             "grader `checkpoint@3/late` checked nothing: no conversation got so far",
         ]
 
-    def test_nothing_is_told_where_all_have_checked_something(self, evaluate: Any) -> None:
+    def test_there_is_no_notice_where_all_graders_checked_something(self, evaluate: Any) -> None:
         assert evaluate(HARD, LONG, NOT_D).metrics.notices == []
 
 
@@ -307,7 +311,7 @@ class TestConditions:
         wheres=st.lists(conditions, max_size=8),
         row=st.fixed_dictionaries({}, optional={"id": values, "level": values}),
     )
-    def test_they_say_together_what_each_says_alone(
+    def test_conditions_together_decide_as_each_alone(
         self, tmp_path_factory: pytest.TempPathFactory, wheres: Any, row: Any
     ) -> None:
         graders = [

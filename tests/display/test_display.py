@@ -112,7 +112,7 @@ class TestNumbers:
             ([], "$0.00", "0 tokens"),
         ],
     )
-    def test_what_is_not_known_is_said_and_is_not_nought(self, usages: Any, cost: str, count: str) -> None:
+    def test_unknown_numbers_are_shown_as_unknown_not_as_zero(self, usages: Any, cost: str, count: str) -> None:
         spent = Spent()
         for usage in usages:
             spent.add(usage)
@@ -199,7 +199,7 @@ class TestProgress:
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
     def test_what_is_left_follows_from_what_is_done(self) -> None:
-        left = progress(outputs=150, graded=120).left
+        left = progress(outputs=150, graded=120).remaining
         assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
 
 
@@ -320,7 +320,7 @@ class TestPlain:
             display.notice("look here")
             assert capsys.readouterr().err == "look here\n"
 
-    def test_quiet_says_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_quiet_shows_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Quiet()
         display.begin("e", "t", "p", plan())
         display.output(output_of("x"))
@@ -415,7 +415,7 @@ class TestLive:
         assert said.count("target: server: told to fail") == 3 and "and more like this" in said
         assert "repeated" not in said
 
-    def test_a_window_that_a_rate_limit_has_shrunk_is_said_to_be_lower(self) -> None:
+    def test_a_concurrency_lowered_by_a_rate_limit_is_shown(self) -> None:
         assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
 
     @pytest.mark.parametrize("width", [20, 40, 200])
@@ -474,7 +474,7 @@ GRADE_FAILED = "1 grade of judged-by-a-function-with-a-long-name failed: 1× age
 
 
 @pytest.mark.parametrize("columns", [60, 120])
-def test_a_terminal_says_why_trials_failed_and_cuts_no_number(failing: Any, columns: int) -> None:
+def test_a_terminal_shows_why_trials_failed_and_cuts_no_number(failing: Any, columns: int) -> None:
     said = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "")
     flowing = " ".join(plain.split())
@@ -496,7 +496,7 @@ def test_workers_failures_are_shown_and_summed_up_as_those_of_one_process(failin
     assert TARGET_FAILED in done.stdout and GRADE_FAILED in done.stdout
 
 
-def test_accepted_errors_are_said_to_be_left_out_also_of_a_finished_run(failing: Any) -> None:
+def test_accepted_errors_are_reported_also_for_a_finished_run(failing: Any) -> None:
     accepted = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
     again = run_command("eval", failing, "--accept-errors", cwd=failing.parent)
     for done in (accepted, again):
@@ -566,7 +566,7 @@ class TestTables:
         assert all(name.endswith(("-", "/", "words", "lines")) for name in names)
 
 
-def test_scores_are_told_apart_by_colour_unless_that_is_not_wanted(failing: Any) -> None:
+def test_scores_are_coloured_unless_colour_is_disabled(failing: Any) -> None:
     coloured = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100)
     assert re.search(r"\x1b\[32m1\.000", coloured), "green"
     plain = on_a_terminal("eval", failing, "--accept-errors", cwd=failing.parent, columns=100, NO_COLOR="1")

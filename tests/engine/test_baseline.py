@@ -85,7 +85,7 @@ def test_each_has_its_own_run_and_the_difference_is_paired(lab: Lab) -> None:
     assert re.search(r"agent.py:second\s+\(baseline\)|agent\.py:second \(baseline\)", said)
 
 
-def test_the_same_command_again_compares_without_asking_anybody(lab: Lab) -> None:
+def test_the_same_command_compares_again_without_any_request(lab: Lab) -> None:
     said = lab.eval().out
     again = lab.eval()
     assert again.work == (0, {})
@@ -111,7 +111,7 @@ def test_a_baseline_model_is_named_on_the_command_line(tmp_path: Path, provider:
     assert lab.eval("-m", "other-model").asked == 0, "a baseline's run is a run like any other"
 
 
-def test_the_baseline_takes_what_it_does_not_say_from_the_target(tmp_path: Path, provider: Server) -> None:
+def test_the_baseline_inherits_missing_keys_from_the_target(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider)
     lab.spec["target"]["params"] = {"temperature": 0.3}
     lab.spec["baseline"] = {"model": "other-model"}
@@ -131,7 +131,7 @@ def test_one_judge_judges_both(tmp_path: Path) -> None:
     }
 
 
-def test_copies_for_other_tools_are_kept_apart(lab: Lab) -> None:
+def test_copies_of_target_and_baseline_have_different_names(lab: Lab) -> None:
     lab.spec["output"] = {"nat": {"dir": "nat"}}
     lab.eval("--output-path", "out")
     both = [lab.folder / "nat" / "workflow_output.json", lab.folder / "nat" / "baseline" / "workflow_output.json"]
@@ -159,7 +159,7 @@ def test_an_unfinished_target_does_not_hide_behind_its_baseline(tmp_path: Path, 
     assert done.asked == len(lab.rows) and "side by side" not in done.out
 
 
-def test_a_gate_is_the_targets_alone(lab: Lab) -> None:
+def test_a_gate_applies_to_the_target_only(lab: Lab) -> None:
     lab.spec["gate"] = {"correct": 0.4}
     assert lab.eval().out
     assert metrics(two_runs(lab)[1])["metrics"]["correct"]["score"] < 0.4
@@ -168,14 +168,14 @@ def test_a_gate_is_the_targets_alone(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("baseline", [{"modle": "x"}, {"model": "x", "python": "agent.py:second"}, {}, "other"])
-def test_a_wrong_baseline_is_said_before_anything_runs(lab: Lab, baseline: Any) -> None:
+def test_an_invalid_baseline_is_reported_before_anything_runs(lab: Lab, baseline: Any) -> None:
     lab.spec["baseline"] = baseline
     done = lab.eval(check=2)
     assert "baseline" in done.err and not lab.runs.exists()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_paired_difference_is_numpys(seed: int) -> None:
+def test_the_paired_difference_equals_that_of_numpy(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(chance.randrange(2, 40))]
     sides = [{name: [chance.random() for _ in range(chance.randrange(1, 4))] for name in names} for _ in range(2)]
@@ -188,7 +188,7 @@ def test_the_paired_difference_is_numpys(seed: int) -> None:
     assert (found.mean, found.low, found.high) == pytest.approx((gaps.mean(), low, high))
 
 
-def test_what_has_no_spread_or_nothing_in_common_claims_no_interval() -> None:
+def test_no_interval_without_spread_or_common_samples() -> None:
     assert paired_difference({"a": [1.0]}, {"b": [1.0]}) is None
     alone = paired_difference({"a": [1.0]}, {"a": [0.0]})
     assert alone is not None and (alone.mean, alone.low, alone.high) == (1.0, None, None)

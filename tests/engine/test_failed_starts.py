@@ -73,7 +73,7 @@ def refused(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("place", FUNCTIONS)
-def test_a_missing_file_of_a_function_is_named_where_it_is_written(tmp_path: Path, place: str) -> None:
+def test_a_missing_file_of_a_function_is_reported_with_its_line(tmp_path: Path, place: str) -> None:
     text, key, line = FUNCTIONS[place]
     said = refused(tmp_path, text.replace("{}", "missing.py:go"))
     assert re.search(rf"e\.yaml:{line}: {key}: {tmp_path}/missing\.py: no such file\n", said), said
@@ -94,7 +94,7 @@ def test_a_missing_file_of_a_function_is_named_where_it_is_written(tmp_path: Pat
     ],
     ids=["no function", "no function of it", "raises", "not installed"],
 )
-def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
+def test_a_function_that_cannot_be_loaded_is_reported_with_its_line(
     tmp_path: Path, place: str, reference: str, wrong: str
 ) -> None:
     text, key, line = FUNCTIONS[place]
@@ -150,7 +150,7 @@ def test_a_function_that_cannot_be_had_is_named_where_it_is_written(
         (SAMPLES + TARGET + GRADERS + "promt: x\n", r"7: promt: unknown key \(did you mean 'prompt'\?\)"),
     ],
 )
-def test_what_an_eval_names_and_is_not_there_is_named_where_it_is_written(
+def test_missing_files_of_an_eval_are_reported_with_their_line(
     tmp_path: Path, text: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
@@ -159,7 +159,7 @@ def test_what_an_eval_names_and_is_not_there_is_named_where_it_is_written(
     assert re.search(rf"e\.yaml:{wrong}" if wrong[0].isdigit() else wrong, said), said
 
 
-def test_the_command_says_it_with_exit_code_2_and_works_once_it_is_mended(tmp_path: Path) -> None:
+def test_the_command_exits_with_2_and_works_once_the_file_is_fixed(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + GRADERS + "target:\n  python: mine.py:reply\n")
     failed = holdfast("eval", path.name, cwd=tmp_path, check=2)
     assert "e.yaml:7: target.python: " in failed.stderr and "Traceback" not in failed.stderr
@@ -183,7 +183,7 @@ def test_a_run_that_never_began_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (run_dir(tmp_path) / "metrics.json").exists()
 
 
-def test_a_run_that_has_begun_stays_when_it_cannot_go_on(tmp_path: Path) -> None:
+def test_a_run_that_has_begun_is_kept_when_it_cannot_continue(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + TARGET + GRADERS + HOOK)
     (tmp_path / "hook.sh").write_text("exit 0\n")
     holdfast("eval", path.name, "--skip-graders", cwd=tmp_path)
@@ -197,7 +197,7 @@ def test_a_run_that_has_begun_stays_when_it_cannot_go_on(tmp_path: Path) -> None
     assert [len((place / "outputs.jsonl").read_text().splitlines()) for place in others] == [1]
 
 
-def test_workers_that_cannot_begin_say_why_once(tmp_path: Path) -> None:
+def test_workers_that_cannot_start_report_why_once(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + TARGET + GRADERS + HOOK)
     (tmp_path / "hook.sh").write_text("exit 7\n")
     failed = holdfast("eval", path.name, "--workers", "2", cwd=tmp_path, check=3)

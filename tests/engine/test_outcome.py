@@ -61,7 +61,7 @@ class TestFacts:
             "latency per trial: p50 850ms, p95 3.2s",
         ]
 
-    def test_judges_are_shown_apart(self) -> None:
+    def test_judges_are_shown_separately(self) -> None:
         assert list(facts(numbers(judge_usage=Usage(50, 7, 3)), None, None))[:2] == [
             "coverage 100.0% of 10 trials · 12s",
             "target: 1,000 tokens · $0.0066 · judges: 57 tokens · cost unknown",
@@ -83,11 +83,11 @@ class TestFacts:
             (Spent(tokens=700, unpriced=3), "of the 1,000 tokens this run used 700 itself; the rest was reused"),
         ],
     )
-    def test_what_this_run_did_not_pay_itself_is_marked(self, spent: Spent, said: str) -> None:
+    def test_reused_costs_are_marked(self, spent: Spent, said: str) -> None:
         assert said in list(facts(numbers(), spent, 1.0))
 
 
-def test_failures_alike_name_a_few_samples() -> None:
+def test_equal_failures_are_grouped_with_a_few_samples() -> None:
     alike = Alike("KeyError: 'b'")
     for sample in "aabcde":
         alike.add("KeyError: 'b'", sample)
@@ -103,7 +103,7 @@ class TestBudgets:
         assert reached is not None
         return reached
 
-    def test_values_are_as_one_types_and_reads_them(self) -> None:
+    def test_budgets_are_formatted_for_typing_and_for_reading(self) -> None:
         cost = self.reached(Spent(cost=0.0012), max_cost=0.001)
         assert (cost.message, cost.raised) == ("budget reached: --max-cost 0.001 ($0.00120 used)", "0.015")
         tokens = self.reached(Spent(tokens=1234), token_budget=1000)
@@ -125,7 +125,7 @@ class TestBudgets:
             ("", ""),
         ],
     )
-    def test_the_command_that_resumes_has_the_higher_limit(self, command: str, raised: str) -> None:
+    def test_the_command_to_resume_has_a_higher_limit(self, command: str, raised: str) -> None:
         assert with_raised_limit(command, BudgetReached("", "", "--max-time", "9s")) == raised
 
 
@@ -142,12 +142,12 @@ def test_judges_retries_and_what_was_reused_are_in_the_summary(tmp_path: Path, p
     assert re.search(r"of the \$0\.0\d+ this run paid \$0\.00\d+ itself; the rest was reused", more.stdout)
 
 
-def test_a_run_without_graders_says_that_nothing_was_graded(tmp_path: Path, provider: Server) -> None:
+def test_a_run_without_graders_reports_that_nothing_was_graded(tmp_path: Path, provider: Server) -> None:
     done = holdfast("eval", write_eval(tmp_path, provider.base_url, rows=2, graders=[]), cwd=tmp_path)
     assert "Nothing was graded: the eval has no graders." in done.stdout
 
 
-def test_the_time_of_a_run_that_failed_is_not_nought(tmp_path: Path) -> None:
+def test_the_time_of_a_failed_run_is_not_zero(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "import time\ndef reply(prompt):\n    time.sleep(0.3)\n    raise OSError('no')\n"
     )
@@ -158,7 +158,7 @@ def test_the_time_of_a_run_that_failed_is_not_nought(tmp_path: Path) -> None:
     assert took and float(took[1]) >= 0.3
 
 
-def test_ctrl_c_shows_the_numbers_there_are(tmp_path: Path, provider: Server) -> None:
+def test_ctrl_c_shows_the_numbers_so_far(tmp_path: Path, provider: Server) -> None:
     provider.control(latency=0.02)
     process = start("eval", write_eval(tmp_path, provider.base_url, rows=400, limits={"concurrency": 4}), cwd=tmp_path)
     try:
@@ -173,7 +173,7 @@ def test_ctrl_c_shows_the_numbers_there_are(tmp_path: Path, provider: Server) ->
     assert not (run_dir(tmp_path) / "metrics.json").exists()
 
 
-def test_every_problem_of_a_file_says_who_speaks(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_labelled_as_an_error(tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "http://127.0.0.1:1/v1", nothing=1, trials=0)
     refused = holdfast("eval", eval_file, cwd=tmp_path, check=2)
     assert len(refused.stderr.splitlines()) >= 2

@@ -118,7 +118,7 @@ def test_an_error_is_never_a_verdict_and_the_same_command_resumes(lab: Any) -> N
         assert len(lines(verdicts / "outputs.jsonl")) == 12
 
 
-def test_a_killed_comparison_resumes_and_repeats_only_what_was_in_flight(lab: Any) -> None:
+def test_a_killed_comparison_resumes_and_repeats_only_requests_in_flight(lab: Any) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "xyz")
     hold, held = threading.Event(), []
 
@@ -176,7 +176,7 @@ def test_more_than_two_runs_are_rated_and_a_further_run_asks_about_its_own_pairs
         ({"modle": "x"}, "unknown key"),
     ],
 )
-def test_a_judge_that_cannot_be_is_rejected_with_its_file(lab: Any, keys: Any, words: str) -> None:
+def test_an_invalid_judge_is_rejected_with_its_file(lab: Any, keys: Any, words: str) -> None:
     one, other = run(lab.folder, "a", "x"), run(lab.folder, "b", "y")
     with judges(longer) as judge:
         ended = lab(judge, one, other, **keys)
@@ -197,7 +197,7 @@ class TestRatings:
         found = bradley_terry(["a", "b"], [pair])
         assert found["a"] - found["b"] == pytest.approx(400, abs=2)
 
-    def test_who_wins_everything_has_a_finite_rating(self) -> None:
+    def test_a_run_that_wins_everything_has_a_finite_rating(self) -> None:
         pair = Pair("a", "b")
         pair.add("1", ("first", "second"))
         assert bradley_terry(["a", "b"], [pair])["a"] < 1200

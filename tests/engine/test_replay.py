@@ -99,9 +99,7 @@ def recorded(run: Path) -> Counter[tuple[Any, ...]]:
 # A model with tools
 
 
-def test_ten_turns_with_tools_killed_at_every_single_step_are_as_unbroken_ones(
-    tmp_path: Path, provider: Server
-) -> None:
+def test_ten_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tmp_path: Path, provider: Server) -> None:
     calm_lab = talk(tmp_path / "calm", provider)
     calm = calm_lab.eval().run
     provider.reset()
@@ -121,9 +119,7 @@ def test_ten_turns_with_tools_killed_at_every_single_step_are_as_unbroken_ones(
     assert json.loads((run / "results.json").read_text())["trials"][0]["status"] == "passed"
 
 
-def test_conversations_with_tools_killed_from_outside_repeat_only_what_was_in_flight(
-    tmp_path: Path, provider: Server
-) -> None:
+def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: Path, provider: Server) -> None:
     calm_lab = talk(tmp_path / "calm", provider, "abc")
     calm = calm_lab.eval().run
     provider.reset()
@@ -192,7 +188,7 @@ def use(lab: Lab, source: str, **keys: Any) -> None:
 
 
 @pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT], ids=["plain", "async"])
-def test_a_python_agent_killed_at_every_single_step_is_as_an_unbroken_one(
+def test_a_python_agent_killed_at_every_step_equals_an_uninterrupted_one(
     source: str, tmp_path: Path, provider: Server
 ) -> None:
     labs = []
@@ -214,7 +210,7 @@ def test_a_python_agent_killed_at_every_single_step_is_as_an_unbroken_one(
     assert usage["requests"] == 9 and usage["cost"] > 0
 
 
-def test_calls_made_side_by_side_are_found_again_in_any_order(lab: Lab, provider: Server) -> None:
+def test_concurrent_calls_are_replayed_in_any_order(lab: Lab, provider: Server) -> None:
     use(lab, SIDE_BY_SIDE)
     assert lab.many_lives() >= 1
     asked = provider.stats()["asked"]
@@ -225,7 +221,7 @@ def test_calls_made_side_by_side_are_found_again_in_any_order(lab: Lab, provider
     assert len(kept(run_dir(lab.folder), "steps")) == 6
 
 
-def test_an_agent_that_asks_something_else_each_time_is_reported_and_goes_on_live(lab: Lab, provider: Server) -> None:
+def test_an_agent_that_diverges_from_its_record_is_reported_and_continues_live(lab: Lab, provider: Server) -> None:
     use(
         lab,
         "import os, signal\n"
@@ -248,7 +244,7 @@ def test_an_agent_that_asks_something_else_each_time_is_reported_and_goes_on_liv
     assert output["output"] == "second life" and output["usage"]["requests"] == 2
 
 
-def test_an_agent_that_never_asks_the_same_has_no_more_retries_than_another(lab: Lab, provider: Server) -> None:
+def test_an_agent_that_always_diverges_has_no_additional_retries(lab: Lab, provider: Server) -> None:
     use(
         lab,
         "import uuid\n"
@@ -283,7 +279,7 @@ def test_an_agent_that_gets_further_each_time_has_all_its_retries_again(lab: Lab
     assert len(lines(done.run / "errors.jsonl")) == 5
 
 
-def test_an_answer_given_in_spite_of_an_outage_is_an_error_and_no_score(lab: Lab, provider: Server) -> None:
+def test_an_answer_after_an_outage_is_an_error_and_has_no_score(lab: Lab, provider: Server) -> None:
     use(
         lab,
         "def reply(prompt, context):\n"
@@ -303,7 +299,7 @@ def test_an_answer_given_in_spite_of_an_outage_is_an_error_and_no_score(lab: Lab
     assert kept(lab.eval().run)[0]["output"] == "begin"
 
 
-def test_an_agent_may_get_over_an_outage_by_itself(lab: Lab, provider: Server) -> None:
+def test_an_agent_may_recover_from_an_outage(lab: Lab, provider: Server) -> None:
     use(
         lab,
         "def reply(prompt, context):\n"
@@ -322,7 +318,7 @@ def test_an_agent_may_get_over_an_outage_by_itself(lab: Lab, provider: Server) -
     assert kept(done.run)[0]["output"] == "begin"
 
 
-def test_a_wrong_key_met_inside_an_agent_stops_the_run_and_says_what_to_do(lab: Lab, provider: Server) -> None:
+def test_a_wrong_api_key_inside_an_agent_stops_the_run_with_a_hint(lab: Lab, provider: Server) -> None:
     use(lab, "def reply(prompt, context):\n    raise SystemError(context.model(prompt).text)\n")
     lab.rows = [{"id": str(number), "question": str(number), "expected": "x"} for number in range(50)]
     lab.spec["limits"] = {"concurrency": 1}
@@ -335,7 +331,7 @@ def test_a_wrong_key_met_inside_an_agent_stops_the_run_and_says_what_to_do(lab: 
     assert "answered 401" in done.out and "OPENAI_API_KEY" in done.out
 
 
-def test_a_thread_that_was_given_up_cannot_write_into_the_record(lab: Lab, provider: Server) -> None:
+def test_an_abandoned_thread_cannot_write_to_the_record(lab: Lab, provider: Server) -> None:
     """Its call comes back after its attempt is over, while the next attempt has an answer of its own."""
     use(
         lab,
@@ -396,7 +392,7 @@ def orders(lab: Lab) -> None:
     }
 
 
-def test_a_trial_cut_off_in_a_tool_with_side_effects_is_reported_and_starts_anew(lab: Lab, provider: Server) -> None:
+def test_a_trial_killed_inside_a_tool_with_side_effects_starts_from_scratch(lab: Lab, provider: Server) -> None:
     orders(lab)
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     provider.reset()
@@ -426,7 +422,7 @@ async def order(thing: str) -> str:
 '''
 
 
-def test_trials_that_start_again_are_no_failures_of_the_target(lab: Lab) -> None:
+def test_restarted_trials_do_not_count_as_failures_of_the_target(lab: Lab) -> None:
     """As many in a row as would stop the run if the target had failed so often before its first answer."""
     orders(lab)
     (lab.folder / "shop.py").write_text(CUT_OFF)
@@ -440,7 +436,7 @@ def test_trials_that_start_again_are_no_failures_of_the_target(lab: Lab) -> None
     assert len(kept(done.run)) == 30
 
 
-def test_a_trial_cut_off_elsewhere_never_repeats_a_tool_with_side_effects(lab: Lab, provider: Server) -> None:
+def test_a_trial_killed_between_tools_never_repeats_one_with_side_effects(lab: Lab, provider: Server) -> None:
     orders(lab)
     lab.spec["limits"] = {"concurrency": 1}
     many = many_lives_without_cutting_tools(lab)
@@ -471,7 +467,7 @@ def many_lives_without_cutting_tools(lab: Lab) -> int:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_what_was_said_before_a_restart_never_counts_again(lab: Lab, provider: Server, elsewhere: bool) -> None:
+def test_records_before_a_restart_never_count_again(lab: Lab, provider: Server, elsewhere: bool) -> None:
     orders(lab)
     lab.eval(env={"DIE_AT": "milk 1"}, check=-9)
     (lab.folder / "calls.txt").unlink()
@@ -525,7 +521,7 @@ def reply(prompt, context):
 """
 
 
-def test_state_hooks_bring_an_agents_own_state_back_once_and_only_when_needed(lab: Lab, provider: Server) -> None:
+def test_state_hooks_restore_an_agents_state_once_and_only_when_needed(lab: Lab, provider: Server) -> None:
     use(lab, STATEFUL, state={"save": "agent.py:save", "restore": "agent.py:restore"})
     lab.spec |= {"follow_ups": ["2", "3", "4"], "prompt": "1"}
     lab.eval(env={"DIE_AT": "3"}, check=-9)
@@ -537,7 +533,7 @@ def test_state_hooks_bring_an_agents_own_state_back_once_and_only_when_needed(la
     assert provider.stats()["asked"] == {"1": 1, "1 2": 1, "1 2 3": 1, "1 2 3 4": 1}
 
 
-def test_state_hooks_bring_the_state_back_before_a_failed_turn_is_tried_again(lab: Lab, provider: Server) -> None:
+def test_state_hooks_restore_the_state_before_a_turn_is_retried(lab: Lab, provider: Server) -> None:
     source = STATEFUL.replace(
         'if os.environ.get("DIE_AT") == prompt:\n        os.kill(os.getpid(), signal.SIGKILL)',
         'if prompt == "2" and not log.with_name("once").exists():\n'
@@ -551,7 +547,7 @@ def test_state_hooks_bring_the_state_back_before_a_failed_turn_is_tried_again(la
     assert provider.stats()["asked"] == {"1": 1, "1 2": 1}
 
 
-def test_a_reply_may_carry_state_that_the_next_turn_gets(lab: Lab) -> None:
+def test_the_state_of_a_reply_is_passed_to_the_next_turn(lab: Lab) -> None:
     use(
         lab,
         "def reply(prompt, context):\n"
@@ -565,9 +561,7 @@ def test_a_reply_may_carry_state_that_the_next_turn_gets(lab: Lab) -> None:
 # Budgets
 
 
-def test_a_budget_reached_in_mid_conversation_stops_before_the_next_turn_and_goes_on_later(
-    tmp_path: Path, provider: Server
-) -> None:
+def test_a_budget_reached_during_a_conversation_stops_it_before_the_next_turn(tmp_path: Path, provider: Server) -> None:
     provider.reset()
     calm = talk(tmp_path / "calm", provider).eval().run
     used = json.loads((calm / "outputs.jsonl").read_text())["usage"]
@@ -587,7 +581,7 @@ def test_a_budget_reached_in_mid_conversation_stops_before_the_next_turn_and_goe
     assert_same_numbers(done.run, calm)
 
 
-def test_what_an_agents_calls_used_is_counted_once(lab: Lab, provider: Server) -> None:
+def test_the_usage_of_an_agents_calls_is_counted_once(lab: Lab, provider: Server) -> None:
     use(lab, AGENT)
     lab.rows = [{"id": f"s{number}", "question": f"q{number}", "expected": "x"} for number in range(6)]
     lab.spec["limits"] = {"concurrency": 1}

@@ -116,7 +116,7 @@ def test_a_python_tools_state_is_the_same_however_often_the_run_is_killed(lab: L
 
 
 @pytest.mark.parametrize("fall_at", ["milk 0", "milk 1"])
-def test_a_run_killed_in_the_second_turn_finds_its_servers_state_again(lab: Lab, fall_at: str) -> None:
+def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: Lab, fall_at: str) -> None:
     use_server(lab, "holdfast", fall_at)
     lab.eval(check=-9)
     done = lab.eval()
@@ -125,7 +125,7 @@ def test_a_run_killed_in_the_second_turn_finds_its_servers_state_again(lab: Lab,
 
 
 @pytest.mark.parametrize("per", ["trial", "run"])
-def test_a_server_that_dies_once_in_the_second_turn_finds_its_state_again(lab: Lab, per: str) -> None:
+def test_a_server_that_dies_in_the_second_turn_gets_its_state_back(lab: Lab, per: str) -> None:
     use_server(lab, "server", "milk 1", per)
     done = lab.eval()
     assert answers(done.run) == ANSWERS and len(lines(done.run / "errors.jsonl")) == 1
@@ -163,7 +163,7 @@ def reply(prompt, context):
 """
 
 
-def test_calls_of_a_python_agent_build_their_state_again_after_a_kill(lab: Lab) -> None:
+def test_calls_of_a_python_agent_rebuild_their_state_after_a_kill(lab: Lab) -> None:
     (lab.folder / "agent.py").write_text(AGENT.replace("NOTES", "'record'"))
     use(lab)
     lab.spec["target"] = {"python": "agent.py:reply", "tools": lab.spec["target"]["tools"]}
@@ -173,7 +173,7 @@ def test_calls_of_a_python_agent_build_their_state_again_after_a_kill(lab: Lab) 
     assert said[0].startswith(ANSWERS[0]) and said[1].startswith(ANSWERS[1])
 
 
-def test_state_that_no_other_process_can_build_again_makes_the_trial_start_from_its_beginning(lab: Lab) -> None:
+def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
     (lab.folder / "agent.py").write_text(
         AGENT.replace("NOTES", "'again'")
         + "\nimport os, signal\n_reply = reply\n"
@@ -192,7 +192,7 @@ def test_state_that_no_other_process_can_build_again_makes_the_trial_start_from_
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
 
 
-def test_a_record_of_the_version_before_is_resumed_with_the_state_built_again(lab: Lab) -> None:
+def test_a_record_of_the_previous_version_is_resumed_with_its_state_rebuilt(lab: Lab) -> None:
     """That version did not record what tools were called with; the messages of the turn say it."""
     use_server(lab, "holdfast", "milk 0")
     lab.eval(check=-9)
@@ -208,7 +208,7 @@ def test_a_record_of_the_version_before_is_resumed_with_the_state_built_again(la
     assert answers(lab.eval().run) == ANSWERS
 
 
-def test_the_workspace_is_as_each_call_found_it_while_the_state_is_built_again(lab: Lab) -> None:
+def test_each_call_sees_its_original_workspace_while_the_state_is_rebuilt(lab: Lab) -> None:
     (lab.folder / "tool.py").write_text(
         TOOL + "\nread = []\n"
         "def grow(word: str, context) -> str:\n"

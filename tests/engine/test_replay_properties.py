@@ -156,9 +156,7 @@ kills = st.lists(st.builds(Kill, st.integers(0, 12), st.booleans()), max_size=4)
 
 
 @given(conversations, kills)
-def test_a_recorded_call_is_never_made_again_and_its_result_is_kept(
-    conversation: list[Turn], kills: list[Kill]
-) -> None:
+def test_a_recorded_call_is_never_made_again_and_keeps_its_result(conversation: list[Turn], kills: list[Kill]) -> None:
     disk: list[Step] = []
     for kill in kills:
         run_process(conversation, disk, kill)

@@ -70,7 +70,7 @@ def reply(prompt, context):
 """
 
 
-def test_the_workspace_is_kept_after_each_turn(lab: Lab) -> None:
+def test_the_workspace_is_saved_after_each_turn(lab: Lab) -> None:
     use(lab, DIARY)
     lab.spec["follow_ups"] = ["two", "six"]
     (output,) = kept(lab.eval().run)
@@ -83,7 +83,7 @@ def test_the_workspace_is_kept_after_each_turn(lab: Lab) -> None:
     assert output["files"] == output["marks"][-1]["files"]
 
 
-def test_an_agent_killed_at_every_step_finds_its_files_as_they_were(lab: Lab, tmp_path: Path) -> None:
+def test_an_agent_killed_at_every_step_finds_its_files_restored(lab: Lab, tmp_path: Path) -> None:
     use(lab, DIARY)
     lab.spec["follow_ups"] = ["two", "six"]
     assert lab.many_lives() == 5
@@ -94,7 +94,7 @@ def test_an_agent_killed_at_every_step_finds_its_files_as_they_were(lab: Lab, tm
     assert output["output"] == "one\none\ntwo\ntwo\nsix\nsix\n"
 
 
-def test_two_runs_of_one_eval_do_not_meet_in_one_workspace(lab: Lab, tmp_path: Path) -> None:
+def test_two_runs_of_one_eval_have_separate_workspaces(lab: Lab, tmp_path: Path) -> None:
     use(lab, "def reply(prompt, context):\n    return str(context.workspace)\n")
     first = kept(lab.eval().run)[0]["output"]
     second = kept(lab.eval("--runs-dir", str(tmp_path / "others"), "--fresh").run)[0]["output"]
@@ -112,7 +112,7 @@ def write(text: str, context) -> str:
 '''
 
 
-def test_files_that_tools_write_come_back_with_the_calls_that_wrote_them(lab: Lab, tmp_path: Path) -> None:
+def test_files_written_by_tools_are_restored_with_the_recorded_calls(lab: Lab, tmp_path: Path) -> None:
     def prepared(name: str) -> Lab:
         made = Lab(tmp_path / name, lab.provider, rows=lab.rows, spec={"workspace": {}, "follow_ups": ["two", "six"]})
         (made.folder / "tools.py").write_text(TOOLS)
@@ -133,7 +133,7 @@ def test_files_that_tools_write_come_back_with_the_calls_that_wrote_them(lab: La
     assert contents(run, output["files"]) == {"log.txt": b"one 0\ntwo 0\nsix 0\n"}
 
 
-def test_a_turn_tried_again_starts_with_the_files_it_started_with(lab: Lab) -> None:
+def test_a_retried_turn_starts_with_the_files_of_its_first_attempt(lab: Lab) -> None:
     use(
         lab,
         "from pathlib import Path\n"
@@ -153,7 +153,7 @@ def test_a_turn_tried_again_starts_with_the_files_it_started_with(lab: Lab) -> N
     assert contents(run_dir(lab.folder), output["files"]) == {"log.txt": b"one\ntwo\n"}
 
 
-def test_a_trial_that_starts_anew_starts_with_the_files_of_the_eval(lab: Lab) -> None:
+def test_a_restarted_trial_starts_with_the_files_of_the_eval(lab: Lab) -> None:
     (lab.folder / "tools.py").write_text(
         TOOLS + "    \n\ndef pay(text: str, context) -> str:\n"
         '    """Pay."""\n'
@@ -216,7 +216,7 @@ def test_a_workspace_starts_with_the_evals_folder_and_the_rows_files(lab: Lab) -
         ({"a": "x", "a/b": "y"}, "workspace cannot be restored"),
     ],
 )
-def test_rows_with_files_that_cannot_be_are_errors_of_their_trials_alone(
+def test_invalid_files_of_a_row_are_errors_of_its_trials_only(
     lab: Lab, tmp_path: Path, files: Any, message: str
 ) -> None:
     lab.rows = [
@@ -231,7 +231,7 @@ def test_rows_with_files_that_cannot_be_are_errors_of_their_trials_alone(
     assert not list(tmp_path.rglob("outside"))
 
 
-def test_a_changed_file_of_the_folder_runs_everything_again_and_says_why(lab: Lab) -> None:
+def test_a_changed_file_of_the_folder_reruns_everything_with_the_reason(lab: Lab) -> None:
     (lab.folder / "start").mkdir()
     (lab.folder / "start" / "data.txt").write_text("1")
     lab.spec |= {"workspace": {"folder": "start"}, "target": {"command": ["cat", "data.txt"]}}
@@ -244,13 +244,13 @@ def test_a_changed_file_of_the_folder_runs_everything_again_and_says_why(lab: La
     assert second.run != first.run and kept(second.run)[0]["output"] == "2"
 
 
-def test_a_missing_folder_is_refused_with_its_line(lab: Lab) -> None:
+def test_a_missing_folder_is_rejected_with_its_line(lab: Lab) -> None:
     lab.spec["workspace"] = {"folder": "nowhere"}
     done = lab.eval(check=2)
     assert "nowhere: no such folder" in done.err and "e.yaml:" in done.err
 
 
-def test_workspaces_are_lent_with_the_outputs_to_a_run_that_has_them_too(lab: Lab) -> None:
+def test_workspaces_are_reused_with_their_outputs(lab: Lab) -> None:
     use(lab, DIARY)
     first = lab.eval()
     lab.spec["trials"] = 2
@@ -263,7 +263,7 @@ def test_workspaces_are_lent_with_the_outputs_to_a_run_that_has_them_too(lab: La
         assert contents(second.run, output["files"])["notes/diary.txt"].startswith(b"one\n")
 
 
-def test_what_many_trials_share_is_stored_once(lab: Lab) -> None:
+def test_equal_files_of_many_trials_are_stored_once(lab: Lab) -> None:
     lab.rows = [{"id": str(number), "question": "q", "expected": "x"} for number in range(10)]
     lab.spec["target"] = {"command": ["sh", "-c", "printf same > a; printf same > b"]}
     run = lab.eval().run
@@ -283,7 +283,7 @@ ln -s {secret} secret; ln -s {folder} folder; mkfifo pipe
 """
 
 
-def test_links_live_through_turns_and_grading_and_are_never_followed_outside(lab: Lab) -> None:
+def test_links_survive_turns_and_grading_and_are_never_followed_outside(lab: Lab) -> None:
     (lab.folder / "secret.txt").write_text("secret")
     script = LINKS.format(secret=lab.folder / "secret.txt", folder=lab.folder)
     there = [".bin/tool", "lib64", "dangling", "own", "secret", "folder", "lib64/real"]
@@ -346,7 +346,7 @@ def test_a_workspace_made_a_link_by_its_agent_is_not_followed(lab: Lab) -> None:
     assert (lab.folder / "treasure" / "gold").read_text() == "gold"
 
 
-def test_a_file_name_that_is_no_text_is_an_error_of_its_trial(lab: Lab) -> None:
+def test_a_file_name_that_is_not_text_is_an_error_of_its_trial(lab: Lab) -> None:
     use(
         lab,
         "import os\n"
@@ -365,7 +365,7 @@ def test_a_file_name_that_is_no_text_is_an_error_of_its_trial(lab: Lab) -> None:
 # The store alone
 
 
-def test_a_folder_is_kept_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:
+def test_a_folder_is_saved_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:
     folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
     (folder / ".git" / "refs").mkdir(parents=True)
     (folder / "run").write_text("#!/bin/sh\n")
@@ -406,13 +406,13 @@ def test_links_are_restored_as_links_and_nothing_is_written_through_them(tmp_pat
     ("path", "found"),
     [("a/x", "b/x"), ("up/x", "x"), ("out", None), ("root/x", None), ("round/x", None), ("plain/./y", "plain/y")],
 )
-def test_links_are_followed_inside_a_snapshot_alone(path: str, found: str | None) -> None:
+def test_links_are_followed_only_inside_a_snapshot(path: str, found: str | None) -> None:
     files = {"a": "link:b", "up": "link:b/..", "out": "link:../x", "root": "link:/etc", "round": "link:./round"}
     assert follow(files, path) == found
 
 
 @pytest.mark.parametrize("kept_as", ["sha256:" + 64 * "0", "..{}", "sha256:..{}+x"])
-def test_only_what_a_digest_is_of_is_read_for_it(tmp_path: Path, kept_as: str) -> None:
+def test_only_the_content_of_a_digest_is_read_for_it(tmp_path: Path, kept_as: str) -> None:
     (tmp_path / "secret").write_text("secret")
     forged = tmp_path / "files" / "00" / (62 * "0")
     forged.parent.mkdir(parents=True)
@@ -422,7 +422,7 @@ def test_only_what_a_digest_is_of_is_read_for_it(tmp_path: Path, kept_as: str) -
     assert not (tmp_path / "room" / "copy").exists()
 
 
-def test_what_a_row_says_is_no_file_of_the_evals_folder(lab: Lab) -> None:
+def test_a_rows_files_are_not_read_from_the_evals_folder(lab: Lab) -> None:
     lab.spec["target"] = {"command": ["echo", "{{ prompt }}", "tool.sh"]}
     (lab.folder / "tool.sh").write_text("true\n")
     lab.rows = [{"id": "a", "question": "tool.sh", "expected": "x"}]
@@ -430,7 +430,7 @@ def test_what_a_row_says_is_no_file_of_the_evals_folder(lab: Lab) -> None:
     assert said == "tool.sh" and named == str(lab.folder / "tool.sh")
 
 
-def test_what_is_right_already_is_not_touched(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_touched(tmp_path: Path) -> None:
     """A server may have it open, or have it as its working directory."""
     folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
     (folder / "database").mkdir(parents=True)
@@ -445,7 +445,7 @@ def test_what_is_right_already_is_not_touched(tmp_path: Path) -> None:
     assert (folder / "database" / "rows").read_text() == "12"
 
 
-def test_a_workspace_that_is_a_data_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workspace_that_contains_the_dataset_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_BYTES", 1 << 20)
     (tmp_path / "a").write_bytes(bytes(1 << 19))
     blobs = Blobs(tmp_path.parent / f"{tmp_path.name}-files")

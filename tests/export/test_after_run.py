@@ -105,7 +105,7 @@ def test_a_baseline_has_its_own_files(lab: Lab) -> None:
         ([{"to": ["junit"]}], "unknown exporter \"['junit']\""),
     ],
 )
-def test_what_is_wrong_in_the_file_is_said_before_anything_runs(lab: Lab, export: list[Any], told: str) -> None:
+def test_wrong_exports_are_reported_before_anything_runs(lab: Lab, export: list[Any], told: str) -> None:
     lab.spec["output"] = {"export": export}
     done = lab.eval(check=2)
     assert told in done.err and "output.export" in done.err and done.asked == 0
@@ -122,7 +122,7 @@ def test_from_python_a_failure_is_a_warning(lab: Lab, monkeypatch: pytest.Monkey
     assert {name: entry["state"] for name, entry in noted(run.path).items()} == {"csv": "done", "junit": "failed"}
 
 
-def test_a_folder_given_once_is_not_remembered(lab: Lab) -> None:
+def test_a_folder_named_once_is_not_remembered(lab: Lab) -> None:
     run = lab.eval().run
     holdfast("export", run, "--to", "csv", "-o", "there", cwd=lab.folder)
     assert (lab.folder / "there" / "trials.csv").exists()
@@ -133,7 +133,7 @@ def test_a_folder_given_once_is_not_remembered(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["--to", "csv", "--failed"], ["--failed", "project=x"], ["--to", "wandb", "-o", "x"]]
 )
-def test_a_command_that_cannot_be_meant_is_refused(lab: Lab, arguments: list[str]) -> None:
+def test_contradictory_arguments_are_refused(lab: Lab, arguments: list[str]) -> None:
     run = lab.eval().run
     assert holdfast("export", run, *arguments, cwd=lab.folder, check=2).stderr
 

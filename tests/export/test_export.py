@@ -147,7 +147,7 @@ class TestSamples:
             assert len(lines(tmp_path / "out" / samples_file)) == len(lab.rows)
             shutil.rmtree(tmp_path / "out")
 
-    def test_a_place_that_cannot_be_written_is_said(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_folder_that_cannot_be_written_is_reported(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider)
         (tmp_path / "out").write_text("a file")
         done = lab.eval("--output-path", "out", check=2)
@@ -291,7 +291,7 @@ def _answered(table: list[dict[str, Any]]) -> int:
 
 class TestWhatIsNotAsItShouldBe:
     @pytest.mark.parametrize("wanted", FORMATS)
-    def test_an_unfinished_run_gives_what_there_is_and_says_so(
+    def test_an_unfinished_run_is_exported_so_far_with_a_notice(
         self, finished: Lab, tmp_path: Path, wanted: str
     ) -> None:
         run = tmp_path / "run"
@@ -387,7 +387,7 @@ class TestNatWhileItRuns:
         lab.eval()
         assert all(row["intermediate_steps"] == [] for row in lines(tmp_path / "nat" / "workflow_output.jsonl"))
 
-    def test_a_folder_that_cannot_be_made_stops_no_eval(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_folder_that_cannot_be_created_stops_no_eval(self, tmp_path: Path, provider: Server) -> None:
         lab = self.lab(tmp_path, provider)
         (tmp_path / "nat").write_text("a file")
         done = lab.eval()
@@ -451,7 +451,7 @@ class TestNatMirror:
         found = identify(load_eval(lab.eval_file))
         return NatMirror(RunDir(run), found.id, found.spec, found.dataset, found.work, notices.append)
 
-    def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_made_up_for(
+    def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_repaired_later(
         self, tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lab = Lab(tmp_path, provider, rows=rows(4), spec={"output": {"nat": {"dir": "nat"}}})

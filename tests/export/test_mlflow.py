@@ -178,7 +178,7 @@ def test_a_server_that_refuses_fails_no_eval_and_is_asked_again(lab: Lab) -> Non
         (["tracking_url=http://127.0.0.1:1"], "did you mean 'tracking_uri'?"),
     ],
 )
-def test_what_is_wrong_with_the_options_is_said(lab: Lab, options: list[str], told: str) -> None:
+def test_wrong_options_are_reported(lab: Lab, options: list[str], told: str) -> None:
     run = lab.eval().run
     done = export(run, *options, check=2)
     assert told in done.stderr and "topsecret" not in done.stderr

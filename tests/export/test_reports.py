@@ -251,7 +251,7 @@ class TestPage:
         assert 0 < len(page.statuses) < len(results(run)) and set(page.statuses) == {"failed"}
         assert f"{len(page.statuses)} of {len(results(run))} trials are shown" in page.text
 
-    def test_a_run_that_is_not_finished_says_so(self, run: Path, tmp_path: Path) -> None:
+    def test_an_unfinished_run_is_marked(self, run: Path, tmp_path: Path) -> None:
         copy = tmp_path / "run"
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns("metrics.json", "results.json", "export"))
         holdfast("export", copy, "--to", "html", cwd=tmp_path)

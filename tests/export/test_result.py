@@ -93,7 +93,7 @@ class TestGating:
         assert repr(failed).startswith("<gate failed: score is 0 (minimum 0.5); loud 1 → 0")
         assert "<td>FAIL</td><td>min score</td><td>score is 0 (minimum 0.5)</td>" in table_of(failed)
 
-    def test_rows_that_are_golden_must_pass_unless_told_otherwise(self, evaluate: Any) -> None:
+    def test_golden_rows_must_pass_by_default(self, evaluate: Any) -> None:
         run = evaluate("quiet", samples=[{**ROWS[0], "golden": True}, *ROWS[1:]])
         assert not holdfast.gate(run)
         with pytest.raises(UsageError, match="nothing to check"):
@@ -102,7 +102,7 @@ class TestGating:
     @pytest.mark.parametrize(
         ("minima", "message"), [({"laud": 0.5}, "no metric 'laud'"), ({"loud": 80}, "80 is not between 0 and 1")]
     )
-    def test_a_minimum_that_cannot_be_meant_is_refused(self, evaluate: Any, minima: Any, message: str) -> None:
+    def test_an_impossible_minimum_is_refused(self, evaluate: Any, minima: Any, message: str) -> None:
         with pytest.raises(UsageError, match=message):
             holdfast.gate(evaluate("loud", "!"), minima=minima)
 

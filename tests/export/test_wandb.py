@@ -190,12 +190,12 @@ class TestOnline:
         assert {asked["name"] for asked in double.asked("UpsertBucket")} == {run_id(lab)}
         assert double.summary()["score"] == metrics(lab.run)["score"]
 
-    def test_a_node_without_a_network_writes_offline_and_says_why(self, lab: Lab) -> None:
+    def test_without_a_network_wandb_writes_offline_and_explains(self, lab: Lab) -> None:
         done = export(lab, WANDB_BASE_URL=NOBODY, WANDB_API_KEY=KEY)
         assert "cannot be reached" in done.stdout and "wandb sync" in done.stdout
         assert offline(lab).run.run_id == run_id(lab)
 
-    def test_who_insists_on_online_is_told_that_it_failed(self, lab: Lab) -> None:
+    def test_online_mode_without_a_network_fails(self, lab: Lab) -> None:
         done = export(lab, "mode=online", WANDB_BASE_URL=NOBODY, WANDB_API_KEY=KEY, check=3)
         assert "cannot export to wandb" in done.stderr and "Traceback" not in done.stderr
 
@@ -217,5 +217,5 @@ def test_without_the_package_the_command_that_installs_it_is_shown(lab: Lab) -> 
         assert f"pip install {package}" in done.stderr
 
 
-def test_switched_off_is_said(lab: Lab) -> None:
+def test_disabled_mode_is_reported(lab: Lab) -> None:
     assert "WANDB_MODE is disabled" in export(lab, WANDB_MODE="disabled", check=2).stderr

@@ -93,9 +93,7 @@ MOMENTS = {
 
 @needs_strace
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_right_at_a_journal_write_loses_only_what_was_in_flight(
-    moment: str, tmp_path: Path, provider: Server
-) -> None:
+def test_a_kill_at_a_journal_write_loses_only_requests_in_flight(moment: str, tmp_path: Path, provider: Server) -> None:
     keys: dict[str, Any] = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
     calm = uninterrupted(tmp_path / "calm", provider, **keys)
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
@@ -167,7 +165,7 @@ def test_a_kill_before_a_file_gets_its_name_leaves_no_half_file(
     assert_same_numbers(run, calm)
 
 
-def test_a_finished_run_asks_nobody(tmp_path: Path, provider: Server) -> None:
+def test_a_finished_run_makes_no_request(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url)
     holdfast("eval", eval_file, cwd=tmp_path)
     files = {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()}
@@ -179,7 +177,7 @@ def test_a_finished_run_asks_nobody(tmp_path: Path, provider: Server) -> None:
     assert {path: path.read_bytes() for path in run_dir(tmp_path).iterdir()} == files
 
 
-def test_fresh_sets_the_earlier_run_aside_and_starts_anew(tmp_path: Path, provider: Server) -> None:
+def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url)
     holdfast("eval", eval_file, cwd=tmp_path)
     run = run_dir(tmp_path)

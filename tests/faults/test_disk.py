@@ -45,7 +45,7 @@ HARMLESS = {
 @needs_strace
 @pytest.mark.parametrize("name", ["outputs", "grades"])
 @pytest.mark.parametrize("fault", HARMLESS)
-def test_a_write_that_fails_once_is_cut_back_and_made_again(
+def test_a_write_that_fails_once_is_truncated_and_repeated(
     fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
@@ -59,9 +59,7 @@ def test_a_write_that_fails_once_is_cut_back_and_made_again(
 
 
 @pytest.mark.parametrize("name", ["outputs", "grades"])
-def test_a_write_that_is_really_short_is_cut_back_to_whole_lines(
-    name: str, tmp_path: Path, provider: Server, calm: Path
-) -> None:
+def test_a_short_write_is_truncated_to_whole_lines(name: str, tmp_path: Path, provider: Server, calm: Path) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     if name == "grades":
         holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
@@ -90,7 +88,7 @@ STOPPING = {
 @needs_strace
 @pytest.mark.parametrize("name", ["outputs", "grades"])
 @pytest.mark.parametrize("fault", STOPPING)
-def test_a_disk_that_keeps_failing_stops_the_run_which_goes_on_later(
+def test_a_disk_that_keeps_failing_stops_the_run_which_resumes_later(
     fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     provider.control(latency=0.01)  # so that the run is still under way when the disk fails
@@ -117,7 +115,7 @@ def test_a_disk_that_keeps_failing_stops_the_run_which_goes_on_later(
 @needs_strace
 @pytest.mark.parametrize("name", ["outputs", "grades"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_after_a_failed_sync_writing_goes_on_in_a_new_file(
+def test_after_a_failed_sync_writing_continues_in_a_new_file(
     error: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
@@ -160,7 +158,9 @@ def test_a_kill_after_a_failed_sync_does_not_make_unsynced_lines_count_twice(
 
 
 @needs_root
-def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(tmp_path: Path, provider: Server, calm: Path) -> None:
+def test_a_full_disk_stops_the_run_which_resumes_when_there_is_room(
+    tmp_path: Path, provider: Server, calm: Path
+) -> None:
     provider.control(latency=0.01)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     with small_disk(tmp_path / "runs", "28k"):
@@ -226,7 +226,7 @@ def disk_that_loses_pages(folder: Path) -> Iterator[Path]:
 
 
 @needs_root
-def test_what_a_really_failed_sync_lost_is_never_counted(tmp_path: Path, provider: Server) -> None:
+def test_lines_lost_by_a_failed_sync_are_never_counted(tmp_path: Path, provider: Server) -> None:
     answer, rows = "x" * 20_000, 400
     provider.control(latency=0.005, answer=answer)
     eval_file = write_eval(tmp_path, provider.base_url, rows=rows, limits={"concurrency": CONCURRENCY})
@@ -285,7 +285,7 @@ def finished(tmp_path: Path, provider: Server) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ["outputs", "grades"])
-def test_a_torn_last_line_is_set_aside_told_and_done_again(
+def test_a_torn_last_line_is_set_aside_reported_and_done_again(
     name: str, finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     eval_file, run = finished
@@ -410,14 +410,14 @@ def test_a_manifest_that_is_gone_is_written_again_by_the_command_that_made_the_r
     holdfast("export", run, "--to", "csv", cwd=tmp_path)
 
 
-def test_repair_works_from_inside_the_run_and_refuses_what_is_none(finished: tuple[Path, Path], tmp_path: Path) -> None:
+def test_repair_works_inside_a_run_and_rejects_other_folders(finished: tuple[Path, Path], tmp_path: Path) -> None:
     _, run = finished
     assert "nothing to repair" in holdfast("repair", ".", cwd=run).stdout
     refused = holdfast("repair", tmp_path, cwd=tmp_path, check=2)
     assert "is not a run directory" in refused.stderr
 
 
-def test_repair_says_what_the_disk_does_not_let_it_do(finished: tuple[Path, Path], tmp_path: Path) -> None:
+def test_repair_reports_errors_of_the_disk(finished: tuple[Path, Path], tmp_path: Path) -> None:
     _, run = finished
     (run / "outputs.jsonl").unlink()
     (run / "outputs.jsonl").mkdir()

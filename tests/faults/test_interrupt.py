@@ -39,7 +39,7 @@ def ends(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int,
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_run_and_prints_the_command_that_goes_on(
+def test_a_signal_stops_the_run_and_prints_the_command_to_resume(
     number: signal.Signals, code: int, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     provider.control(latency=0.02)
@@ -72,7 +72,7 @@ def test_a_signal_cancels_requests_that_hang(tmp_path: Path, provider: Server) -
     assert kept(run_dir(tmp_path), "errors") == []
 
 
-def test_a_signal_ends_waiting_for_the_next_try(tmp_path: Path, provider: Server) -> None:
+def test_a_signal_ends_waiting_for_a_retry(tmp_path: Path, provider: Server) -> None:
     provider.control(fail={"429": 1.0}, retry_after=100)
     process = start("eval", write_eval(tmp_path, provider.base_url, **KEYS), cwd=tmp_path)
     wait_for(lambda: provider.requests == CONCURRENCY, "a full window")
@@ -139,7 +139,7 @@ def started(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_leaves_at_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_second_signal_exits_at_once(number: signal.Signals, tmp_path: Path) -> None:
     """The function refuses to be cancelled, so that the first signal alone would wait for ever."""
     process = start("eval", python_eval(tmp_path, STUBBORN), cwd=tmp_path)
     wait_for(lambda: started(tmp_path), "the function to be called")
@@ -165,7 +165,7 @@ BUSY = {
     ("what", "number"),
     [*((what, signal.SIGINT) for what in BUSY), ("the event loop is inside C code", signal.SIGTERM)],
 )
-def test_a_second_signal_leaves_at_once_whatever_the_process_is_doing(
+def test_a_second_signal_exits_at_once_whatever_the_process_is_doing(
     what: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     source = "import re, time\ndef mark():\n    open('called', 'a').close()\n" + BUSY[what]
@@ -215,7 +215,7 @@ def test_a_second_signal_ends_a_busy_worker_at_once(tmp_path: Path) -> None:
     assert crew.returncode == 3, "it has not finished, and nobody told the run to stop"
 
 
-def test_the_next_command_takes_over_from_one_that_left_at_once(tmp_path: Path) -> None:
+def test_the_next_command_takes_over_from_one_that_exited_at_once(tmp_path: Path) -> None:
     eval_file = python_eval(tmp_path, STUBBORN)
     process = start("eval", eval_file, cwd=tmp_path)
     wait_for(lambda: started(tmp_path), "the function to be called")
@@ -230,7 +230,7 @@ def test_the_next_command_takes_over_from_one_that_left_at_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("by", ["Ctrl-C", "SIGTERM"])
-def test_a_signal_while_waiting_for_another_process_says_how_to_go_on(
+def test_a_signal_while_waiting_for_another_process_prints_how_to_resume(
     by: str, tmp_path: Path, provider: Server
 ) -> None:
     provider.control(fail={"hang": 1.0})
@@ -248,9 +248,7 @@ def test_a_signal_while_waiting_for_another_process_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("limit", ["turn_timeout", "trial_timeout"])
-def test_a_function_that_never_returns_is_given_up_on_and_nothing_hangs_at_the_last_sample(
-    limit: str, tmp_path: Path
-) -> None:
+def test_a_function_that_never_returns_does_not_hang_the_last_sample(limit: str, tmp_path: Path) -> None:
     source = SLEEPER.replace("    open", "    if prompt != 'question 3': return prompt\n    open")
     eval_file = python_eval(tmp_path, source, limits={limit: 1, "retries": 1})
     ended = holdfast("eval", eval_file, cwd=tmp_path, check=3)
@@ -274,7 +272,7 @@ def test_a_server_that_never_answers_the_last_sample_does_not_hang_the_run(tmp_p
     assert {error["kind"] for error in kept(run, "errors")} == {"timeout"}
 
 
-def test_a_command_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path) -> None:
     script = 'echo "out $1"; test "$1" = "question 0" || echo "stuck at $1" >&2; sleep 1000 & sleep 1000'
     target = {"command": ["sh", "-c", script, "sh", "{{ prompt }}"]}
     eval_file = write_eval(tmp_path, "", rows=2, target=target, limits={"turn_timeout": 5, "retries": 0})

@@ -112,7 +112,7 @@ def test_a_judge_that_limits_its_rate_is_waited_for_too(tmp_path: Path, provider
 
 
 @pytest.mark.usefixtures("impatient")
-def test_waiting_for_a_rate_limit_is_no_part_of_a_trials_time(
+def test_waiting_for_a_rate_limit_does_not_use_a_trials_time(
     tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.engine.retry import Deadline
@@ -433,13 +433,13 @@ def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Serve
 @pytest.mark.parametrize(
     "target", [{"http": "http://127.0.0.1:1/x", "request": {}}, {"command": ["true"], "proxy": False}]
 )
-def test_a_budget_in_dollars_is_refused_where_nobody_says_what_it_costs(target: dict[str, Any], tmp_path: Path) -> None:
+def test_a_budget_in_dollars_is_rejected_for_targets_without_costs(target: dict[str, Any], tmp_path: Path) -> None:
     eval_file = write_eval(tmp_path, "", target=target)
     refused = holdfast("eval", eval_file, "--max-cost", "1", cwd=tmp_path, check=2)
     assert "does not report its cost" in refused.stderr and not (tmp_path / "runs").exists()
 
 
-def test_a_budget_that_turns_out_not_to_be_kept_is_told_once(tmp_path: Path, provider: Server) -> None:
+def test_a_budget_that_cannot_be_enforced_is_reported_once(tmp_path: Path, provider: Server) -> None:
     (tmp_path / "agent.py").write_text("def reply(prompt): return prompt\n")
     silent = write_eval(tmp_path, "", target={"python": "agent.py:reply"})
     said = holdfast("eval", silent, "--max-cost", "1", "--token-budget", "1000", cwd=tmp_path).stderr
@@ -482,7 +482,7 @@ def test_auto_concurrency_backs_off_where_the_server_does_not(tmp_path: Path, pr
 
 
 @pytest.mark.parametrize("latency", [0, 0.02, 0.05])
-def test_auto_concurrency_starts_every_trial_although_all_were_told_at_once_that_it_is_too_much(
+def test_auto_concurrency_starts_every_trial_after_simultaneous_rate_limits(
     latency: float, tmp_path: Path, provider: Server
 ) -> None:
     """The window closes, then all its workers finish in one moment: not all of them may leave."""

@@ -59,7 +59,9 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
     return process.returncode
 
 
-def test_a_second_process_says_who_holds_the_run_and_leaves(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_a_second_process_reports_who_holds_the_run_and_exits(
+    tmp_path: Path, provider: Server, eval_file: Path
+) -> None:
     holder = busy(provider, eval_file)
     second = holdfast("eval", eval_file, cwd=tmp_path, check=4)
     said = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", second.stderr)
@@ -82,7 +84,7 @@ def test_fresh_does_not_take_the_run_from_under_a_live_process(
 
 
 @pytest.mark.parametrize(("arguments", "env"), [(["--wait"], {}), ([], {"HOLDFAST_LOCK_TIMEOUT": "60"})])
-def test_a_process_that_waits_finds_the_run_finished(
+def test_a_waiting_process_finds_the_run_finished(
     arguments: list[str], env: dict[str, str], tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
     provider.control(latency=0.05)
@@ -103,9 +105,7 @@ def test_a_process_that_waits_finds_the_run_finished(
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
-def test_a_process_that_waits_goes_on_where_the_other_stopped(
-    tmp_path: Path, provider: Server, eval_file: Path
-) -> None:
+def test_a_waiting_process_continues_where_the_other_stopped(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     first = busy(provider, eval_file)
     second = start("eval", eval_file, "--wait", cwd=tmp_path)
     assert second.stderr is not None
@@ -118,7 +118,7 @@ def test_a_process_that_waits_goes_on_where_the_other_stopped(
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
-def test_patience_ends(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_waiting_for_a_run_times_out(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     holder = busy(provider, eval_file)
     holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "0.3"}, check=4)
     wrong = holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "soon"}, check=2)
@@ -173,7 +173,7 @@ def test_a_live_process_on_another_machine_keeps_the_run(tmp_path: Path, provide
 
 
 @needs_root
-def test_a_frozen_process_on_another_machine_loses_the_run_and_leaves_it_alone_when_it_wakes(
+def test_a_frozen_process_on_another_machine_loses_the_run_and_stops_when_it_wakes(
     tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
     """The one slow test here: a heartbeat has to be missed for a whole lease, 30 s, before it counts as dead."""

@@ -110,7 +110,7 @@ def test_workers_ask_for_each_sample_once_and_give_the_numbers_of_one_process(
     assert provider.requests == 2 * ROWS
 
 
-def test_what_a_killed_worker_had_in_hand_is_done_by_the_others(
+def test_the_chunk_of_a_killed_worker_is_done_by_the_others(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:
     provider.control(latency=0.05)
@@ -143,7 +143,7 @@ def test_a_frozen_worker_is_taken_over_and_changes_nothing_when_it_wakes(
     assert holdfast("repair", run, cwd=tmp_path, env=SHORT_LEASE).stdout.startswith(f"{ROWS} outputs and {ROWS} grades")
 
 
-def test_workers_that_are_not_to_grade_have_all_done_what_they_were_to(provider: Server, eval_file: Path) -> None:
+def test_workers_with_skipped_graders_exit_with_0(provider: Server, eval_file: Path) -> None:
     provider.control(latency=0.02)
     run = share(eval_file, skip_graders=True)
     leave(worker(run, "a"), worker(run, "b"))
@@ -166,7 +166,7 @@ def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Pat
     assert_same_numbers(run, calm)
 
 
-def test_a_run_goes_on_with_another_number_of_workers(
+def test_a_run_resumes_with_another_number_of_workers(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:
     provider.control(latency=0.1)
@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_another_number_of_workers(
     assert_same_numbers(run, calm)
 
 
-def test_one_process_can_go_on_where_workers_stopped(
+def test_one_process_can_continue_where_workers_stopped(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:
     provider.control(latency=0.1)
@@ -203,7 +203,7 @@ def test_one_process_can_go_on_where_workers_stopped(
     assert_same_numbers(run, calm)
 
 
-def test_a_worker_that_is_killed_is_told_of(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
+def test_a_killed_worker_is_reported(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
     provider.control(latency=0.1)
     crew = start("eval", eval_file, "--workers", "2", cwd=tmp_path)
     wait_for(lambda: len(provider.stats()["answered"]) > CONCURRENCY, "some answers")
@@ -249,7 +249,7 @@ def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
     assert end(alone, signal.SIGINT) == 130
 
 
-def test_a_process_that_waits_has_the_run_when_the_workers_have_left(
+def test_a_waiting_process_gets_the_run_when_the_workers_have_left(
     tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
     run = share(eval_file)
@@ -263,7 +263,7 @@ def test_a_process_that_waits_has_the_run_when_the_workers_have_left(
     assert_each_once(run, ROWS)
 
 
-def test_of_many_that_find_all_done_one_makes_the_report(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_only_one_of_many_finished_workers_writes_the_report(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     run = share(eval_file, 1)
     plan = next(run.glob("claims/*/plan.json")).read_bytes()
     leave(worker(run, "a"))
@@ -324,9 +324,7 @@ def await_waiting(process: subprocess.Popen[str], pid: int) -> None:
         assert process.poll() is None
 
 
-def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_dies(
-    tmp_path: Path, provider: Server
-) -> None:
+def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path: Path, provider: Server) -> None:
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"), worker(run, "c"))}
     first = kill_finisher(tmp_path)
@@ -344,7 +342,7 @@ def test_a_worker_stays_until_the_report_is_there_and_makes_it_when_the_other_di
     assert provider.requests == 8
 
 
-def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Path, provider: Server) -> None:
+def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provider: Server) -> None:
     run = share(held_while_finishing(tmp_path, provider))
     workers = {process.pid: process for process in (worker(run, "a"), worker(run, "b"))}
     first = workers.pop(wait_for(lambda: finisher(tmp_path), "the report to be begun"))
@@ -358,9 +356,7 @@ def test_a_worker_leaves_unfinished_what_the_other_left_unfinished(tmp_path: Pat
     leave(worker(run, "c"))
 
 
-def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die_over_it(
-    tmp_path: Path, provider: Server
-) -> None:
+def test_the_parent_process_writes_the_report_if_all_workers_die_doing_so(tmp_path: Path, provider: Server) -> None:
     crew = start("eval", held_while_finishing(tmp_path, provider), "--workers", "2", cwd=tmp_path)
     await_waiting(crew, wait_for(lambda: finisher(tmp_path), "the report to be begun"))
     first = kill_finisher(tmp_path)
@@ -373,9 +369,7 @@ def test_the_command_that_started_the_workers_makes_the_report_when_they_all_die
     assert provider.requests == 8
 
 
-def test_a_worker_mends_its_own_journal_and_no_other(
-    tmp_path: Path, provider: Server, eval_file: Path, calm: Path
-) -> None:
+def test_a_worker_repairs_only_its_own_journal(tmp_path: Path, provider: Server, eval_file: Path, calm: Path) -> None:
     provider.control(latency=0.1)
     run = share(eval_file)
     both = [worker(run, name) for name in ("a", "b")]
@@ -418,7 +412,7 @@ def test_trials_with_errors_stay_pending_and_a_later_round_does_only_them(
     assert_same_numbers(run, calm)
 
 
-def test_a_fault_of_all_is_said_once_for_all_workers(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_a_fatal_fault_is_reported_once_for_all_workers(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     provider.control(status=401)
     ended = holdfast("eval", eval_file, "--workers", "2", cwd=tmp_path, check=3)
     assert ended.stdout.count("stopped: ") == 1 and "401" in ended.stdout
@@ -427,7 +421,7 @@ def test_a_fault_of_all_is_said_once_for_all_workers(tmp_path: Path, provider: S
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
-def test_a_budget_stops_all_workers_and_more_of_it_goes_on(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_a_budget_stops_all_workers_and_a_higher_one_resumes(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     provider.control(latency=0.05)
     ended = holdfast("eval", eval_file, "--workers", "2", "--token-budget", "60", cwd=tmp_path, check=3)
     assert "budget reached" in ended.stdout and 20 <= provider.requests < ROWS / 2
@@ -439,7 +433,7 @@ def test_a_budget_stops_all_workers_and_more_of_it_goes_on(tmp_path: Path, provi
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
-def test_what_workers_cannot_do_is_refused(tmp_path: Path, provider: Server, eval_file: Path) -> None:
+def test_evals_that_workers_cannot_run_are_rejected(tmp_path: Path, provider: Server, eval_file: Path) -> None:
     shown = "target.base_url=http://user:sesame@127.0.0.1:1/v1"
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
@@ -455,7 +449,7 @@ class TestTwice:
     """A trial done twice by accident is harmless: every reader takes the same one."""
 
     @pytest.mark.parametrize("late", ["a", "b"])
-    def test_of_two_outputs_the_one_begun_last_counts(self, tmp_path: Path, late: str) -> None:
+    def test_the_output_that_started_last_counts(self, tmp_path: Path, late: str) -> None:
         for name in ("a", "b"):
             folder = tmp_path / "workers" / name
             folder.mkdir(parents=True)
@@ -465,7 +459,7 @@ class TestTwice:
         assert read_output(RunDir(tmp_path).load(mend=True).outputs["k"]).output == late
 
     @pytest.mark.parametrize("places", [("", "workers/a"), ("workers/a", ""), ("workers/b", "workers/a")])
-    def test_of_two_verdicts_the_one_given_last_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
+    def test_the_latest_verdict_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
         for number, place in enumerate(places):
             grade = Grade(
                 "k", "g", "s", 1, "x", "x", None, "passed", number / 2, 1.0, "", None, 0.0, None, 10.0 + number
@@ -474,7 +468,7 @@ class TestTwice:
             (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
         assert RunDir(tmp_path).load(mend=False).verdicts["g"].score == 0.5
 
-    def test_a_conversation_goes_on_in_the_order_of_its_calls_whoever_made_them(self, tmp_path: Path) -> None:
+    def test_a_conversation_continues_in_the_order_of_its_calls_of_all_workers(self, tmp_path: Path) -> None:
         for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
             folder = tmp_path / "workers" / name
             folder.mkdir(parents=True)
@@ -524,9 +518,7 @@ class TestClaims:
         assert held == sorted(left)
 
     @given(data=st.data(), count=st.integers(1, 6))
-    def test_whatever_happens_each_chunk_is_done_and_never_two_live_workers_have_it(
-        self, data: st.DataObject, count: int
-    ) -> None:
+    def test_each_chunk_is_done_and_never_held_by_two_live_workers(self, data: st.DataObject, count: int) -> None:
         """Workers claim, finish, give back, die, and dead ones who only seemed so go on with what they had."""
         folder = Path(tempfile.mkdtemp())
         try:

@@ -42,7 +42,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return exported(run)
 
 
-def test_the_head_says_what_was_measured(kitchen: dict[str, Any]) -> None:
+def test_the_head_describes_the_eval(kitchen: dict[str, Any]) -> None:
     assert kitchen["schemaVersion"] == "1.5"
     assert (kitchen["eval_name"], kitchen["skill"]) == ("kitchen", "cook")
     assert kitchen["eval_id"].startswith("run-")

@@ -320,7 +320,7 @@ def test_a_wrong_eval_is_refused_with_its_line(tmp_path: Path, old: str, new: st
     assert said in refused(tree(tmp_path / "e", eval_yaml=EVAL.replace(old, new)))
 
 
-def test_everything_wrong_in_all_files_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_in_all_files_are_reported_at_once(tmp_path: Path) -> None:
     said = refused(
         tree(
             tmp_path,
@@ -340,7 +340,7 @@ def test_two_tasks_of_one_id_are_refused_and_a_file_matched_twice_runs_once(tmp_
     assert any("matched a second time" in said for said in spec.document.notices)
 
 
-def test_keys_that_nobody_knows_are_named_and_passed_over_as_in_waza(tmp_path: Path) -> None:
+def test_unknown_keys_are_named_and_ignored_as_in_waza(tmp_path: Path) -> None:
     task = "id: x\nowner: me\ninputs: {prompt: x, repo_id: 7, environment: {A: b}}\nexpected: {zzz: 1}\n"
     notices = load(tree(tmp_path, tasks_a_yaml=task, eval_yaml=EVAL + "zebra: 1\n")).document.notices
     for said in (
@@ -353,7 +353,7 @@ def test_keys_that_nobody_knows_are_named_and_passed_over_as_in_waza(tmp_path: P
         assert any(said in notice for notice in notices), said
 
 
-def test_what_is_alike_in_many_tasks_is_said_once(tmp_path: Path) -> None:
+def test_a_notice_about_many_tasks_is_shown_once(tmp_path: Path) -> None:
     tasks = {f"tasks_t{n}_yaml": f"id: t{n}\nexpected: {{outcomes: [x]}}\ninputs: {{prompt: x}}\n" for n in range(5)}
     notices = load(tree(tmp_path, **tasks)).document.notices
     (said,) = [said for said in notices if "outcomes" in said]
@@ -519,7 +519,7 @@ def test_keys_of_wazas_own_are_overridden_too(tmp_path: Path) -> None:
     assert (spec.trials, rows(spec)["one"]["prompt"], spec.limits.retries) == (3, "Eve", 1)
 
 
-def test_a_model_is_told_the_skill_and_its_text_is_in_the_key(tmp_path: Path, provider: Server) -> None:
+def test_a_model_gets_the_skill_and_its_text_is_in_the_key(tmp_path: Path, provider: Server) -> None:
     path = tree(
         tmp_path,
         eval_yaml=EVAL.replace("executor: mock", "executor: mock, skill_directories: [skills]"),

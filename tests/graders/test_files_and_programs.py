@@ -130,7 +130,7 @@ class TestProgram:
         block = {"type": "program", "command": "sh", "args": ["check.sh"]}
         assert verdict(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
 
-    def test_what_a_row_says_is_no_file_of_the_evals_folder(self, tmp_path: Path) -> None:
+    def test_a_rows_files_are_not_read_from_the_evals_folder(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("true\n")
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
         assert verdict(tmp_path, block, word="check.sh").feedback == "check.sh"

@@ -68,7 +68,7 @@ class TestCanonicalJson:
         assert canonical(reordered(value, data.draw)) == canonical(value)
 
     @given(values)
-    def test_one_and_one_point_nought_are_the_same(self, value: Any) -> None:
+    def test_1_and_1_0_are_equal(self, value: Any) -> None:
         assert canonical(with_floats(value)) == canonical(value)
 
     @given(values, values)
@@ -85,7 +85,7 @@ class TestCanonicalJson:
             == "sha256:" + sha256('{"a":"ä","b":[1,null]}'.encode()).hexdigest()[:32]
         )
 
-    def test_numbers_that_json_cannot_write_are_not_all_alike(self) -> None:
+    def test_numbers_that_json_cannot_represent_differ(self) -> None:
         assert len({digest(value) for value in (float("nan"), float("inf"), float("-inf"), None)}) == 4
 
 
@@ -144,7 +144,7 @@ class TestWhatAGenerationKeyReactsTo:
         ],
         ids=["prompt", "system", "model", "params", "api", "version", "identity", "row"],
     )
-    def test_what_can_change_an_answer_changes_every_key_and_the_run(
+    def test_everything_that_can_change_an_answer_changes_every_key_and_the_run(
         self, tmp_path: Path, base: Any, change: Any
     ) -> None:
         changed = who(tmp_path / "changed", **change)
@@ -156,7 +156,7 @@ class TestWhatAGenerationKeyReactsTo:
         assert generation_keys(changed)[0] == generation_keys(base)[0]
         assert generation_keys(changed)[1] != generation_keys(base)[1]
 
-    def test_more_rows_and_more_trials_keep_the_keys_that_were_there(self, tmp_path: Path, base: Any) -> None:
+    def test_more_rows_and_trials_keep_existing_keys(self, tmp_path: Path, base: Any) -> None:
         more = who(tmp_path / "more", samples=[{"id": "new", "question": "?", "expected": ""}, *ROWS], trials=3)
         assert set(generation_keys(base)) < set(generation_keys(more))
         assert len(set(generation_keys(more))) == 9
@@ -246,9 +246,7 @@ class TestWhatNoKeyReactsTo:
         ],
         ids=lambda change: json.dumps(change)[:60],
     )
-    def test_neither_speed_nor_place_nor_judgement_of_scores_is_in_any_key(
-        self, tmp_path: Path, base: Any, change: Any
-    ) -> None:
+    def test_limits_paths_and_thresholds_are_in_no_key(self, tmp_path: Path, base: Any, change: Any) -> None:
         changed = who(tmp_path / "changed", **change)
         assert generation_keys(changed) == generation_keys(base)
         assert graders_of(changed) == graders_of(base)
@@ -360,7 +358,7 @@ class TestPythonCodeInKeys:
         ],
         ids=["the function", "its docstring", "an import", "a package's module", "an import of an import", "a package"],
     )
-    def test_a_change_of_the_function_or_of_a_local_module_it_imports_runs_anew(
+    def test_a_changed_function_or_local_import_changes_the_key(
         self, agent: Any, file: str, old: str, new: str
     ) -> None:
         before, after = self.edited(agent, file, old, new)
@@ -448,7 +446,7 @@ class TestWorkflowsAndProgramsInKeys:
 
 
 class TestPathsAreInNoKey:
-    def test_how_a_path_is_spelt_does_not_matter(self, agent: Any) -> None:
+    def test_the_spelling_of_a_path_does_not_matter(self, agent: Any) -> None:
         write_rows(agent / "data.jsonl", ROWS)
         found = [
             who(agent, samples=None, dataset={"path": data}, target={"python": function})
@@ -480,7 +478,7 @@ class TestPathsAreInNoKey:
         for file in ("rows.jsonl", "packed.jsonl.gz", "list.json", "table.csv"):
             assert who(tmp_path, samples=None, dataset={"path": file}).id == base.id, file
 
-    def test_the_order_of_rows_is_of_the_run_and_not_of_a_trial(self, tmp_path: Path, base: Any) -> None:
+    def test_the_order_of_rows_is_part_of_the_run_and_not_of_trials(self, tmp_path: Path, base: Any) -> None:
         turned = who(tmp_path / "turned", samples=ROWS[::-1])
         assert set(generation_keys(turned)) == set(generation_keys(base))
         assert turned.id != base.id
@@ -494,7 +492,7 @@ def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path: Path) -> None
     ]
 
 
-def test_what_another_eval_named_before_is_not_in_a_targets_key(tmp_path: Path) -> None:
+def test_files_of_another_eval_are_not_in_a_targets_key(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "import importlib\nimportlib.import_module('json')\ndef reply(prompt): return prompt\n"
     )

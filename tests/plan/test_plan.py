@@ -36,7 +36,7 @@ def edit_agent(lab: Lab, *files: str) -> None:
 
 
 class TestDryRun:
-    def test_it_writes_nothing_and_asks_nobody(self, lab: Lab) -> None:
+    def test_it_writes_nothing_and_makes_no_request(self, lab: Lab) -> None:
         lab.write()
         before = tree(lab.folder)
         done = lab.do("eval", "e.yaml", "--dry-run")
@@ -73,7 +73,7 @@ class TestDryRun:
         assert re.search(r"temperature: 0.7", shown) and re.search(r"limit: 3", shown)
         assert "3 trials of 3 samples: 3 to run" in shown
 
-    def test_it_says_that_all_is_done(self, lab: Lab) -> None:
+    def test_it_reports_that_everything_is_finished(self, lab: Lab) -> None:
         run = lab.eval().run
         lab.write()
         shown = lab.do("eval", "e.yaml", "--dry-run").out
@@ -174,7 +174,7 @@ class TestReasons:
         lab.spec["prompt"] = "Say: {{ question }}"
         assert lab.plan()["reasons"] == ["prompt changed"]
 
-    def test_rows_are_counted_by_what_became_of_them(self, lab: Lab) -> None:
+    def test_new_changed_and_removed_rows_are_counted(self, lab: Lab) -> None:
         lab.rows = rows(20)
         lab.eval()
         edited = [{**row, "question": "edited"} for row in lab.rows[:3]]

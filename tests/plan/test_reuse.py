@@ -155,7 +155,7 @@ class TestWhatTheChangeTouches:
         ],
         ids=["prompt", "system", "model", "temperature", "another parameter", "version"],
     )
-    def test_what_shapes_the_answer_runs_and_grades_everything(self, ran: Lab, change: Any) -> None:
+    def test_changes_that_affect_answers_rerun_and_grade_everything(self, ran: Lab, change: Any) -> None:
         change(ran)
         assert ran.eval().work == (ROWS, ALL)
 
@@ -186,7 +186,7 @@ class TestWhatTheChangeTouches:
             "a comment in that",
         ],
     )
-    def test_a_changed_grader_alone_grades_what_is_there(self, ran: Lab, change: Any, grader: str | None) -> None:
+    def test_a_changed_grader_grades_existing_outputs(self, ran: Lab, change: Any, grader: str | None) -> None:
         before = only_run(ran)
         change(ran)
         done = ran.eval()
@@ -224,7 +224,7 @@ class TestWhatTheChangeTouches:
             changed("graders.1.function", "./check.py:length"),
         ],
     )
-    def test_speed_money_places_spelling_and_judgement_of_scores_cost_nothing(self, ran: Lab, change: Any) -> None:
+    def test_limits_prices_paths_spelling_and_thresholds_rerun_nothing(self, ran: Lab, change: Any) -> None:
         first = only_run(ran)
         change(ran)
         path = ran.spec["dataset"]["path"]
@@ -234,7 +234,7 @@ class TestWhatTheChangeTouches:
         assert again.work == (0, {}) and again.judged == 0
         assert again.run == first, "it is the same run"
 
-    def test_neither_options_nor_environment_nor_place_cost_anything(self, ran: Lab, tmp_path: Path) -> None:
+    def test_options_environment_and_folder_rerun_nothing(self, ran: Lab, tmp_path: Path) -> None:
         lab, first = ran, only_run(ran)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
@@ -261,7 +261,7 @@ class TestWhatTheChangeTouches:
         assert now["metrics"]["length"]["passed"] == ROWS
         assert now["score"] == pytest.approx((0.4 + 1.0) / 2), "correct weighs nothing now"
 
-    def test_a_gate_is_judged_anew_without_any_work(self, ran: Lab) -> None:
+    def test_a_changed_gate_is_checked_without_any_work(self, ran: Lab) -> None:
         ran.spec["gate"] = {"correct": 0.9}
         missed = ran.eval(check=1)
         assert missed.work == (0, {}) and "gate not met: correct is 0.5" in missed.out
@@ -302,7 +302,7 @@ class TestAcceptingDrift:
         lab.edit("tools/answers.py", "return prompt", "return prompt + ''")
         return run
 
-    def test_outputs_are_kept_and_the_manifest_says_so_for_ever(self, lab: Lab) -> None:
+    def test_outputs_are_kept_and_the_manifest_records_it(self, lab: Lab) -> None:
         old = self.drifted(lab)
         kept_run = lab.eval("--accept-drift")
         assert kept_run.work == (0, {}) and kept_run.run != old
@@ -333,19 +333,19 @@ class TestAcceptingDrift:
         lab.edit("tools/answers.py", "return prompt + ''", "return prompt")
         assert lab.eval().asked == 1, "the old code never answered that row"
 
-    def test_where_nothing_has_drifted_it_is_the_plain_run(self, lab: Lab) -> None:
+    def test_without_drift_it_is_the_ordinary_run(self, lab: Lab) -> None:
         lab.use_agent()
         run = lab.eval().run
         again = lab.eval("--accept-drift")
         assert again.run == run and again.work == (0, {})
 
-    def test_a_run_begun_without_it_by_mistake_does_not_stand_in_its_way(self, lab: Lab) -> None:
+    def test_a_run_begun_without_it_by_mistake_does_not_prevent_it(self, lab: Lab) -> None:
         self.drifted(lab)
         (lab.folder / "calls.txt").rename(lab.folder / "counted.txt")
         lab.eval("--concurrency", "1", "--max-time", "0.000001s", check=3)
         assert lab.eval("--accept-drift").asked == 0
 
-    def test_it_is_refused_where_nothing_fits(self, lab: Lab) -> None:
+    def test_it_is_rejected_if_no_run_fits(self, lab: Lab) -> None:
         lab.use_agent()
         refused = lab.eval("--accept-drift", check=2)
         assert "--accept-drift" in refused.err and "no earlier run" in refused.err
@@ -384,7 +384,7 @@ class TestWhereItCameFrom:
             assert sources.count(f"e/{second.name}") == each
             assert sources.count(None) == each
 
-    def test_the_lender_may_go(self, lab: Lab) -> None:
+    def test_the_lender_may_be_deleted(self, lab: Lab) -> None:
         first, second, third = self.chain(lab)
         for run in (first, second):
             remove(run)
@@ -407,7 +407,7 @@ class TestWhereItCameFrom:
         (alone,) = (lab.folder / "others" / "e").glob("*/")
         assert_same_numbers(third, alone)
 
-    def test_budgets_do_not_count_what_others_paid(self, lab: Lab) -> None:
+    def test_budgets_do_not_count_reused_outputs(self, lab: Lab) -> None:
         lab.spec["graders"] = lab.spec["graders"][:1]
         spent = sum(metrics(lab.eval().run)["usage"][kind] for kind in ("input_tokens", "output_tokens"))
         lab.rows += rows(2, start=50)
@@ -425,7 +425,7 @@ class TestWhereItCameFrom:
         lab.rows += rows(1, start=50)
         assert lab.eval("--fresh").asked == ROWS + 1
 
-    def test_a_run_begun_with_fresh_borrows_nothing_when_it_goes_on_either(self, lab: Lab) -> None:
+    def test_a_run_begun_with_fresh_borrows_nothing_when_it_resumes(self, lab: Lab) -> None:
         lab.eval()
         lab.rows += rows(1, start=50)
         begun = lab.eval("--fresh", "--token-budget", 1, "--concurrency", 1, check=3)
@@ -475,7 +475,7 @@ class TestADatasetThatChangesUnderTheEval:
         ],
         ids=["appended", "a row to come edited", "a row that is done edited", "cut"],
     )
-    def test_it_stops_says_so_and_the_next_command_uses_what_was_done(
+    def test_it_stops_with_a_message_and_the_next_command_reuses_the_outputs(
         self, lab: Lab, slow: Server, change: Any
     ) -> None:
         process = self.begin(lab, slow)
@@ -491,14 +491,14 @@ class TestADatasetThatChangesUnderTheEval:
         again = lab.eval()
         assert again.asked == sum(row["question"] not in done for row in lab.rows)
 
-    def test_a_mere_touch_does_not_stop_it(self, lab: Lab, slow: Server) -> None:
+    def test_a_changed_modification_time_does_not_stop_it(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         (lab.folder / "data.jsonl").touch()
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         assert slow.requests == 40
 
-    def test_the_same_rows_written_anew_do_not_stop_it(self, lab: Lab, slow: Server) -> None:
+    def test_equal_rows_written_again_do_not_stop_it(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         text = "".join(json.dumps(dict(reversed(row.items()))) + "\n\n" for row in lab.rows)
         (lab.folder / "new").write_text(text)
@@ -506,7 +506,7 @@ class TestADatasetThatChangesUnderTheEval:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
 
-    def test_a_killed_run_lends_what_it_had_to_the_changed_eval(self, lab: Lab, slow: Server) -> None:
+    def test_a_killed_run_lends_its_outputs_to_the_changed_eval(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -140,7 +140,7 @@ def keys_of(run: Path) -> dict[str, str]:
     return {output["sample"]: output["key"] for output in lines(run / "outputs.jsonl")}
 
 
-def test_a_clear_difference_is_said_with_its_test_and_its_flips(compare: Any, strong: Path, weak: Path) -> None:
+def test_a_clear_difference_is_reported_with_its_test_and_its_flips(compare: Any, strong: Path, weak: Path) -> None:
     ended = compare(strong, weak, "--json")
     assert ended.code == 0
     (found,) = json.loads(ended.out)

@@ -166,13 +166,13 @@ def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path
         ("correct/pass@1=0.9", 1),
     ],
 )
-def test_a_metric_must_reach_its_least_value(gate: Any, base: Path, least: str, code: int) -> None:
+def test_a_metric_must_reach_its_minimum(gate: Any, base: Path, least: str, code: int) -> None:
     ended = gate(base, "--min", least)
     assert ended.code == code
     assert ("FAIL" in ended.out) == bool(code)
 
 
-def test_all_least_values_must_be_reached(gate: Any, base: Path) -> None:
+def test_all_minima_must_be_reached(gate: Any, base: Path) -> None:
     found = checks(gate, base, "--min", "correct=0.5", "--min", "passed=0.9")
     assert found == {
         "min correct": (True, "correct is 0.8 (minimum 0.5)"),
@@ -196,7 +196,7 @@ def test_all_least_values_must_be_reached(gate: Any, base: Path) -> None:
         *("correct=20", "correct=-1", "correct=nan"),
     ],
 )
-def test_a_least_value_that_says_nothing_is_wrong_usage(gate: Any, base: Path, least: str) -> None:
+def test_an_invalid_minimum_is_a_usage_error(gate: Any, base: Path, least: str) -> None:
     ended = gate(base, "--min", least)
     assert ended.code == 2 and re.match("error: (--min|minimum of|there is no metric) ?", ended.err)
     assert ended.out == ""
@@ -238,7 +238,7 @@ def test_a_golden_sample_passes_only_when_every_trial_does(gate: Any, tmp_path: 
     assert ended.code == 1 and "golden sample a fails 1 of 3 trials" in ended.out
 
 
-def test_rows_that_say_golden_must_pass_without_being_named(gate: Any, tmp_path: Path) -> None:
+def test_golden_rows_must_pass_without_being_named(gate: Any, tmp_path: Path) -> None:
     rows = {"s0": {"golden": True}, "s2": {"golden": True}, "s3": {"golden": False}}
     run = finished_run(tmp_path / "rows", answered(2, 2), rows=rows)
     found = checks(gate, run, "--min", "correct=0.5")
@@ -272,7 +272,7 @@ def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
     )
 
 
-def test_golden_rows_that_can_no_longer_be_read_are_said_to_be_unknown(gate: Any, tmp_path: Path) -> None:
+def test_golden_rows_that_can_no_longer_be_read_are_reported(gate: Any, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text('{"id": "a", "expected": "yes", "golden": true}\n{"id": "b", "expected": "yes"}\n')
     keys: dict[str, Any] = {"samples": None, "dataset": {"path": str(data)}}
@@ -286,7 +286,7 @@ def test_golden_rows_that_can_no_longer_be_read_are_said_to_be_unknown(gate: Any
 # New and removed samples
 
 
-def test_new_samples_are_nobodys_business_unless_they_must_pass(gate: Any, base: Path, other_samples: Path) -> None:
+def test_new_samples_are_ignored_unless_they_must_pass(gate: Any, base: Path, other_samples: Path) -> None:
     assert "new samples" not in checks(gate, other_samples, "--baseline", base)
     found = checks(gate, other_samples, "--baseline", base, "--new", "must-pass")
     assert found["new samples"] == (False, "1 of 2 new samples do not pass: n1")
@@ -295,7 +295,7 @@ def test_new_samples_are_nobodys_business_unless_they_must_pass(gate: Any, base:
 
 
 @pytest.mark.parametrize(("policy", "code", "said"), [("ignore", 0, False), ("warn", 0, True), ("fail", 1, True)])
-def test_removed_samples_are_ignored_said_or_a_failure(
+def test_removed_samples_are_ignored_or_a_warning_or_a_failure(
     gate: Any, base: Path, other_samples: Path, policy: str, code: int, said: bool
 ) -> None:
     ended = gate(other_samples, "--baseline", base, "--removed", policy)
@@ -304,7 +304,7 @@ def test_removed_samples_are_ignored_said_or_a_failure(
     assert (f"{word}  2 samples of the baseline are gone: s0, s1" in ended.out) == said
 
 
-def test_removed_samples_are_said_when_nothing_is_asked_for(gate: Any, base: Path, other_samples: Path) -> None:
+def test_removed_samples_are_a_warning_by_default(gate: Any, base: Path, other_samples: Path) -> None:
     assert (
         gate(other_samples, "--baseline", base).out == gate(other_samples, "--baseline", base, "--removed", "warn").out
     )

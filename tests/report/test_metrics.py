@@ -176,7 +176,7 @@ class TestTheFiles:
         assert (run.path / "outputs.jsonl").read_bytes() == outputs
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"metrics": 5}'])
-    def test_damaged_metrics_are_made_anew(self, evaluate: Any, content: str) -> None:
+    def test_damaged_metrics_are_rebuilt(self, evaluate: Any, content: str) -> None:
         run = evaluate("a", graders=["half"])
         before = metrics(run.path)
         (run.path / "metrics.json").write_text(content)
@@ -259,7 +259,7 @@ def table(printed: Any) -> Any:
 
 
 class TestAfterTheFact:
-    def test_other_thresholds_and_weights_make_the_numbers_anew_without_a_request(self, tmp_path: Path) -> None:
+    def test_other_thresholds_and_weights_change_the_report_without_a_request(self, tmp_path: Path) -> None:
         with server() as mock:
             grader = {"type": "text", "contains": ["question", "nothing"]}
             path = write_eval(tmp_path, mock.base_url, rows=4, graders=[grader, {"type": "exact"}])
@@ -291,7 +291,7 @@ class TestAfterTheFact:
             with pytest.raises(ConfigError, match=problem):
                 evaluate("a", gate={name: 0.5}, **keys)
 
-    def test_a_gate_is_looked_at_anew_each_time(self, tmp_path: Path) -> None:
+    def test_a_gate_is_checked_each_time(self, tmp_path: Path) -> None:
         with server() as mock:
             path = write_eval(tmp_path, mock.base_url, rows=4)
             run_command("eval", path, cwd=tmp_path, check=0)

@@ -59,9 +59,9 @@ def directory(runs_dir: Path | None) -> int:
 @command.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_filters
-def listing(as_json: bool, **given: Any) -> int:
+def listing(as_json: bool, **options: Any) -> int:
     """List the runs, tab-separated if the output is not a terminal."""
-    runs = _chosen(given)
+    runs = _select_runs(options)
     if as_json:
         import msgspec
 
@@ -92,23 +92,25 @@ def listing(as_json: bool, **given: Any) -> int:
 @click.option("--all", "everything", is_flag=True, help="Remove all runs.")
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @_filters
-def remove(ids: tuple[str, ...], everything: bool, yes: bool, **given: Any) -> int:
+def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) -> int:
     """Remove runs by ID (or its beginning), by filters, or all of them. Shows the runs and asks before removing them.
 
     A run that is being written is refused. Runs that reused another run's outputs hold copies and lose nothing.
     """
-    narrowed = [name for name in ("model", "dataset", "status", "older_than") if given[name]]
+    narrowed = [name for name in ("model", "dataset", "status", "older_than") if options[name]]
     if everything and (ids or narrowed):
         raise UsageError(
             "--all means every run, so it does not go with ids or filters",
             remedy="Leave --all out to remove only what the filters choose.",
         )
-    if not (everything or ids or narrowed or given["archived"]):
+    if not (everything or ids or narrowed or options["archived"]):
         raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
     from holdfast.store.catalog import is_surely_ours
 
     # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
-    chosen = _by_id(_chosen(given), ids) if ids else [run for run in _chosen(given) if is_surely_ours(run)]
+    chosen = (
+        _by_id(_select_runs(options), ids) if ids else [run for run in _select_runs(options) if is_surely_ours(run)]
+    )
     if not chosen:
         click.echo("no runs to remove")
         return 0
@@ -157,45 +159,45 @@ def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
     if not ids:
         return runs
     chosen: dict[str, RunSummary] = {}
-    for wanted in ids:
+    for name in ids:
         # Every id begins with an empty text, as an unset variable of the shell leaves it.
         matches = [
             run
             for run in runs
-            if wanted and (run.id.startswith(wanted) or Path(run.path).absolute() == Path(wanted).absolute())
+            if name and (run.id.startswith(name) or Path(run.path).absolute() == Path(name).absolute())
         ]
         if len({run.path for run in matches}) != 1:
-            said = f"is ambiguous: it matches {len(matches)} runs" if matches else "is not a run"
-            raise UsageError(f"{wanted!r} {said}", remedy="`holdfast cache ls` lists them with their ids.")
+            problem = f"is ambiguous: it matches {len(matches)} runs" if matches else "is not a run"
+            raise UsageError(f"{name!r} {problem}", remedy="`holdfast cache ls` lists them with their ids.")
         chosen[matches[0].path] = matches[0]
     return list(chosen.values())
 
 
-def _chosen(given: dict[str, Any]) -> list[RunSummary]:
+def _select_runs(options: dict[str, Any]) -> list[RunSummary]:
     from holdfast.store.catalog import list_runs
 
     for name in ("model", "dataset", "older_than"):
-        if given[name] is not None and not given[name].strip():
+        if options[name] is not None and not options[name].strip():
             option = "--" + name.replace("_", "-")
             raise UsageError(
                 f"{option} is empty, which would choose every run", remedy="Give a value, or leave it out."
             )
-    root = runs_directory(given["runs_dir"])
-    if not root.is_dir() and (given["runs_dir"] is not None or "HOLDFAST_RUNS_DIR" in os.environ):
+    root = runs_directory(options["runs_dir"])
+    if not root.is_dir() and (options["runs_dir"] is not None or "HOLDFAST_RUNS_DIR" in os.environ):
         raise UsageError(f"{root} is not a directory", remedy="Give the directory that holds the runs as --runs-dir.")
-    older = None if given["older_than"] is None else _age(given["older_than"])
+    older = None if options["older_than"] is None else _age(options["older_than"])
     return [
         run
-        for run in list_runs(root, archived=given["archived"])
-        if _contains(run.target, given["model"])
-        and _contains(run.dataset, given["dataset"])
-        and (given["status"] is None or run.status == given["status"].lower())
+        for run in list_runs(root, archived=options["archived"])
+        if _contains(run.target, options["model"])
+        and _contains(run.dataset, options["dataset"])
+        and (options["status"] is None or run.status == options["status"].lower())
         and (older is None or run.age_seconds > older)
     ]
 
 
-def _contains(text: str, wanted: str | None) -> bool:
-    return wanted is None or wanted.casefold() in text.casefold()
+def _contains(text: str, part: str | None) -> bool:
+    return part is None or part.casefold() in text.casefold()
 
 
 def _age(text: str) -> float:

@@ -21,12 +21,12 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     from holdfast.cli.runs import runs_directory
     from holdfast.store.catalog import find_runs
 
-    found = []
+    items = []
     for run in find_runs(runs_directory(ctx.params.get("runs_dir"))):
         target, _, number = run.path.name.rpartition("-")
         if number.startswith(incomplete):
-            found.append(CompletionItem(number, help=f"{run.path.parent.name} · {target}"))
-    return found or complete_files(ctx, param, incomplete)
+            items.append(CompletionItem(number, help=f"{run.path.parent.name} · {target}"))
+    return items or complete_files(ctx, param, incomplete)
 
 
 def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""How commands print errors: `error: …` for each problem, then `hint: …`."""
+"""Errors of commands, as they are printed: `error: …` for each problem, then `hint: …`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ExporterName(click.ParamType[str]):
 @click.argument("options", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option(
     "--to",
-    "wanted",
+    "exporter",
     type=ExporterName(),
     metavar="FORMAT",
     help=f"Format or service: {', '.join(EXPORTERS)}.",
@@ -55,7 +55,7 @@ class ExporterName(click.ParamType[str]):
 def command(
     run: str,
     options: tuple[str, ...],
-    wanted: str | None,
+    exporter: str | None,
     failed: bool,
     if_changed: bool,
     output: Path | None,
@@ -71,14 +71,14 @@ def command(
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
-    if (wanted is None) == (not failed):
+    if (exporter is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):
         raise UsageError("--failed repeats exports with their original options; use --to to change them")
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     view = RunView(rundir)
     entries = read_entries(rundir)
-    names = [wanted] if wanted else [name for name, entry in entries.items() if entry.state == "failed"]
+    names = [exporter] if exporter else [name for name, entry in entries.items() if entry.state == "failed"]
     blocks = [export_block(view, name, options, output) for name in names if name in EXPORTERS]
     code = 0
     for block in blocks:

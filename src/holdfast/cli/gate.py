@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     help="Output format [default: human].",
 )
 @runs_dir_option
-def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **given: Any) -> int:
+def command(current: str, baseline: str | None, minima: tuple[str, ...], golden: tuple[str, ...], **flags: Any) -> int:
     """Check the finished RUN (path or id) against minimum scores, a baseline and golden samples.
 
     A sample is golden if its row has `golden: true` in RUN or in the baseline; a missing golden sample fails. The exit
@@ -73,14 +73,14 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     from holdfast.report.run_view import RunView
     from holdfast.store.rundir import RunDir
 
-    root = runs_directory(given["runs_dir"])
+    root = runs_directory(flags["runs_dir"])
     view, base = (RunView(RunDir(find_run(name, root))) if name else None for name in (current, baseline))
     assert view is not None
-    rules = Rules(given["max_regression_pct"], golden, dict(map(_minimum, minima)), given["new"], given["removed"])
-    result = gate_run(view, base, rules, golden_rows=not given["ignore_golden_rows"])
+    rules = Rules(flags["max_regression_pct"], golden, dict(map(_minimum, minima)), flags["new"], flags["removed"])
+    result = gate_run(view, base, rules, golden_rows=not flags["ignore_golden_rows"])
     for notice in result.notices:
         click.echo(notice, err=True)
-    _show(result, given["shape"])
+    _show(result, flags["shape"])
     return 0 if result else 1
 
 

@@ -28,27 +28,27 @@ def command(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> int:
     PATH is an eval file, a folder of eval files, or a run directory. A file is rewritten in place with its comments,
     and the original is kept as FILE.bak. Files that are up to date are not touched.
     """
-    code, said = 0, []
+    code, entries = 0, []
     for path in paths:
-        for found in _places(path):
+        for place in _places(path):
             try:
-                entry = _migrate(found, dry_run)
+                entry = _migrate(place, dry_run)
             except HoldfastError as error:
                 code = max(code, error.exit_code)
                 entry = {"path": str(path), "status": "refused", "message": error.message, "remedy": error.remedy}
                 show_error(error)
-            said.append(entry)
+            entries.append(entry)
             if not as_json:
                 _print(entry)
     if as_json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(entries).decode() + "\n")
     return code
 
 
 def _places(path: Path) -> Iterator[Path | HoldfastError]:
-    """What a path stands for: itself, or the eval files in a folder that is no run."""
+    """Yield a path itself, or the eval files in a folder that is not a run."""
     from holdfast.store.upgrade import is_run
 
     if not path.is_dir() or is_run(path):
@@ -58,7 +58,7 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
     from holdfast.spec.document import read_document
     from holdfast.spec.migrate import is_eval
 
-    found = 0
+    count = 0
     for file in sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file()):
         try:
             data = read_document(file).data
@@ -66,22 +66,22 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
             click.echo(f"skipped: {error.message}", err=True)
             continue
         if is_eval(data) or find_format(data) is not None:
-            found += 1
+            count += 1
             yield file
-    if not found:
+    if not count:
         remedy = "Give an eval file, a folder that has some, or the path that `holdfast eval` printed as run:"
         yield UsageError(f"{path} is neither a run directory nor a folder with eval files", remedy=remedy)
 
 
-def _migrate(found: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
-    if isinstance(found, HoldfastError):
-        raise found
+def _migrate(place: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
+    if isinstance(place, HoldfastError):
+        raise place
     try:
-        return _run(found, dry_run) if found.is_dir() else _eval(found, dry_run)
+        return _run(place, dry_run) if place.is_dir() else _eval(place, dry_run)
     except OSError as error:
         raise Fault(
             "disk",
-            f"{found}: cannot be written: {error.strerror or error}",
+            f"{place}: cannot be written: {error.strerror or error}",
             remedy="Files that were not written are unchanged. Fix the problem and run the same command again.",
         ) from error
 
@@ -96,14 +96,14 @@ def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
         name, tool = foreign
         tool.check(document)
         return {"path": str(path), "kind": name, "from": document.data.get("schemaVersion"), "status": name}
-    found = migrated(path)
-    entry: dict[str, Any] = {"path": str(path), "kind": "eval", "from": found.version}
-    if found.after == found.before:
+    rewritten = migrated(path)
+    entry: dict[str, Any] = {"path": str(path), "kind": "eval", "from": rewritten.version}
+    if rewritten.after == rewritten.before:
         return {**entry, "status": "current"}
-    entry |= {"to": SCHEMA_VERSION, "changes": found.changes}
+    entry |= {"to": SCHEMA_VERSION, "changes": rewritten.changes}
     if dry_run:
-        return {**entry, "status": "would migrate", "diff": _diff(found)}
-    return {**entry, "status": "migrated", "backup": str(found.save())}
+        return {**entry, "status": "would migrate", "diff": _diff(rewritten)}
+    return {**entry, "status": "migrated", "backup": str(rewritten.save())}
 
 
 def _run(path: Path, dry_run: bool) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def _run(path: Path, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _diff(found: Rewritten) -> str:
+def _diff(rewritten: Rewritten) -> str:
     import difflib
 
-    before, after = (text.splitlines(keepends=True) for text in (found.before, found.after))
-    name = str(found.path)
+    before, after = (text.splitlines(keepends=True) for text in (rewritten.before, rewritten.after))
+    name = str(rewritten.path)
     return "".join(
         line if line.endswith("\n") else f"{line}\n" for line in difflib.unified_diff(before, after, name, name)
     )

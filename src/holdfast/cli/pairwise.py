@@ -24,10 +24,10 @@ def judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: b
     from holdfast.spec.document import read_document
     from holdfast.store.rundir import RunDir
 
-    found = [RunDir(find_run(run, runs_dir)) for run in runs]
+    rundirs = [RunDir(find_run(run, runs_dir)) for run in runs]
     options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
     display = make_display("none" if as_json else None)
-    comparison = judge_pairs(found, read_document(judge), judge.resolve().parent, options, display)
+    comparison = judge_pairs(rundirs, read_document(judge), judge.resolve().parent, options, display)
     outcome = comparison.outcome
     if outcome is not None and outcome.metrics is None:
         from holdfast.report.table import print_outcome
@@ -73,10 +73,9 @@ def _print(report: dict[str, Any]) -> None:
         table = Table()
         for column in ("win rate of the first", "95 % interval", "wins", "ties", "losses", "same in both orders"):
             table.add_column(column, justify="right")
-        known = pair["low"] is not None
         table.add_row(
             "–" if pair["win_rate"] is None else f"{pair['win_rate']:.3f}",
-            f"{pair['low']:.3f} – {pair['high']:.3f}" if known else "–",
+            f"{pair['low']:.3f} – {pair['high']:.3f}" if pair["low"] is not None else "–",
             *(f"{pair[key]:,}" for key in ("wins", "ties", "losses")),
             "–" if pair["agreement"] is None else f"{pair['agreement']:.0%}",
         )

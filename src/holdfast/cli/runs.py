@@ -1,4 +1,4 @@
-"""Where runs are, and which of them a command means."""
+"""The runs directory, and the run that a command names."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ runs_dir_option = click.option(
 )
 
 
-def runs_directory(given: Path | None) -> Path:
+def runs_directory(option: Path | None) -> Path:
     """The option, else the environment's, else ./runs."""
-    chosen = given or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
+    chosen = option or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
     if chosen.exists() and not chosen.is_dir():
         raise UsageError(f"{chosen} is a file, not a directory for runs", remedy="Give another one with --runs-dir.")
     return chosen
@@ -39,7 +39,7 @@ def find_run(name: str, runs_dir: Path) -> Path:
     from holdfast.store.rundir import RunDir
 
     rundir = RunDir(_find(name, runs_dir))
-    with suppress(UsageError):  # said where the run is read
+    with suppress(UsageError):  # reported where the run is read
         manifest = rundir.read_manifest()
         if manifest is not None and (newer := rundir.newer(manifest)) is not None:
             click.echo(newer, err=True)
@@ -53,7 +53,7 @@ def _find(name: str, runs_dir: Path) -> Path:
     from holdfast.store.catalog import find_runs
 
     ids = ((run.path, run.path.name.rpartition("-")[2]) for run in find_runs(runs_dir))
-    matches = [path for path, known in ids if name and known.startswith(name)]
+    matches = [path for path, run_id in ids if name and run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -64,13 +64,13 @@ def _find(name: str, runs_dir: Path) -> Path:
     if name and any((path / file).exists() for file in ("outputs.jsonl", "metrics.json")):
         raise UsageError(
             f"{name} has no manifest.json, which says what the run is",
-            remedy="Give the `holdfast eval` command that made it once more: it writes the manifest again.",
+            remedy="Run the `holdfast eval` command of this run again: it writes the manifest.",
         )
     raise UsageError(f"no run {name!r}", remedy=f"Runs are looked for in {runs_dir}; `holdfast cache ls` lists them.")
 
 
 def home_of(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
-    """The runs directory in which a run lies. One that was copied elsewhere, or archived, has none of its own."""
+    """Return the runs directory that a run is in; `root` for a run that was copied elsewhere, or archived."""
     from holdfast.store.durable import slug
 
     place = rundir.path if len(rundir.path.parts) > 2 else rundir.path.resolve()

@@ -9,15 +9,18 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.load import Eval
     from holdfast.spec.template import Expression
+
+_NAMED: Final = 5
+"""graders that a notice names"""
 
 
 Stale = Callable[[Collection[str]], bool]
@@ -139,3 +142,10 @@ class Panels:
     def reread(self) -> frozenset[int]:
         """Return the graders that read some row differently than earlier versions did."""
         return frozenset().union(*(kind.reread for kind in self._kinds))
+
+
+def name_graders(names: Sequence[str]) -> str:
+    """Return `grader a` or `graders a, b`, and at most five names."""
+    shown = ", ".join(f"`{name}`" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"grader{'' if len(names) == 1 else 's'} {shown}{more}"

@@ -1,1 +1,1 @@
-"""What a person, or a program, sees while a run is going on: rich, plain, json or none."""
+"""Displays of a run in progress: rich, plain, json or none; and tables for terminals and notebooks."""

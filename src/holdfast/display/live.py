@@ -1,4 +1,4 @@
-"""The live display: progress, rate, time left, running scores, tokens, cost, and what goes wrong."""
+"""The live display: progress, rate, remaining time, scores so far, tokens, cost and failures."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class AgainCalls:
         """how many calls were run again; an attempt that timed out meanwhile has made progress"""
 
     def seen(self, key: Key, home: object) -> bool:
-        """Whether a call was made in a home."""
+        """Return True if a call was made in a home."""
         repeatable = self._calls.get(key)
         return repeatable is not None and repeatable.home is home
 

@@ -42,7 +42,7 @@ class Recorder:
         return self._index.grader_attempts.get((key, where), 0)
 
     def failed_before(self, key: str) -> bool:
-        """Whether a trial already failed in an earlier process."""
+        """Return True if a trial already failed in an earlier process."""
         return key in self._failed_before
 
     async def step(self, record: Step) -> None:

@@ -112,7 +112,7 @@ class Replay:
 
     @property
     def progress(self) -> int:
-        """How far the current turn has come. Calls that were dropped do not count."""
+        """The number of calls that the current turn has made. Dropped calls do not count."""
         return len(self._turn_calls) + self.again.restored
 
     def begin_attempt(self, turn: int) -> RecordedCalls:
@@ -399,7 +399,7 @@ class RecordedCalls:
 
     @property
     def observed(self) -> bool:
-        """Whether the target makes its tool calls through this object."""
+        """True if the target makes its tool calls through this object."""
         return self._trace.observed
 
     @observed.setter

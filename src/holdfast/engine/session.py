@@ -29,13 +29,12 @@ from holdfast.engine.parameters import check_parameters
 from holdfast.engine.unseen import unseen_code
 from holdfast.errors import DataError, Fault, HoldfastError, ResultsError, VersionError
 from holdfast.export.live import live_exporters
-from holdfast.graders.build import build_graders, grader_places
+from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
 from holdfast.plan.reuse import adopt
 from holdfast.report.gate import missed_minima
 from holdfast.report.metrics import write_report
-from holdfast.report.notices import without_rows
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import end_rounds
@@ -132,7 +131,7 @@ class Session:
 
     @property
     def generates(self) -> bool:
-        """Whether this process asks the target."""
+        """True if this process asks the target."""
         return self.plan.to_run > 0 and not self.options.grade_only
 
     def notice(self, message: str) -> None:
@@ -146,9 +145,9 @@ class Session:
         return live_exporters(self.identity, self.rundir, self.notice)
 
     def work(self, source: Supply | None = None) -> tuple[Plan, Reason | None]:
-        """Run trials from `source`, by default all that are left; return what is left, and why that is, if known."""
+        """Run trials from `source`, by default all that remain; return what still remains, and why, if known."""
         to_grade = self.plan.to_grade and not self.options.skip_graders
-        left, reason = self.plan, None
+        remaining, reason = self.plan, None
         self.log.open()
         self.display.begin(self.spec.name, target_name(self.spec.target), str(self.rundir.path), self.plan)
         worker = "" if self.worker is None else f"worker={self.worker} "
@@ -156,8 +155,8 @@ class Session:
         try:
             if source is not None or self.generates or to_grade:
                 loop = run_loop(self, source)
-                left, reason = loop.progress.left, loop.brake.reason
-                if self.worker is None:  # of a worker's grades, the process that writes the report makes the rest
+                remaining, reason = loop.progress.remaining, loop.brake.reason
+                if self.worker is None:  # missing grades of a worker are left to the process that writes the report
                     reason = reason or next(iter(loop.faults), None)
         except BaseException as error:
             self.log.write(f"end {str(error) or type(error).__name__}")
@@ -166,20 +165,20 @@ class Session:
             self.log.write(f"end {reason or 'nothing left to start'}")
         finally:
             self.display.end()
-        return left, reason
+        return remaining, reason
 
     def complete(self) -> Outcome:
-        """Do what is left of a run that this process has to itself; write the report if that was all."""
+        """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
         started, options = time.monotonic(), self.options
         if self.rundir.finished:
             self.rundir.reopen()
-        left, reason = self.work()
+        remaining, reason = self.work()
         failures = gather_failures(self.rundir, self.identity, self.index, reason)
-        finished = left.complete or (options.accept_errors and reason is None)
-        if not finished or (options.skip_graders and self.identity.work.slots and left.to_grade):
+        finished = remaining.complete or (options.accept_errors and reason is None)
+        if not finished or (options.skip_graders and self.identity.work.slots and remaining.to_grade):
             return Outcome(
                 self.rundir,
-                left,
+                remaining,
                 None,
                 self.index.spent,
                 reason,
@@ -193,11 +192,11 @@ class Session:
             metrics = write_report(self.identity, self.rundir, self.index)
             end_rounds(self.rundir)
         except (Fault, DataError, OSError) as error:
-            return Outcome(self.rundir, left, None, self.index.spent, _report_fault(error))
+            return Outcome(self.rundir, remaining, None, self.index.spent, _report_fault(error))
         self.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
         return Outcome(
             self.rundir,
-            left,
+            remaining,
             metrics,
             self.index.spent,
             missed_gates=missed_minima(metrics, self.spec.gate),
@@ -331,7 +330,7 @@ def locate_run(spec: Eval, options: Options) -> RunIdentity:
 
 
 def _has_begun(identity: RunIdentity, options: Options) -> bool:
-    """Whether an earlier version may have begun the run, which can then still be shown, graded and exported."""
+    """Return True if an earlier version may have begun the run, which can then still be shown, graded and exported."""
     return not options.fresh and identity.directory(options.runs_dir).read_manifest() is not None
 
 
@@ -351,7 +350,7 @@ def report_notices(run: Session) -> None:
     spec = run.spec
     messages = [*spec.notices]
     if run.finished is None:
-        messages += [*unseen_code(spec), *without_rows(spec, grader_places(spec), run.identity.survey.panels)]
+        messages += [*unseen_code(spec), *run.identity.idle_notices]
     for message in messages:
         run.notice(message)
 

@@ -160,11 +160,11 @@ def run_worker(
             if run.finished is not None:
                 return run.finished
             chunks = Chunks(run, claim_round, Claims(folder, len(claim_round.chunks), worker, rundir))
-            left, reason = run.work(chunks)
+            remaining, reason = run.work(chunks)
             if reason is None and chunks.all_done:
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
             spent = run.index.spent
-            return Outcome(rundir, left, None, spent, reason, skipped_graders=options.skip_graders)
+            return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
     except RunBeingFinished:  # that process may die over it
         return finish_run(identity, rundir, options, display, display.notice)
 

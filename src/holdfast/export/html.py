@@ -40,27 +40,27 @@ _REMARKS: Final = 3
 
 
 def write_html(view: RunView, folder: Path) -> list[Path]:
-    """`report.html`."""
+    """Write `report.html`."""
     path = folder / "report.html"
     environment = _environment()
     card = environment.get_template("trial.html")
     counts: Counter[str] = Counter()
     cards: dict[int, Markup] = {}
     passed: list[int] = []
-    left = _PAGE
+    space = _PAGE
     prompt = template(view.spec.prompt)
     for number, trial in enumerate(view.everything()):
         shown = _shown(trial, prompt)
         counts[shown["status"]] += 1
-        if left <= 0 and (shown["status"] == "passed" or not passed):
+        if space <= 0 and (shown["status"] == "passed" or not passed):
             continue
         text = card.render(shown, several=view.manifest.trials > 1)
         cards[number] = Markup(text)  # noqa: S704 - made by a template that escapes
-        left -= len(text)
+        space -= len(text)
         if shown["status"] == "passed":
             passed.append(number)
-        while left < 0 and passed:  # what did not pass is what people look for
-            left += len(cards.pop(passed.pop()))
+        while space < 0 and passed:  # what did not pass is what people look for
+            space += len(cards.pop(passed.pop()))
     metrics = view.metrics
     rows = list(metrics.graders.items()) if metrics else []
     if metrics and metrics.overall and len(rows) > 1:
@@ -104,7 +104,7 @@ def _environment() -> Environment:
 
 
 def _shown(trial: Trial | Pending, prompt: Template) -> dict[str, Any]:
-    """What the template of a trial is filled with."""
+    """Return the variables for the template of a trial."""
     if not isinstance(trial, Trial):
         error = trial.error or "not run yet"
         nothing: dict[str, Any] = {"score": None, "grades": [], "blocks": [], "fields": {}, "facts": [], "blame": ""}
@@ -162,8 +162,8 @@ def _remarks(grades: list[Grade]) -> list[dict[str, str]]:
         for grade in grades
         if grade.status in ("failed", "error")
     ]
-    said = " · ".join(f"{grade.grader}: {_preview(grade.feedback)}" for grade in grades if grade.feedback)
-    return wrong or [{"status": "passed", "grader": "", "text": _preview(said)}][: bool(said)]
+    feedback = " · ".join(f"{grade.grader}: {_preview(grade.feedback)}" for grade in grades if grade.feedback)
+    return wrong or [{"status": "passed", "grader": "", "text": _preview(feedback)}][: bool(feedback)]
 
 
 def _blocks(output: Output, grades: list[Grade]) -> Iterator[dict[str, Any]]:
@@ -228,10 +228,10 @@ def _facts(output: Output) -> Iterator[str]:
 
 
 def _cut(text: Any) -> str:
-    """A text as long as is shown; what is left out is said."""
+    """Shorten a text, with the number of characters that are not shown."""
     whole = text if isinstance(text, str) else _pretty(text)
-    left = len(whole) - _TEXT
-    return whole if left <= 0 else f"{whole[:_TEXT]}\n… {left:,} characters more in outputs.jsonl"
+    hidden = len(whole) - _TEXT
+    return whole if hidden <= 0 else f"{whole[:_TEXT]}\n… {hidden:,} characters more in outputs.jsonl"
 
 
 def _pretty(value: Any) -> str:

@@ -28,7 +28,7 @@ _COUNTED = {"failed": "failures", "error": "errors", "skipped": "skipped"}
 
 
 def write_junit(view: RunView, folder: Path) -> list[Path]:
-    """`junit.xml`."""
+    """Write `junit.xml`."""
     path = folder / "junit.xml"
     manifest = view.manifest
     classname = f"{manifest.name}.{manifest.target}"
@@ -55,7 +55,7 @@ def write_junit(view: RunView, folder: Path) -> list[Path]:
 
 
 def _case(trial: Trial | Pending, classname: str, *, several: bool) -> tuple[str, str, float]:
-    """A trial's status, its test case, and how long it took."""
+    """Return a trial's status, its test case, and how long it took."""
     if not isinstance(trial, Trial):
         case = {"classname": classname, "name": _name(trial.sample, trial.trial, several=several)}
         message = trial.error or "not run yet"
@@ -64,9 +64,9 @@ def _case(trial: Trial | Pending, classname: str, *, several: bool) -> tuple[str
     inside = ""
     if trial.status in ("failed", "error"):
         to_blame = [grade for grade in trial.grades if grade.status == trial.status]
-        told = [f"{grade.grader}: {grade.feedback or grade.status}" for grade in to_blame]
+        reasons = [f"{grade.grader}: {grade.feedback or grade.status}" for grade in to_blame]
         kind = "failure" if trial.status == "failed" else "error"
-        inside = _element(kind, told[0] if told else "not graded yet", "\n".join(told))
+        inside = _element(kind, reasons[0] if reasons else "not graded yet", "\n".join(reasons))
     elif trial.status == "skipped":
         inside = _element("skipped", "no grader gave it a score", "")
     inside += f"<system-out>{_text(output.output)}</system-out>"
@@ -84,14 +84,14 @@ def _name(sample: str, trial: int, *, several: bool) -> str:
 
 def _properties(view: RunView) -> str:
     metrics = view.metrics
-    found: dict[str, Any] = {"run": view.manifest.id, "finished": str(metrics is not None).lower()}
+    properties: dict[str, Any] = {"run": view.manifest.id, "finished": str(metrics is not None).lower()}
     if metrics is not None:
-        found |= {"coverage": metrics.coverage, "score": metrics.score}
+        properties |= {"coverage": metrics.coverage, "score": metrics.score}
         for name, values in metrics.graders.items():
-            found |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
+            properties |= {f"{name}.{key}": getattr(values, key) for key in ("score", "low", "high")}
     lines = (
         f"<property{_attributes({'name': name, 'value': value})}/>\n"
-        for name, value in found.items()
+        for name, value in properties.items()
         if value is not None
     )
     return f"<properties>\n{''.join(lines)}</properties>\n"
@@ -110,5 +110,5 @@ def _text(value: str) -> str:
 
 
 def _allowed(value: str) -> str:
-    """What XML cannot hold is spelt out, so that it can be seen."""
-    return _NO_XML.sub(lambda found: f"\\x{ord(found[0]):02x}", value)
+    """Replace characters that XML cannot hold by escapes that can be seen."""
+    return _NO_XML.sub(lambda match: f"\\x{ord(match[0]):02x}", value)

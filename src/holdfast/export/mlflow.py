@@ -74,25 +74,25 @@ def export_mlflow(view: RunView, block: MlflowExport) -> Exported:
 
 def _experiment(client: MlflowClient, block: MlflowExport, view: RunView) -> str:
     name = block.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or view.manifest.name
-    known = client.get_experiment_by_name(name)
-    if known is None:
+    existing = client.get_experiment_by_name(name)
+    if existing is None:
         return str(client.create_experiment(name))
-    if known.lifecycle_stage != "active":
+    if existing.lifecycle_stage != "active":
         raise UsageError(
             f"MLflow's experiment {name!r} has been deleted",
             remedy="Restore it there, or give another with experiment_name=NAME.",
         )
-    return str(known.experiment_id)
+    return str(existing.experiment_id)
 
 
 def _run(client: MlflowClient, experiment: str, block: MlflowExport, view: RunView) -> tuple[str, list[str]]:
-    """The MLflow run of ours, made if there is none, with its parameters and tags."""
+    """Return the MLflow run of this run, created if there is none, with its parameters and tags."""
     from mlflow.entities import Param, RunTag
 
     manifest = view.manifest
     name = block.run_name or shown_name(manifest)
-    found = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{manifest.id}'", max_results=1)
-    run = found[0] if found else client.create_run(experiment, run_name=name, tags={_TAG: manifest.id})
+    runs = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{manifest.id}'", max_results=1)
+    run = runs[0] if runs else client.create_run(experiment, run_name=name, tags={_TAG: manifest.id})
     identifier = str(run.info.run_id)
     tags = {f"holdfast.{key}": value for key, value in flat(about(view))} | dict(flat(block.extra_metadata))
     tags |= {key: str(value) for key, value in block.tags.items()} | {"mlflow.runName": name}
@@ -118,10 +118,10 @@ def _send(client: MlflowClient, run: str, view: RunView) -> None:
     metrics, now = view.metrics, int(time.time() * 1000)
     values: dict[str, float] = {}
     for name, value in (numbers(metrics) if metrics else {}).items():
-        told = _name(name)
-        while told in values:
-            told += "_"
-        values[told] = float(value)
+        unique = _name(name)
+        while unique in values:
+            unique += "_"
+        values[unique] = float(value)
     for start in range(0, len(values), _BATCH):
         some = list(values.items())[start : start + _BATCH]
         client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in some])
@@ -141,7 +141,7 @@ def _send(client: MlflowClient, run: str, view: RunView) -> None:
 
 
 def _write_table(view: RunView, file: BinaryIO) -> None:
-    """The trials as MLflow's own tables are: columns, then rows."""
+    """Return the trials in the form of an MLflow table: columns, then rows."""
     encode = msgspec.json.Encoder().encode
     separator = b""
     for row in rows(view):

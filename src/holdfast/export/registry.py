@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 
 class Exported(NamedTuple):
-    """What came of an export."""
+    """The result of an export."""
 
     where: list[str]
     """files, folders or addresses"""
     notes: list[str]
-    """what people should know, a command to type among it"""
+    """what users should know, such as a command to type"""
 
 
 class Entry(msgspec.Struct, omit_defaults=True, frozen=True):
-    """How the last export to a destination went."""
+    """The last export to a destination."""
 
     state: Literal["done", "failed"]
     time: str
@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, omit_defaults=True, frozen=True):
     of: str = ""
     """digest of the `metrics.json` that was exported; empty for a run that was not finished"""
     where: list[str] = []
-    """addresses, and paths seen from the run directory"""
+    """addresses, and paths relative to the run directory"""
     notes: list[str] = []
     error: str = ""
 
@@ -65,7 +65,7 @@ class _File(_Version, kw_only=True):
 
 
 def read_entries(rundir: RunDir) -> dict[str, Entry]:
-    """What `exports.json` says, by destination; nothing where there is none or it cannot be read."""
+    """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
     try:
         data = _file(rundir).read_bytes()
         check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
@@ -75,10 +75,10 @@ def read_entries(rundir: RunDir) -> dict[str, Entry]:
 
 
 def export(view: RunView, block: ExportBlock) -> Exported:
-    """Export a run, and note how it went. Raises UsageError or ExportFailed."""
+    """Export a run, and record the result. Raises UsageError or ExportFailed."""
     rundir, options = view.rundir, _options(block)
     try:
-        done = _exporter(block)(view)
+        exported = _exporter(block)(view)
     except Exception as error:  # libraries of others raise what they like
         message = _without_passwords(str(error).strip())
         _note(rundir, block.to, Entry("failed", _now(), options, _digest(rundir), error=message))
@@ -86,21 +86,25 @@ def export(view: RunView, block: ExportBlock) -> Exported:
             raise
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise ExportFailed(f"cannot export to {block.to}: {name}{message}") from error
-    _note(rundir, block.to, Entry("done", _now(), options, _digest(rundir), _seen(rundir, done.where), done.notes))
-    return done
+    _note(
+        rundir,
+        block.to,
+        Entry("done", _now(), options, _digest(rundir), _relative(rundir, exported.where), exported.notes),
+    )
+    return exported
 
 
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, Entry]) -> bool:
-    """Whether that export of a finished run was done, of these numbers and with these options, and is still there."""
-    known = entries.get(block.to)
-    if known is None or not rundir.finished:
+    """Tell whether an export is up to date: of these numbers, with these options, and still there."""
+    entry = entries.get(block.to)
+    if entry is None or not rundir.finished:
         return False
-    wanted = ("done", _digest(rundir), _options(block))
-    return (known.state, known.of, known.options) == wanted and _there(rundir, known)
+    current = ("done", _digest(rundir), _options(block))
+    return (entry.state, entry.of, entry.options) == current and _exists(rundir, entry)
 
 
 def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
-    """With its own folder, where it names one, seen from another."""
+    """Return the block with its folder, if it has one, made absolute from another folder."""
     if isinstance(block, FileExport) and block.dir is not None:
         return block.model_copy(update={"dir": str((folder / block.dir).resolve())})
     return block
@@ -165,26 +169,26 @@ def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
 
 
 def _options(block: ExportBlock) -> dict[str, Any]:
-    """As they are noted: found again from wherever the next command is given."""
+    """Return the options as they are recorded: valid in whatever folder the next command is run."""
     return without_secrets(in_folder(block, Path.cwd()).model_dump(exclude={"to"}, exclude_unset=True))
 
 
 def _without_passwords(text: str) -> str:
-    """A library's message may hold the address it was given, or the key."""
+    """Remove secrets from a library's message, which may quote an address or a key."""
     for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
         if secret := os.environ.get(name):
             text = text.replace(secret, "(hidden)")
     return re.sub(r"//[^/@\s]+@", "//", text)
 
 
-def _seen(rundir: RunDir, places: list[str]) -> list[str]:
-    """Places as they can be found again when the run has been moved."""
-    own = rundir.path.resolve()
-    return [place if "://" in place else os.path.relpath(Path(place).resolve(), own) for place in places]
+def _relative(rundir: RunDir, places: list[str]) -> list[str]:
+    """Return places relative to the run directory, so that they are still valid when the run has been moved."""
+    folder = rundir.path.resolve()
+    return [place if "://" in place else os.path.relpath(Path(place).resolve(), folder) for place in places]
 
 
-def _there(rundir: RunDir, entry: Entry) -> bool:
-    """Whether what was written is still there; an address is taken to be."""
+def _exists(rundir: RunDir, entry: Entry) -> bool:
+    """Tell whether the files are still there; an address is taken to be."""
     return all("://" in place or (rundir.path / place).exists() for place in entry.where)
 
 

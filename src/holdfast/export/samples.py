@@ -18,7 +18,7 @@ _VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
 
 
 def write_samples(trials: Iterable[Trial], path: Path) -> None:
-    """Write them atomically, in the order given."""
+    """Write transcripts atomically, in the order of the trials."""
     encode = msgspec.json.Encoder().encode
     with replacing(path) as file:
         for trial in trials:
@@ -26,14 +26,14 @@ def write_samples(trials: Iterable[Trial], path: Path) -> None:
 
 
 def write_transcripts(view: RunView, folder: Path) -> list[Path]:
-    """`samples.jsonl`."""
+    """Write `samples.jsonl`."""
     path = folder / "samples.jsonl"
     write_samples(view.trials(), path)
     return [path]
 
 
 def as_line(trial: Trial) -> dict[str, Any]:
-    """One trial."""
+    """Return a trial as one line has it."""
     output = trial.output
     return {
         "sample": output.sample,

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from holdfast.store.records import Output
 
 
-_OWN = (
+_COLUMNS = (
     *("sample", "trial", "status", "score", "prompt", "output", "error", "stop"),
     *("input_tokens", "output_tokens", "requests", "cost", "seconds"),
 )
 
 
 def columns(view: RunView) -> list[str]:
-    """Names of all columns: our own, each grader's, and `row.FIELD` for every field that some row has."""
+    """Return the names of all columns: those of every run, each grader's, and `row.FIELD` for every field of a row."""
     verdicts = [f"{name}.{part}" for name in _names(view).values() for part in ("status", "score", "feedback")]
-    return [*_OWN, *verdicts, *(f"row.{name}" for name in view.field_names())]
+    return [*_COLUMNS, *verdicts, *(f"row.{name}" for name in view.field_names())]
 
 
 def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
@@ -70,18 +70,18 @@ def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def _names(view: RunView) -> dict[str, str]:
-    """The graders' columns by their names: one called `row` must not hide the row's fields."""
+    """Return the column names of the graders: a grader called `row` must not hide the row's fields."""
     return unique_names(view.graders, taken=("row",))
 
 
 def _prompt(output: Output) -> str | None:
-    """The first message of the user."""
+    """Return the first message of the user."""
     first = next((message for message in output.messages if message.get("role") == "user"), None)
     return None if first is None else _cell(first.get("content"))
 
 
 def _cell(value: Any) -> Any:
-    """A value of a row as one cell: texts as they are, the rest as JSON."""
+    """Return a value of a row as one cell: texts as they are, the rest as JSON."""
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -91,7 +91,7 @@ def _typed_cell(value: Any) -> Any:
 
 
 def write_csv(view: RunView, folder: Path) -> list[Path]:
-    """`trials.csv`."""
+    """Write `trials.csv`."""
     path = folder / "trials.csv"
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
@@ -103,7 +103,7 @@ def write_csv(view: RunView, folder: Path) -> list[Path]:
 
 
 def write_parquet(view: RunView, folder: Path) -> list[Path]:
-    """`trials.parquet`."""
+    """Write `trials.parquet`."""
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -115,8 +115,8 @@ def write_parquet(view: RunView, folder: Path) -> list[Path]:
     with replacing(path) as file:
         scores = {f"{name}.score": arrow.float64() for name in _names(view).values()}
         schema = arrow.schema([(name, {**kinds, **scores}.get(name, arrow.string())) for name in columns(view)])
-        waiting = rows(view)
+        remaining = rows(view)
         with parquet.ParquetWriter(file, schema) as writer:
-            while batch := list(islice(waiting, 1024)):
+            while batch := list(islice(remaining, 1024)):
                 writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
     return [path]

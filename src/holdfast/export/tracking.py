@@ -1,4 +1,4 @@
-"""What trackers of experiments have in common: flat numbers, flat configuration, settings for the time of a call."""
+"""Shared by the trackers of experiments: flat numbers, flat configuration, temporary settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """A configuration as names with dots and texts; long lists stay whole."""
+    """Yield a configuration as dotted names with texts; long lists stay whole."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}" if name else str(key))
@@ -46,17 +46,17 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shown_name(manifest: Manifest) -> str:
-    """How a run is called where people read it."""
+    """Return the name of a run for people."""
     return f"{manifest.name} · {manifest.target}"
 
 
 def stable_id(manifest: Manifest) -> str:
-    """The same for every export of a run, and for no other run's."""
+    """Return an id that all exports of a run share, and no other run has."""
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', manifest.name).strip('-')[:40] or 'eval'}-{manifest.id}"
 
 
 def about(view: RunView) -> dict[str, Any]:
-    """What a run says of itself beside its eval."""
+    """Describe a run, apart from its eval."""
     manifest = view.manifest
     return {
         "run": manifest.id,
@@ -71,7 +71,7 @@ def about(view: RunView) -> dict[str, Any]:
 
 @contextmanager
 def environment(**defaults: str) -> Iterator[None]:
-    """Settings that a library reads from the environment, for the time of a call; what the user has set stays."""
+    """Set environment variables that a library reads, for the time of a call; variables that are set stay."""
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)
     try:

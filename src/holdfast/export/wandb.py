@@ -44,7 +44,7 @@ _PATIENCE: Final = 10.0
 
 @dataclass(frozen=True)
 class Detected:
-    """What this machine knows of W&B, found without asking anybody and without the wandb package."""
+    """The W&B settings of this machine, read without a request and without the wandb package."""
 
     api_key: str | None = field(repr=False)
     source: str | None
@@ -97,8 +97,8 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
         import wandb
     except ImportError:
         raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
-    found = detect()
-    why_offline, notes = _why_offline(block, found)
+    settings = detect()
+    why_offline, notes = _why_offline(block, settings)
     folder = view.rundir.path.resolve() / "export" / "wandb"
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
     make_directory(folder)
@@ -123,8 +123,8 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
             reinit="create_new",  # whoever evaluates from Python may have a run of their own open
             mode="offline" if why_offline else "online",
             dir=folder,
-            project=block.project or found.project or "holdfast",
-            entity=block.entity or found.entity,
+            project=block.project or settings.project or "holdfast",
+            entity=block.entity or settings.entity,
             name=block.name or shown_name(manifest),
             group=block.group,
             job_type=block.job_type,
@@ -147,24 +147,24 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
     return Exported([str(place)], notes)
 
 
-def _why_offline(block: WandbExport, found: Detected) -> tuple[str | None, list[str]]:
+def _why_offline(block: WandbExport, settings: Detected) -> tuple[str | None, list[str]]:
     """Why nothing can be sent, in words; None where it can. And what to tell of the login."""
     mode = block.mode or os.environ.get("WANDB_MODE") or "online"
     if mode == "disabled":
         raise UsageError("W&B is switched off here: WANDB_MODE is disabled", remedy="Unset it, or set it to offline.")
-    notes = [f"Detected W&B login ({found.source})"] if found.source else []
+    notes = [f"Detected W&B login ({settings.source})"] if settings.source else []
     if mode in ("offline", "dryrun"):
         return "W&B is set to offline", notes
-    if not found.source:
+    if not settings.source:
         return "no W&B login (WANDB_API_KEY, or `wandb login`)", notes
     try:
-        urllib.request.urlopen(found.base_url, timeout=_PATIENCE).close()  # noqa: S310 - the user's own server
+        urllib.request.urlopen(settings.base_url, timeout=_PATIENCE).close()  # noqa: S310 - the user's own server
     except urllib.error.HTTPError as answer:
         answer.close()  # whatever it says, it is there
     except (OSError, ValueError) as error:
         if block.mode == "online":
             raise
-        return f"{found.base_url} cannot be reached ({getattr(error, 'reason', error)})", notes
+        return f"{settings.base_url} cannot be reached ({getattr(error, 'reason', error)})", notes
     return None, notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
 from holdfast.conversation.simulated_user import responder_identity
 from holdfast.data.dataset import Dataset, Survey
+from holdfast.data.panels import name_graders
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, revised, stale_rows, threshold
 from holdfast.plan.keys import run_id, work_digests
@@ -58,6 +60,19 @@ class RunIdentity:
     def work_digest(self) -> str:
         """The work digest of the manifest: that of rows with values that are not texts, if there are any."""
         return (self.work.typed_digest if self.survey.typed else None) or self.work.digest
+
+    @cached_property
+    def idle_notices(self) -> list[str]:
+        """Notices about graders whose `where` is true for no row."""
+        places = grader_places(self.spec)
+        names = [places[number].name for number, rows in enumerate(self.survey.panels.rows()) if not rows]
+        if not names:
+            return []
+        block = self.spec.dataset
+        selected = block is not None and any((block.limit, block.offset, block.where, block.ids, block.tags))
+        rows = "none of the selected rows" if selected else "no row"
+        verb, whose = ("applies", "its") if len(names) == 1 else ("apply", "their")
+        return [f"{name_graders(names)} {verb} to {rows}: check {whose} `where`"]
 
     def directory(self, runs_dir: Path) -> RunDir:
         """Return the directory of this run."""

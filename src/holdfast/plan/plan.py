@@ -40,7 +40,7 @@ class Slot(NamedTuple):
     """the fingerprint of a Python grader for rows that it reads differently than earlier versions did"""
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
-        """Whether a verdict fails by the present threshold."""
+        """Return True if a verdict fails by the present threshold."""
         return apply_threshold(self.threshold, status, score) == "failed"
 
     def identified(self, *, reread: bool) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Work:
         return self._stop_digest(turn, revised=self._stops_revised(turn, panel))
 
     def fits(self, ref: OutputRef, panel: Panel | None = None) -> bool:
-        """Whether an output is valid here. One that a checkpoint stopped is valid only while that is unchanged.
+        """Return True if an output is valid here. One that a checkpoint stopped is valid only while that is unchanged.
 
         Outputs of other runs are checked with their row's panel; without a panel, the output may be of any row.
         """
@@ -177,7 +177,7 @@ class Work:
         return not strict and ref.stopped_by == self._stop_digest(turn, revised=False)
 
     def _stops_revised(self, turn: int, panel: Panel) -> bool:
-        """Whether a grader that may end a conversation reads a row differently than in earlier versions."""
+        """Return True if a grader that may end a conversation reads a row differently than in earlier versions."""
         return any(number in panel.reread and slot.revised is not None for number, slot in self._stopping(turn))
 
     def _stop_digest(self, turn: int, *, revised: bool) -> str:

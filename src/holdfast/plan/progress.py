@@ -149,7 +149,7 @@ class Progress:
         return self._busy + (time.monotonic() - self._busy_since if self._at_work else 0.0)
 
     @property
-    def left(self) -> Plan:
+    def remaining(self) -> Plan:
         """The plan for what is not finished."""
         plan = self.plan
         return Plan(plan.samples, plan.trials, self.graded, self.outputs - self.graded, plan.total - self.outputs)

@@ -80,7 +80,7 @@ def read_scores(view: RunView) -> ScoredRun:
 
 
 def metric_names(run: ScoredRun) -> list[str]:
-    """What to compare: each grader, and where there are several also whether all of them pass."""
+    """Return the metrics of a run: each grader, and with several graders also whether all of them pass."""
     graders = [name for name in run.scores if name != OVERALL]
     return [*graders, OVERALL] if len(graders) > 1 else graders
 
@@ -116,16 +116,16 @@ def changed_thresholds(first: ScoredRun, second: ScoredRun) -> dict[str, tuple[A
 def differences(first: ScoredRun, second: ScoredRun) -> list[str]:
     """List what differs between two runs, from first to second, apart from their verdicts."""
     plain = [msgspec.structs.replace(run.identity, graders={}) for run in (first, second)]
-    found = identity_changes(*plain, same_rows=first.dataset == second.dataset)
+    listed = identity_changes(*plain, same_rows=first.dataset == second.dataset)
     ours, theirs = (run.metrics.graders.keys() for run in (first, second))
-    found += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
-    found += [f"grader `{name}` only in the second" for name in theirs if name not in ours]
-    found += [f"grader `{name}` ({', '.join(changes)})" for name, changes in changed_graders(first, second).items()]
+    listed += [f"grader `{name}` only in the first" for name in ours if name not in theirs]
+    listed += [f"grader `{name}` only in the second" for name in theirs if name not in ours]
+    listed += [f"grader `{name}` ({', '.join(changes)})" for name, changes in changed_graders(first, second).items()]
     for name, (before, after) in changed_thresholds(first, second).items():
-        found.append(f"threshold of `{name}` {before} → {after}")
+        listed.append(f"threshold of `{name}` {before} → {after}")
     if first.dataset != second.dataset:
-        found.append("dataset (samples are paired by id)")
-    return found
+        listed.append("dataset (samples are paired by id)")
+    return listed
 
 
 @dataclass(frozen=True)
@@ -267,15 +267,15 @@ def _one(name: str, first: ScoredRun, second: ScoredRun) -> Compared | None:
     difference = paired_difference(ours, theirs)
     if difference is None:
         return None
-    found = gaps(ours, theirs)
-    binary = all(score in (0.0, 1.0) for side in (ours, theirs) for sample in found for score in side[sample])
-    single = all(len(side[sample]) == 1 for side in (ours, theirs) for sample in found)
+    by_sample = gaps(ours, theirs)
+    binary = all(score in (0.0, 1.0) for side in (ours, theirs) for sample in by_sample for score in side[sample])
+    single = all(len(side[sample]) == 1 for side in (ours, theirs) for sample in by_sample)
     if binary and single:
-        p_value = mcnemar(sum(gap > 0 for gap in found.values()), sum(gap < 0 for gap in found.values()))
+        p_value = mcnemar(sum(gap > 0 for gap in by_sample.values()), sum(gap < 0 for gap in by_sample.values()))
         test = "McNemar, exact"
     else:
-        p_value, test = sign_flip(list(found.values())), "sign-flip permutation"
-    means = [_over(side, found) for side in (ours, theirs)]
+        p_value, test = sign_flip(list(by_sample.values())), "sign-flip permutation"
+    means = [_over(side, by_sample) for side in (ours, theirs)]
     return Compared(name, means[0], means[1], difference, p_value, p_value, test)
 
 

@@ -52,7 +52,7 @@ class Alike:
 
 @dataclass
 class Failures:
-    """What went wrong in a run, over all its processes."""
+    """Failures of a run, over all its processes."""
 
     retried: Counter[str] = field(default_factory=Counter)
     """attempts that were retried, by class"""
@@ -60,7 +60,7 @@ class Failures:
     """what is missing because its last attempt failed: `target` or a grader's name, to the most frequent first"""
 
 
-def read_failures(rundir: RunDir, found: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
+def read_failures(rundir: RunDir, identity: RunIdentity, index: Index, most_bytes: int = _MOST_BYTES) -> Failures:
     """Read what failed and is still missing, and count what was retried."""
     failures = Failures()
     last: dict[tuple[str, str], ErrorHead] = {}
@@ -72,7 +72,7 @@ def read_failures(rundir: RunDir, found: RunIdentity, index: Index, most_bytes: 
         else:
             failures.retried[head.kind] += 1
     groups: dict[str, dict[str, Alike]] = {}
-    pending = _Pending(found, index)
+    pending = _Pending(identity, index)
     for (key, where), head in last.items():
         if pending(key, where):
             message = one_line(head.message)
@@ -86,12 +86,12 @@ def read_failures(rundir: RunDir, found: RunIdentity, index: Index, most_bytes: 
 class _Pending:
     """Tells whether what a failed attempt was to give is still missing."""
 
-    def __init__(self, found: RunIdentity, index: Index) -> None:
-        self._work = found.work
+    def __init__(self, identity: RunIdentity, index: Index) -> None:
+        self._work = identity.work
         self._index = index
         self._slots: dict[str, list[int]] = {}
         """graders by the name under which their failures are recorded, which those of a checkpoint may share"""
-        for number, place in enumerate(grader_places(found.spec)):
+        for number, place in enumerate(grader_places(identity.spec)):
             self._slots.setdefault(place.block.name, []).append(number)
 
     def __call__(self, key: str, where: str) -> bool:
@@ -101,7 +101,7 @@ class _Pending:
         return any(self._lacks(key, ref, number) for number in self._slots.get(where, ()))
 
     def _lacks(self, key: str, ref: OutputRef, number: int) -> bool:
-        """Whether a grader that looks at an output has no verdict on it, however it reads the row."""
+        """Tell whether a grader that looks at an output has no verdict on it, however it reads the row."""
         panels = (Panel((number,)), Panel((number,), reread=frozenset((number,))))
         keys = tuple(grade for panel in panels for grade in self._work.grade_keys(key, ref, number, panel))
         verdict = find_verdict(keys, self._index.verdicts)

@@ -37,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the gate asks for."""
+    """Conditions of a gate."""
 
     max_regression_pct: float = 0.0
     golden: Collection[str] = ()
@@ -48,7 +48,7 @@ class Rules:
 
 @dataclass(frozen=True, repr=False)
 class GateResult:
-    """What a gate decided, check by check. True if all checks passed."""
+    """The result of a gate, check by check. True if all checks passed."""
 
     checks: tuple[Check, ...]
     notices: tuple[str, ...] = ()
@@ -162,12 +162,12 @@ def _golden(current: ScoredRun, sample: str) -> Check:
     if passes is None:
         return Check(f"golden {sample}", False, f"golden sample {sample} has no verdict in this run")
     failed = passes.count(0.0)
-    said = (
+    message = (
         f"golden sample {sample} passes"
         if not failed
         else f"golden sample {sample} fails {failed} of {len(passes)} trials"
     )
-    return Check(f"golden {sample}", not failed, said)
+    return Check(f"golden {sample}", not failed, message)
 
 
 def _regressions(current: ScoredRun, baseline: ScoredRun, allowed: float) -> list[Check]:
@@ -193,8 +193,8 @@ def _fallen(name: str, current: ScoredRun, baseline: ScoredRun, allowed: float) 
     if now is None or before is None:
         return Check(name, False, f"{name} is {_shown(now)}; it was {_shown(before)}")
     drop = (before - now) / before * 100 if before else 0.0
-    said = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
-    return Check(name, drop <= allowed + 1e-9, f"{said} (allowed: {allowed:g} %)")
+    message = f"{name} {before:.4g} → {now:.4g}" + (f", {drop:.1f} % lower" if drop > 0 else "")
+    return Check(name, drop <= allowed + 1e-9, f"{message} (allowed: {allowed:g} %)")
 
 
 def _samples(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Check]:
@@ -202,8 +202,8 @@ def _samples(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Chec
     new = sorted(current.samples - baseline.samples)
     if new and rules.new == "must-pass":
         failing = [sample for sample in new if 0.0 in current.passes.get(OVERALL, {}).get(sample, [0.0])]
-        said = f"{len(failing):,} of {len(new):,} new samples do not pass" + _some(failing)
-        checks.append(Check("new samples", not failing, said))
+        message = f"{len(failing):,} of {len(new):,} new samples do not pass" + _some(failing)
+        checks.append(Check("new samples", not failing, message))
     removed = sorted(baseline.samples - current.samples)
     if removed and rules.removed != "ignore":
         message = f"{len(removed):,} samples of the baseline are gone" + _some(removed)

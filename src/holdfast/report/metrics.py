@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_class, grader_places
-from holdfast.report.notices import without_rows, without_verdicts
+from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import quantile
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.report.verdicts import JudgedOutput, grading_rules, judge_output
@@ -170,7 +170,7 @@ class _Report:
                 tally.summary(),
                 totals=self._totals(number, place.block),
                 rows=None if place.block.where is None else rows[number],
-                ungraded=self._looked_at[number] - tally.given if so_far else None,
+                ungraded=self._looked_at[number] - tally.decided if so_far else None,
                 **rules[place.name]._asdict(),
             )
             for number, (place, tally) in enumerate(zip(self._places, self._tallies, strict=True))
@@ -191,7 +191,6 @@ class _Report:
         decided = statuses["passed"] + statuses["failed"]
         seconds = sorted(self._seconds)
         graders = self._by_grader(so_far=so_far)
-        idle = without_rows(spec, self._places, identified.survey.panels)
         return Metrics(
             run=identified.id,
             eval=spec.name,
@@ -206,7 +205,7 @@ class _Report:
             passed=statuses["passed"] / decided if decided else None,
             graders=graders,
             overall=overall,
-            notices=[*idle, *without_verdicts(self._places, graders)],
+            notices=[*identified.idle_notices, *without_verdicts(self._places, graders)],
             usage=self._usage.summary(),
             judge_usage=self._judges.summary(),
             timing=RunTiming(

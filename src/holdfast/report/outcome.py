@@ -1,4 +1,4 @@
-"""How a run ended, or why it stopped."""
+"""The outcome of a command that runs an eval."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, or stopped."""
+    """How far a run is when a command ends, and why the command stopped."""
 
     rundir: RunDir
     plan: Plan
-    """what is left"""
+    """the trials that are not finished"""
     metrics: Metrics | None
     """None when the run is not finished"""
     spent: Spent | None
@@ -40,7 +40,7 @@ class Outcome:
     wall: float | None = None
     """seconds that this process worked on it"""
     finisher: str | None = None
-    """who made the report, or left without it, where this process is one of several workers and another was to"""
+    """the worker that was to write the report, where this process is another one of several workers"""
 
     @property
     def exit_code(self) -> int:
@@ -49,8 +49,8 @@ class Outcome:
             return self.reason.exit_code
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
-            made = self.finisher is not None and self.rundir.finished
-            return 0 if ungraded_on_purpose or made else 3
+            reported = self.finisher is not None and self.rundir.finished
+            return 0 if ungraded_on_purpose or reported else 3
         return 1 if self.missed_gates else 0
 
     @property

@@ -23,7 +23,7 @@ _DRAWS: Final = 10_000
 
 
 class Difference(NamedTuple):
-    """How much higher the first scores than the second, over the samples both have."""
+    """The mean difference of two runs, first minus second, over the samples both have."""
 
     samples: int
     mean: float
@@ -48,16 +48,16 @@ def gaps(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[flo
 
 def paired_difference(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Difference | None:
     """The mean over samples of their differences, with Student's 95 % interval; None if no sample is shared."""
-    found = list(gaps(first, second).values())
-    if not found:
+    differences = list(gaps(first, second).values())
+    if not differences:
         return None
-    mean = _mean(found)
-    spread = math.fsum((gap - mean) ** 2 for gap in found) / max(1, len(found) - 1)
+    mean = _mean(differences)
+    spread = math.fsum((gap - mean) ** 2 for gap in differences) / max(1, len(differences) - 1)
     if spread == 0:
-        return Difference(len(found), mean, None, None, None)  # no spread was seen, which is not certainty
-    stderr = math.sqrt(spread / len(found))
-    half = t95(len(found) - 1) * stderr
-    return Difference(len(found), mean, mean - half, mean + half, stderr)
+        return Difference(len(differences), mean, None, None, None)  # no spread was seen, which is not certainty
+    stderr = math.sqrt(spread / len(differences))
+    half = t95(len(differences) - 1) * stderr
+    return Difference(len(differences), mean, mean - half, mean + half, stderr)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

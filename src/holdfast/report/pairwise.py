@@ -21,7 +21,7 @@ _SCALE, _MEAN = 400.0, 1000.0
 
 @dataclass
 class Pair:
-    """Two runs, with what the judge said of their answers, each shown in both orders."""
+    """Two runs with the verdicts of the judge, to which each pair of answers is shown in both orders."""
 
     first: str
     second: str
@@ -33,7 +33,7 @@ class Pair:
     """trials on which both gave the same answer: ties, and not asked about"""
 
     def add(self, sample: str, verdicts: tuple[Choice, Choice]) -> None:
-        """Add what was said of a trial: with the first run's answer shown first, and shown second."""
+        """Add the verdicts on a trial: with the first run's answer shown first, and shown second."""
         shown_first, shown_second = POINTS[verdicts[0]], 1 - POINTS[verdicts[1]]
         self.points.setdefault(sample, []).append((shown_first + shown_second) / 2)
         self.agreed += shown_first == shown_second
@@ -58,13 +58,13 @@ class Pair:
         if not each:
             return {"first": self.first, "second": self.second, "win_rate": None, "low": None, "high": None, **counts}
         means = array("d", (sum(points) / len(points) for points in self.points.values()))
-        found = estimate(means, array("L", [1] * len(means)), proportion=False)
+        interval = estimate(means, array("L", [1] * len(means)), proportion=False)
         return {
             "first": self.first,
             "second": self.second,
-            "win_rate": found.mean,
-            "low": found.low,
-            "high": found.high,
+            "win_rate": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
             "samples": len(means),
             **counts,
         }
@@ -76,7 +76,7 @@ class Pair:
 
     @property
     def count(self) -> int:
-        """How many trials were judged."""
+        """Number of trials that were judged."""
         return sum(map(len, self.points.values()))
 
 

@@ -1,4 +1,4 @@
-"""What a run would send, before it is sent: the first sample's messages, and about how many tokens all of them take."""
+"""A preview of a run: the messages for the first sample, and an estimate of the tokens for all of them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Preview(NamedTuple):
         return {**self._asdict(), "messages": self.messages}
 
 
-def preview(found: RunIdentity, plan: Plan) -> Preview:
+def preview(identity: RunIdentity, plan: Plan) -> Preview:
     """Render the first samples of an eval as they would be sent."""
-    script, spec = Script(found.spec), found.spec
-    samples = list(islice(found.dataset, _LOOKED_AT))
+    script, spec = Script(identity.spec), identity.spec
+    samples = list(islice(identity.dataset, _LOOKED_AT))
     first = samples[0]
     messages: list[Message] = []
     lengths = []
@@ -85,4 +85,4 @@ def preview(found: RunIdentity, plan: Plan) -> Preview:
     cost = None
     if isinstance(spec.target, ModelTarget):
         cost = Prices(spec.target.model, spec.prices).usage(tokens, 0).cost
-    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(found))
+    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(identity))

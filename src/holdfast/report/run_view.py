@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     """the row; empty where the dataset no longer has it"""
     output: Output
     grades: list[Grade]
-    """checkpoints' first, by turn; what a grader does not look at is left out"""
+    """checkpoints' first, by turn; without graders that do not look at the row"""
     status: GradeStatus
     score: float | None
     panel: Panel
@@ -125,7 +125,7 @@ class RunView:
 
     @property
     def missing_outputs(self) -> int:
-        """How many outputs `metrics.json` counts and the journals no longer hold."""
+        """Number of outputs that `metrics.json` counts and the journals no longer hold."""
         return 0 if self.metrics is None else max(0, self.metrics.outputs - len(self._records.outputs))
 
     @cached_property
@@ -197,7 +197,7 @@ class RunView:
 
     @cached_property
     def _steps(self) -> dict[str, list[LineRef]]:
-        """Where the recorded calls are, by the trial's key; the index forgets them once there is an output."""
+        """Lines of recorded calls by the trial's key; the index drops them once there is an output."""
         lines: dict[str, list[LineRef]] = {}
         for path in self.rundir.journals("steps"):
             for line in scan(path):

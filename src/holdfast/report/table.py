@@ -1,4 +1,4 @@
-"""What a person sees at the end of a command."""
+"""The table and the lines that a command ends with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from rich.text import Text
 from holdfast.display.format import share
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.errors import BudgetReached, Fault, Interrupted
-from holdfast.graders.build import grader_places
-from holdfast.report.notices import without_rows
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def print_outcome(outcome: Outcome, command: str, again: str = "Use --fresh to start from scratch.") -> None:
-    """Print the numbers of a finished run; of an unfinished one, what is left and how to resume."""
+    """Print the numbers of a finished run, or how to resume an unfinished one."""
     console = make_console()
     if outcome.metrics is not None:
         if outcome.already:
@@ -147,7 +145,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
 
 
 def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
-    left, reason = outcome.plan, outcome.reason
+    plan, reason = outcome.plan, outcome.reason
     if outcome.so_far is not None:
         _print_metrics(console, outcome, outcome.so_far, so_far=True)
         console.print(Text(missing(outcome.so_far), style="bold yellow"))
@@ -159,21 +157,21 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
-    done = left.total - left.to_run
-    ungraded = f", {left.to_grade:,} of them without all their grades" if left.to_grade else ""
-    console.print(f"{done:,} of {left.total:,} trials have an output{ungraded}")
-    if outcome.skipped_graders and left.to_run == 0:
+    done = plan.total - plan.to_run
+    ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
+    console.print(f"{done:,} of {plan.total:,} trials have an output{ungraded}")
+    if outcome.skipped_graders and plan.to_run == 0:
         console.print("Graders were skipped: the same command without --skip-graders grades these outputs.")
         return
-    if outcome.grade_only and left.to_run:
-        lack = "trial has" if left.to_run == 1 else "trials have"
-        console.print(f"{left.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
-        if reason is None and not left.to_grade:
+    if outcome.grade_only and plan.to_run:
+        lack = "trial has" if plan.to_run == 1 else "trials have"
+        console.print(f"{plan.to_run:,} {lack} no output yet; `holdfast eval` runs them. Grading never does.")
+        if reason is None and not plan.to_grade:
             return
     if reason is None:
-        own, *workers = outcome.rundir.journals("errors")
-        errors = own if own.exists() or not workers else outcome.rundir.workers / "*" / own.name
-        pending = (0 if outcome.skipped_graders else left.to_grade) + (0 if outcome.grade_only else left.to_run)
+        main, *workers = outcome.rundir.journals("errors")
+        errors = main if main.exists() or not workers else outcome.rundir.workers / "*" / main.name
+        pending = (0 if outcome.skipped_graders else plan.to_grade) + (0 if outcome.grade_only else plan.to_run)
         state = "trial has errors and stays pending" if pending == 1 else "trials have errors and stay pending"
         console.print(f"{pending:,} {state}; every attempt is in {errors}", soft_wrap=True)
         console.print("Run the command again to retry only these, or add --accept-errors to finish without them:")
@@ -183,10 +181,11 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 
 
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
-    """The eval as it was understood, and what a run would do: the eval's own, then its baseline's if it has one."""
+    """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
     if as_json:
-        said, *beside = [_as_json(*each) for each in planned]
-        sys.stdout.write(msgspec.json.encode({**said, **({"baseline": beside[0]} if beside else {})}).decode() + "\n")
+        target, *baseline = [_as_json(*each) for each in planned]
+        data = {**target, **({"baseline": baseline[0]} if baseline else {})}
+        sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
         return
     from io import StringIO
 
@@ -200,22 +199,18 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
     for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
         console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
         console.print(str(plan), soft_wrap=True)
-    for notice in _notices(planned[0][0]):
+    for notice in planned[0][0].idle_notices:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _notices(found: RunIdentity) -> list[str]:
-    return without_rows(found.spec, grader_places(found.spec), found.survey.panels)
-
-
-def _as_json(found: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,
         **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run")},
         "lenders": dict(plan.lenders),
         "reasons": plan.reasons,
-        "notices": _notices(found),
-        "preview": preview(found, plan).as_dict(),
-        "eval": without_secrets(found.spec.document.data),
+        "notices": identity.idle_notices,
+        "preview": preview(identity, plan).as_dict(),
+        "eval": without_secrets(identity.spec.document.data),
     }

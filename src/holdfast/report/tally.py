@@ -1,4 +1,4 @@
-"""What is counted on the way through a run, in the dataset's order, so that the sums do not depend on luck."""
+"""Sums over a run, taken in the dataset's order, so that they do not depend on which trial finished first."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Tally:
             self._pass_samples[k - 1] += 1
 
     @property
-    def given(self) -> int:
-        """How many trials it has a word on: an error is none."""
+    def decided(self) -> int:
+        """Number of trials with a verdict; an error is not a verdict."""
         return self.statuses.total() - self.statuses["error"]
 
     def summary(self) -> GraderMetrics:
@@ -84,7 +84,7 @@ class UsageTally:
         self._tokens_known = self._cost_known = True
 
     def add(self, usage: Usage) -> None:
-        """What one trial or grade used."""
+        """Add the usage of one trial or grade."""
         if usage.input_tokens is None or usage.output_tokens is None:
             self._tokens_known = False
         self._input += usage.input_tokens or 0

@@ -99,7 +99,7 @@ def evaluator_part(data: Mapping[str, Any], evaluator: Mapping[str, Any]) -> dic
 
 
 def identity_of(part: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What of a part can change a result: its values, the environment variables in them, and the components' code."""
+    """Return what can change a result: the values of a part, its environment variables, its components' code."""
     config = {name: _kept(value) for name, value in part.items()}
     names = sorted({name for text in texts(config) for name in _VARIABLE.findall(text)})
     shown = [name for name in names if not _SECRET_VARIABLE.search(name.upper())]

@@ -36,7 +36,7 @@ _DATASET: Final = ("eval", "general", "dataset")
 
 
 class Rows(NamedTuple):
-    """Where the rows are, and which of their fields mean what."""
+    """The files of a dataset, and the meaning of its fields."""
 
     block: dict[str, Any]
     """the `dataset` block"""

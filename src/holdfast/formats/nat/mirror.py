@@ -141,7 +141,7 @@ _step_key = msgspec.json.Decoder(_StepKey)
 
 
 class _Journals:
-    """What is new in the outputs of a run, and where the steps of those that are not copied yet are."""
+    """Reads the new outputs of a run, and keeps the places of the steps of outputs that are not copied yet."""
 
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir

@@ -36,6 +36,6 @@ def component_sources(types: Iterable[str], folder: Path) -> dict[str, str]:
 
 
 def _registers(path: Path, wanted: Iterable[str]) -> bool:
-    """Whether a file holds one of the names as a literal, as the class of a component's configuration does."""
+    """Tell whether a file holds one of the names as a literal, as the class of a component's configuration does."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return any(f"{quote}{name}{quote}" in text for name in wanted for quote in "\"'")

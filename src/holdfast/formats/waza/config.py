@@ -70,7 +70,7 @@ def version_problem(data: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Config:
-    """What of it has a meaning here."""
+    """The settings that have a meaning here."""
 
     trials: int
     turn_timeout: float | None

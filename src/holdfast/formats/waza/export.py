@@ -69,7 +69,7 @@ class _Whole:
         self._triggers: list[tuple[float, bool]] = []
 
     def head(self) -> dict[str, Any]:
-        """What is known before anything is read."""
+        """Return the fields that need no trial."""
         manifest, spec = self._view.manifest, self._spec
         judge = self._about.get("judge_model")
         return {
@@ -97,7 +97,7 @@ class _Whole:
                 yield self._task(sample, found)
 
     def tail(self) -> dict[str, Any]:
-        """What is known when everything was read."""
+        """Return the fields that need all trials."""
         metrics = self._view.metrics
         return {
             "summary": self._summary(),

@@ -27,7 +27,7 @@ _FRONT_MATTER: Final = re.compile(r"\A---\s*\n.*?\n---\s*\n", re.DOTALL)
 
 
 def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, Content]:
-    """What a task finds in its workspace: path to content."""
+    """Return the files of a task's workspace: path to content."""
     found: dict[str, bytes] = {}
     fixture = findings.block(task, ("inputs",), "context").get("fixture")
     if isinstance(fixture, str):
@@ -99,7 +99,7 @@ def skill_text(folders: list[Path], skill: str) -> tuple[Path, str] | None:
 
 
 class Agent(NamedTuple):
-    """What an `.agent.md` says."""
+    """Read an `.agent.md`."""
 
     path: Path
     tools: list[str] | None

@@ -23,7 +23,7 @@ class MockTarget(TargetBlock):
     """A target that repeats its prompt, for trying out an eval without a model."""
 
     mock: Literal["waza"]
-    """Which mock to use: `waza` answers as waza's mock executor does."""
+    """The mock to use: `waza` answers as waza's mock executor does."""
 
 
 class Mock(Target):

@@ -374,7 +374,7 @@ class _Translation:
         return limits
 
     def _metadata(self, config: Config) -> dict[str, Any]:
-        """What `--export waza` says of the eval again."""
+        """Return the fields that `--export waza` copies from the eval."""
         data = self._document.data
         kept = {key: str(data[key]) for key in ("skill", "scenario", "version", "description") if data.get(key)}
         given = {

@@ -78,7 +78,7 @@ def _files(findings: Findings, task: Document, place: Location) -> dict[str, Any
 
 
 def below(name: str) -> bool:
-    """Whether a name is that of something in a folder, and not of the folder itself or of what is outside."""
+    """Tell whether a name is that of something inside a folder, neither the folder itself nor outside."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not name.startswith(("\\", "~"))
 

@@ -1,4 +1,4 @@
-"""What an eval and its tasks ask of the target beside the prompt: tools, a working directory, an environment.
+"""Requirements of an eval and its tasks on the target, beside the prompt: tools, a working directory, an environment.
 
 Each is handed to the kinds of target that can use it. For the others it is rejected, or named in a notice where it
 has no effect.
