@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.canonical import digest
-from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.slurm import Slurm
 from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import Server, holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
@@ -43,12 +42,12 @@ def test_an_invocation_that_was_killed_goes_on_from_its_files(
     register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
     env = env_of(slurm, tmp_path / "home")
     holdfast("kill", made.id, cwd=tmp_path, env=env)
-    assert live(slurm, made) == [] and layout.is_stopped(slurm.here, str(made.directory))
+    assert live(slurm, made) == [] and (made.directory / "stop").exists()
     what = made.id[:8] if by == "id" else str(made.directory)
     said = holdfast("resume", what, cwd=tmp_path, env=env).stdout
     assert f"submitted hf-{made.id}.0.main-2 (job " in said
     assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]  # the other one is done
-    assert not layout.is_stopped(slurm.here, str(made.directory))
+    assert not (made.directory / "stop").exists()
     refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
     assert "is being worked on" in refused and "job " in refused
     assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]

@@ -292,7 +292,7 @@ def test_files_keep_their_modes_on_the_cluster(tmp_path: Path) -> None:
 def test_an_eval_in_the_home_directory_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="lies in your home directory"):
+    with pytest.raises(UsageError, match="is in your home directory"):
         collect(load_eval(path), path)
 
 

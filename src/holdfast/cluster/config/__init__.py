@@ -10,7 +10,7 @@
 `profiles`     `env.toml`: where to run
 `walltime`     Slurm's notation for times
 `variables`    environment variables and API keys of a job, by name; values are never written down
-`servers`      the model servers that are known, those beside them, and how they share nodes and GPUs
+`servers`      model servers: their commands, and how they share nodes and GPUs
 `tasks`        eval files with their overrides
 `legacy`       keys of earlier launchers (also in `adapter_config`), translated
 `marks`        marks on schema fields: keys without effect

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=Block)
 SCOPES = ("deployment", "evaluation", "export")
 """of environment variables in the older dialect"""
-PROJECT = "holdfast"
-"""the default subproject"""
 RESERVED_FLAGS = {
     **dict.fromkeys(("job-name", "J"), "jobs are found by their names; subproject goes into their comments"),
     "comment": "write execution.sbatch_comment",

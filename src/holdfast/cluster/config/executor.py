@@ -28,7 +28,7 @@ UNSUPPORTED: Final = ("docker", "dgxcloud", "lepton")
 
 
 class ExecutorRules(Protocol):
-    """What a configuration needs to know about its executor."""
+    """The part of an executor that a configuration needs to know."""
 
     name: str
     is_local: bool

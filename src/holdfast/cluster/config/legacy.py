@@ -101,10 +101,10 @@ def adapter_overrides(tree: Tree, location: Location, findings: Findings) -> lis
     block = tree.get(*location)
     if not isinstance(block, dict):
         return []
-    known = (*DONE, *NEEDLESS, *CHANGES)
+    keys = (*DONE, *NEEDLESS, *CHANGES)
     for key in block:
-        if key not in known:
-            message = f"unknown key{suggest(key, known)}; known here: {', '.join(known)}"
+        if key not in keys:
+            message = f"unknown key{suggest(key, keys)}; known here: {', '.join(keys)}"
             findings.wrong(tree, (*location, key), message)
     older = [key for key in block if key not in NEW and key not in WITH_NEW]
     if older and any(key in block for key in NEW):

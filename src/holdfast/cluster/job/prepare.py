@@ -55,7 +55,7 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
     if base_urls and isinstance(spec.target, ModelTarget):
         spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
     fresh = first and task.options.fresh
-    # Where a server is started anew nobody can be at work: whoever is still there leaves. Else workers may be joined.
+    # Workers of an earlier server stop by themselves, so wait for them; without a server, join running workers.
     patience = -1.0 if task.served or fresh else 0.0
     options = Options(
         runs_dir=Path(task.runs_dir),
@@ -68,23 +68,23 @@ def _prepare(folder: Path, base_urls: Sequence[str], *, first: bool) -> Prepared
         command=f"holdfast resume {task.invocation}",
     )
     try:
-        return _described(spec, prepare(spec, options, task.workers, Plain()), task)
+        return _describe(spec, prepare(spec, options, task.workers, Plain()), task)
     except RunHeld:
-        found = identify(spec)
+        identity = identify(spec)
         if options.accept_drift:
-            found = accept_drift(found, found.directory(options.runs_dir), options.runs_dir)
-        rundir = found.directory(options.runs_dir)
+            identity = accept_drift(identity, identity.directory(options.runs_dir), options.runs_dir)
+        rundir = identity.directory(options.runs_dir)
         if newest_round(rundir) is not None and list(live_workers(rundir)):
-            total = found.survey.count * spec.trials
-            return Prepared(run_dir=str(rundir.path), total=total, slots=found.survey.panels.mean)
-        return _described(spec, prepare(spec, replace(options, wait=-1.0), task.workers, Plain()), task)
+            total = identity.survey.count * spec.trials
+            return Prepared(run_dir=str(rundir.path), total=total, slots=identity.survey.panels.mean)
+        return _describe(spec, prepare(spec, replace(options, wait=-1.0), task.workers, Plain()), task)
 
 
-def _described(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepared:
+def _describe(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepared:
     if isinstance(shared, Outcome):
         plan, reason, metrics = shared.plan, shared.reason, shared.metrics
         error = "" if reason is None or metrics is not None else str(reason)
-        # The plan of a finished run says that nothing is left, also where errors were accepted.
+        # The plan of a finished run has nothing left to do, also if errors were accepted.
         done = plan.total - plan.to_run if metrics is None else round(metrics.coverage * metrics.total)
         run_dir = str(shared.rundir.path)
         return Prepared(
@@ -104,7 +104,7 @@ def _described(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepa
 
 
 def _report(outcome: Outcome) -> str:
-    """The table that `holdfast eval` ends with; standard output is for what we say to the job."""
+    """Return the table that `holdfast eval` ends with. Standard output is for the `Prepared` alone."""
     from holdfast.report.table import print_outcome
 
     with redirect_stdout(StringIO()) as text:

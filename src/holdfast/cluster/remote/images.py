@@ -156,16 +156,16 @@ def import_options(launch: Launch) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items() if value]
 
 
-def _import_reason(shelf: _Shelf, known: Squashed | None, digest: str | None, *, force: bool) -> str | None:
+def _import_reason(shelf: _Shelf, squashed: Squashed | None, digest: str | None, *, force: bool) -> str | None:
     """Return why the image must be imported, or None."""
-    if known is None:
+    if squashed is None:
         return "importing it with enroot in a job; this takes minutes, once"
     if force:
         return "importing it again, as asked"
-    if (damage := shelf.damage(known)) is not None:
-        return f"{shelf.path(known)} {damage}; importing it again"
-    if digest is not None and known.digest is not None and digest != known.digest:
-        return f"the tag has moved from {known.digest[:19]} to {digest[:19]}; importing it again"
+    if (damage := shelf.damage(squashed)) is not None:
+        return f"{shelf.path(squashed)} {damage}; importing it again"
+    if digest is not None and squashed.digest is not None and digest != squashed.digest:
+        return f"the tag has moved from {squashed.digest[:19]} to {digest[:19]}; importing it again"
     return None
 
 

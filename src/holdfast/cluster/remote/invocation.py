@@ -44,7 +44,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command submitted. Contains no secrets."""
+    """The submission of one command. Contains no secrets."""
 
     schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     id: str
@@ -218,11 +218,6 @@ def read_attempts(transport: Transport, place: TaskPlace) -> list[AttemptRecord]
 def decode_attempts(data: bytes) -> list[AttemptRecord]:
     """Decode attempts.jsonl, without torn and damaged lines."""
     return [msgspec.json.decode(line, type=AttemptRecord) for line in data.split(b"\n") if is_sound(line)]
-
-
-def is_stopped(transport: Transport, directory: str) -> bool:
-    """Return True if the invocation, or the task, with this directory was stopped."""
-    return transport.exists(f"{directory.rstrip('/')}/stop")
 
 
 def write_stop(transport: Transport, directory: str, why: str) -> None:

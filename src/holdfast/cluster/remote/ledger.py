@@ -116,7 +116,7 @@ def fold(records: Sequence[Record]) -> list[Job]:
 
 
 class Reconciled(NamedTuple):
-    """What became of the intents without an answer."""
+    """The intents without an answer, by what became of them."""
 
     adopted: list[Job]
     disowned: list[Job]

@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be submitted for one task."""
+    """A task file and the scripts that would be submitted."""
 
     task: TaskFile
     main: str
@@ -56,7 +56,7 @@ def preview(launch: Launch) -> list[Preview]:
 
 @dataclass(frozen=True)
 class RunPreview:
-    """What is known about the run of a task."""
+    """The run of a task before its submission."""
 
     samples: int | None = None
     trials: int = 0

@@ -57,8 +57,8 @@ def directive(option: str) -> str:
 
 def comment_of(script: bytes) -> str:
     """Return the comment in a script, which follows the intent in the comment of its job."""
-    found = re.search(r"^#SBATCH --comment=(.*)$", script.decode(errors="replace"), re.MULTILINE)
-    return " ".join(shlex.split(found[1])) if found else ""
+    comment = re.search(r"^#SBATCH --comment=(.*)$", script.decode(errors="replace"), re.MULTILINE)
+    return " ".join(shlex.split(comment[1])) if comment else ""
 
 
 def sbatch_options(

@@ -125,7 +125,7 @@ def explain(reason: str) -> str:
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """What Slurm knows about one job, or one member of an array."""
+    """A job, or a member of an array, as Slurm describes it."""
 
     id: str
     """of the job; of the whole array for a member"""

@@ -72,8 +72,8 @@ class File:
         """Return its bytes, their number and its mode."""
         if isinstance(self.content, bytes):
             return BytesIO(self.content), len(self.content), 0o644 if self.mode is None else self.mode
-        found = self.content.stat()
-        return self.content.open("rb"), found.st_size, found.st_mode & 0o777 if self.mode is None else self.mode
+        status = self.content.stat()
+        return self.content.open("rb"), status.st_size, status.st_mode & 0o777 if self.mode is None else self.mode
 
 
 class Transport(ABC):
@@ -327,12 +327,12 @@ class Here(Transport):
 
     def list_files(self, folder: str, pattern: str) -> list[tuple[str, int]]:
         """List the names and sizes of the files in a folder that match a shell pattern, the last written at the end."""
-        found = []
+        files = []
         for path in Path(folder).glob(pattern):
             with suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((status.st_mtime_ns, path.name, status.st_size))
-        return [(name, size) for _, name, size in sorted(found)]
+                files.append((status.st_mtime_ns, path.name, status.st_size))
+        return [(name, size) for _, name, size in sorted(files)]
 
     def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
         """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns."""
@@ -434,19 +434,19 @@ class Ssh(Transport):
         ]
 
     def _try(self, argv: Sequence[str], source: BinaryIO, timeout: float) -> Completed:
-        # 255 is ssh's own failure, so a program's 255 is told as 254.
+        # 255 is ssh's own failure, so a program's 255 is reported as 254.
         command = _for_any_shell(["sh", "-c", '"$@"; code=$?; exit $((code < 255 ? code : 254))', "sh", *argv])
         try:
             done = _run(argv, ["ssh", *self._options, "--", self.host, command], source, timeout)
         except FileNotFoundError:
-            raise ClusterError("there is no ssh here", remedy="Install OpenSSH's client.") from None
+            raise ClusterError("ssh is not installed here", remedy="Install OpenSSH's client.") from None
         except subprocess.TimeoutExpired:
             raise Unreachable(f"{self.place}: no answer within {timeout:.0f} s to {_shown(argv)}") from None
         if done.code != 255:
             return done
-        said = done.stderr.strip().splitlines() or ["the connection broke"]
+        lines = done.stderr.strip().splitlines() or ["the connection broke"]
         raise Unreachable(
-            f"{self.place}: {said[-1]}",
+            f"{self.place}: {lines[-1]}",
             remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
         )
 
@@ -468,11 +468,11 @@ def _run(
     env: Mapping[str, str] | None = None,
 ) -> Completed:
     """Run a program. Its messages go to a file: ssh's shared connection may keep a pipe open for minutes."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as messages:
-        stdin: BinaryIO = given
+    with tempfile.TemporaryFile() as buffer, tempfile.TemporaryFile() as messages:
+        stdin: BinaryIO = buffer
         if isinstance(source, BytesIO):
-            given.write(source.getvalue())
-            given.seek(0)
+            buffer.write(source.getvalue())
+            buffer.seek(0)
         else:
             stdin = source
         done = subprocess.run(
@@ -483,26 +483,26 @@ def _run(
 
 
 def _for_any_shell(argv: Sequence[str]) -> str:
-    """A command line for the remote user's login shell, which may be one to which quotes do not mean the same."""
+    """Return a command line that every login shell reads alike, whatever its rules of quoting."""
     joined = shlex.join(argv)
     if not re.search(r"[\n!\\]", joined):
         return joined
-    # csh breaks at a newline and expands ! within quotes, fish reads \ there: such a line travels as letters and digits
+    # csh breaks at a newline and expands ! within quotes, fish reads \ there: such a line is sent as letters and digits
     return f"""sh -c 'eval "$(echo {b64encode(joined.encode()).decode()} | base64 -d)"'"""
 
 
 def _may_pass(error: Unreachable) -> bool:
-    """Whether trying again may help: whoever is not let in now is not let in later, and a time-out was a wait."""
+    """Return True if another try may help: a refused login stays refused, and a time-out was a wait already."""
     return not re.search(r"Permission denied|Host key verification failed|authentication|within \d+ s", error.message)
 
 
 def _shown(argv: Sequence[str]) -> str:
-    """A command as messages show it: a script's text helps nobody."""
+    """Return a command for messages, without the text of a script."""
     return shlex.join(["sh", "…", *argv[4:]] if argv[:2] == ["sh", "-c"] else argv)
 
 
 def _defaults(config: str | Path | None) -> Path:
-    """An ssh configuration that reads the user's first: the first value found counts, so ours are only defaults."""
+    """Return an ssh configuration that includes the user's first: the first value counts, so ours are defaults."""
     folder = _private_folder()
     first = ["~/.ssh/config", "/etc/ssh/ssh_config"] if config is None else [str(Path(config).absolute())]
     text = "".join(f'Include "{path}"\n' for path in first) + (
@@ -522,14 +522,14 @@ def _defaults(config: str | Path | None) -> Path:
 
 
 def _private_folder() -> Path:
-    """A folder of this user's alone for the sockets of shared connections, short enough for the name of a socket."""
+    """Return a private folder for the sockets of shared connections, with a path short enough for a socket."""
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - checked below
         if base is None or len(base) > 27:
             continue
         folder = Path(base) / f"holdfast-ssh-{os.getuid()}"
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700:
                 return folder
     return Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
