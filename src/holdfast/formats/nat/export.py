@@ -36,7 +36,7 @@ def workflow_row(
     recorded: Sequence[Step],
     model: str | None,
     trials: int,
-    wanted: frozenset[str],
+    step_types: frozenset[str],
 ) -> dict[str, Any]:
     """Return a trial as `workflow_output.json` has it: the dataset's columns, then NAT's own."""
     asked = next((m["content"] for m in output.messages if m.get("role") == "user"), "")
@@ -46,7 +46,7 @@ def workflow_row(
         "question": fields.get("question", asked),
         "answer": fields.get("answer", fields.get("expected", "")),
         "generated_answer": output.output,
-        "intermediate_steps": nat_steps(output, recorded, model, wanted),
+        "intermediate_steps": nat_steps(output, recorded, model, step_types),
         "expected_intermediate_steps": fields.get("expected_intermediate_steps", []),
     }
 
@@ -57,10 +57,10 @@ def workflow_line(
     recorded: Sequence[Step],
     model: str | None,
     trials: int,
-    wanted: frozenset[str],
+    step_types: frozenset[str],
 ) -> bytes:
     """Return the same as a line of `workflow_output.jsonl`."""
-    return _encode(workflow_row(fields, output, recorded, model, trials, wanted)) + b"\n"
+    return _encode(workflow_row(fields, output, recorded, model, trials, step_types)) + b"\n"
 
 
 def grader_files(graders: Iterable[str]) -> dict[str, str]:
@@ -85,15 +85,15 @@ class NatFolder:
     def claim(self, run: str, graders: Iterable[str]) -> None:
         """Make the folder a run's, which is going on and has no whole files yet: those of other runs are removed.
 
-        A file that is not known to be ours may be NAT's own, or of an earlier version: a copy of it is kept.
+        A file that this folder's claim does not list may be NAT's, or of an earlier version: a copy of it is kept.
         """
         make_directory(self.path)
-        known, own = self._files(), {_WORKFLOW, _LINES, *grader_files(graders).values()}
-        for name in own - known:
+        claimed, names = self._files(), {_WORKFLOW, _LINES, *grader_files(graders).values()}
+        for name in names - claimed:
             if (self.path / name).is_file():
                 keep_backup(self.path / name)
         self._note(run, [_LINES])
-        for name in own | known:
+        for name in names | claimed:
             (self.path / name).unlink(missing_ok=True)
 
     def settle(self, run: str, written: Iterable[Path]) -> None:
@@ -121,7 +121,7 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
     Means are those of finished runs only.
     """
     make_directory(folder)
-    target, trials, wanted = view.spec.target, view.manifest.trials, frozenset(steps)
+    target, trials, step_types = view.spec.target, view.manifest.trials, frozenset(steps)
     model = target.model if isinstance(target, ModelTarget) else None
     names = view.graders
     verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -130,7 +130,7 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
         separator = b"[\n"
         for trial in view.trials():
             recorded = view.steps(trial.output.key)
-            row = workflow_row(trial.fields, trial.output, recorded, model, trials, wanted)
+            row = workflow_row(trial.fields, trial.output, recorded, model, trials, step_types)
             file.write(separator + _encode(row))
             separator = b",\n"
             _note(trial, row["id"], verdicts)
@@ -149,7 +149,7 @@ def write_nat(view: RunView, folder: Path, steps: Iterable[str] = DEFAULT_STEPS,
         with replacing(written[-1]) as file:
             for trial in view.trials():
                 recorded = view.steps(trial.output.key)
-                file.write(workflow_line(trial.fields, trial.output, recorded, model, trials, wanted))
+                file.write(workflow_line(trial.fields, trial.output, recorded, model, trials, step_types))
     NatFolder(folder).settle(view.manifest.id, written)
     return written
 

@@ -24,17 +24,17 @@ _ROOT = {"function_id": "root", "function_name": "root", "parent_id": None, "par
 
 
 class _Call(NamedTuple):
-    """When a call was made, and what it used."""
+    """Time and usage of a call."""
 
     started: float
     ended: float
     usage: Usage | None = None
 
 
-def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, wanted: frozenset[str]) -> list[TraceStep]:
-    """Return the steps of the types that are wanted; of all types where none is named, as in NAT."""
+def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, types: frozenset[str]) -> list[TraceStep]:
+    """Return the steps of some types; of all types where `types` is empty, as in NAT."""
     steps = output.trace if not isinstance(output.trace, UnsetType) else _derived(output, recorded, model)
-    return [step for step in steps if not wanted or step.get("payload", {}).get("event_type") in wanted]
+    return [step for step in steps if not types or step.get("payload", {}).get("event_type") in types]
 
 
 def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Iterator[TraceStep]:
@@ -51,22 +51,22 @@ def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Ite
         elif message.get("role") == "tool" and isinstance(output.calls, UnsetType):
             function = asked.get(str(message.get("tool_call_id") or ""), {})
             name, arguments = function.get("name") or message.get("name"), _arguments(function.get("arguments"))
-            made = records.tool(number, name, arguments)
-            yield from _pair("TOOL", name, arguments, content, made, f"{output.key}-{number}")
+            call = records.tool(number, name, arguments)
+            yield from _pair("TOOL", name, arguments, content, call, f"{output.key}-{number}")
         before = content
-    for number, known in enumerate([] if isinstance(output.calls, UnsetType) else output.calls):
-        if known.name is not None:  # calls that the messages do not hold
+    for number, listed in enumerate([] if isinstance(output.calls, UnsetType) else output.calls):
+        if listed.name is not None:  # calls that the messages do not hold
             whole = _Call(output.timing.started, output.timing.started + output.timing.seconds)
-            yield from _pair("TOOL", known.name, known.arguments, known.result, whole, f"{output.key}-call-{number}")
+            yield from _pair("TOOL", listed.name, listed.arguments, listed.result, whole, f"{output.key}-call-{number}")
 
 
-def _pair(kind: str, name: str | None, given: Any, result: Any, call: _Call, uuid: str) -> Iterator[TraceStep]:
+def _pair(kind: str, name: str | None, arguments: Any, result: Any, call: _Call, uuid: str) -> Iterator[TraceStep]:
     """Yield the step at the start of a call, and the one at its end."""
-    start: dict[str, Any] = {"event_timestamp": call.started, "data": {"input": given}}
+    start: dict[str, Any] = {"event_timestamp": call.started, "data": {"input": arguments}}
     end: dict[str, Any] = {
         "event_timestamp": call.ended,
         "span_event_timestamp": call.started,
-        "data": {"input": given, "output": result},
+        "data": {"input": arguments, "output": result},
     }
     if (used := call.usage) is not None and used.input_tokens is not None and used.output_tokens is not None:
         counts = {"prompt_tokens": used.input_tokens, "completion_tokens": used.output_tokens}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = "1.5"
 
 _CONFIDENCE: Final = {"medium": 0.5}
-"""what a trigger prompt counts; 1 where it is not said"""
+"""what a trigger prompt counts; default: 1"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -90,11 +90,11 @@ class _Whole:
     def tasks(self) -> Iterator[dict[str, Any]]:
         """Every sample, in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
-            found = list(trials)
-            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in found):
-                self._note_triggers(found)
+            sample_trials = list(trials)
+            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in sample_trials):
+                self._note_triggers(sample_trials)
             else:
-                yield self._task(sample, found)
+                yield self._task(sample, sample_trials)
 
     def tail(self) -> dict[str, Any]:
         """Return the fields that need all trials."""
@@ -202,8 +202,8 @@ class _Whole:
                 status = "skipped"
             elif len(grades) < len(places) or any(grade.status == "error" for grade in grades):
                 status = "error"
-                said = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
-                validations["_checkpoint_error"] = _checkpoint_error(said or "not judged yet")
+                feedback = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
+                validations["_checkpoint_error"] = _checkpoint_error(feedback or "not judged yet")
             else:
                 status = "failed" if any(grade.status == "failed" for grade in grades) else "passed"
             stopped = trial.output.stop == f"checkpoint@{turn}"
@@ -236,11 +236,11 @@ class _Whole:
         groups = [
             {
                 "name": name,
-                "passed": sum(status == "passed" for status, _ in found),
-                "total": len(found),
-                "avg_score": mean([score for _, score in found]) or 0.0,
+                "passed": sum(status == "passed" for status, _ in verdicts),
+                "total": len(verdicts),
+                "avg_score": mean([score for _, score in verdicts]) or 0.0,
             }
-            for name, found in sorted(self._groups.items())
+            for name, verdicts in sorted(self._groups.items())
         ]
         usage = _added(self._usages)
         statistics = suite_statistics(self._stats, count["passed"])
@@ -295,14 +295,14 @@ def _overall(statuses: Sequence[str]) -> str:
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
     """Verdicts by name. Names are waza's again, unless two would become one; errors are no verdicts."""
-    found: dict[str, Any] = {}
+    validations: dict[str, Any] = {}
     for grade in grades:
         if grade.score is None or grade.status not in ("passed", "failed"):
             continue
         full = grade.grader.partition("/")[2] if grade.turn is not None else grade.grader
         name = full.removeprefix(f"{sample}/").removeprefix("eval/")
-        name = full if name in found else name
-        found[name] = {
+        name = full if name in validations else name
+        validations[name] = {
             "identifier": name,
             "type": grade.type,
             "score": grade.score,
@@ -312,7 +312,7 @@ def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
             "details": _details(grade),
             "duration_ms": _milliseconds(grade.seconds),
         }
-    return found
+    return validations
 
 
 def _checkpoint_error(reason: str) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def _arguments(written: Any) -> Any:
 
 
 def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
-    """None where it is not known what was used: unknown is not zero."""
+    """Return the usage; None where it is unknown, which is not zero."""
     if usage.input_tokens is None or usage.output_tokens is None:
         return None
     return {
@@ -406,10 +406,10 @@ def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
 
 
 def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    known = [usage for usage in usages if usage is not None]
-    if not known or len(known) < len(usages):
+    metered = [usage for usage in usages if usage is not None]
+    if not metered or len(metered) < len(usages):
         return None
-    return {key: sum(usage[key] for usage in known) for key in known[0]}
+    return {key: sum(usage[key] for usage in metered) for key in metered[0]}
 
 
 def _milliseconds(seconds: float) -> int:
@@ -424,5 +424,5 @@ def _details(grade: Grade) -> dict[str, Any]:
 
 
 def _block(data: dict[str, Any], key: str) -> dict[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+    block = data.get(key)
+    return block if isinstance(block, dict) else {}
