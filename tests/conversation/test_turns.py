@@ -481,7 +481,7 @@ def test_a_conversation_that_diverges_is_reported_and_continues_live() -> None:
     assert replies == ["first x", "second other", "second y", "second z"]
     assert len(new) == 3
     (notice,) = told
-    assert notice.startswith("s #1: ") and "2 recorded calls are of no use" in notice
+    assert notice.startswith("s #1: ") and "2 recorded calls are dropped" in notice
 
 
 # Budgets

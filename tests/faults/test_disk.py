@@ -166,7 +166,7 @@ def test_a_full_disk_stops_the_run_which_resumes_when_there_is_room(
     with small_disk(tmp_path / "runs", "28k"):
         stopped = holdfast("eval", eval_file, cwd=tmp_path, check=3)
         assert ".jsonl: No space left on device" in stopped.stdout
-        assert "Make room" in stopped.stdout
+        assert "disk space" in stopped.stdout
         run = run_dir(tmp_path)
         asked, safe = provider.requests, len(kept(run))
         assert (run / "outputs.jsonl").read_bytes().endswith(b"\n"), "what had no room was cut back"
@@ -174,7 +174,7 @@ def test_a_full_disk_stops_the_run_which_resumes_when_there_is_room(
         assert asked - safe <= CONCURRENCY
 
         again = holdfast("eval", eval_file, cwd=tmp_path, check=3)
-        assert "Make room" in again.stdout + again.stderr
+        assert "disk space" in again.stdout + again.stderr
         asked, safe = provider.requests, len(kept(run))
 
         enlarge(tmp_path / "runs", "4m")
@@ -349,7 +349,7 @@ def test_repair_sets_damage_aside_and_the_next_command_does_that_work_again(
     said = holdfast("repair", run, cwd=tmp_path).stdout
     assert "outputs.jsonl: a damaged line at byte" in said
     assert "outputs.jsonl: an unfinished last line at byte" in said
-    assert "took back metrics.json" in said
+    assert "removed metrics.json" in said
     assert str(run / "set-aside") in said
     assert "nothing to repair" in holdfast("repair", run, cwd=tmp_path).stdout
     assert provider.requests == ROWS, "repair asks nobody"
@@ -488,7 +488,7 @@ def test_a_finished_run_whose_manifest_was_garbage_is_whole_again_after_repair_a
     run = run_dir(tmp_path)
     before, asked = (run / "manifest.json").read_bytes(), provider.requests
     (run / "manifest.json").write_text("{")
-    assert "took back metrics.json" in holdfast("repair", run, cwd=tmp_path).stdout
+    assert "removed metrics.json" in holdfast("repair", run, cwd=tmp_path).stdout
     holdfast("eval", eval_file, cwd=tmp_path)
     assert json.loads((run / "manifest.json").read_bytes())["id"] == json.loads(before)["id"]
     assert (run / "metrics.json").exists() and provider.requests == asked

@@ -425,7 +425,7 @@ def test_the_time_of_graders_counts_in_the_next_process_too(tmp_path: Path, prov
 
 def test_a_budget_in_dollars_needs_a_known_price(tmp_path: Path, provider: Server) -> None:
     refused = holdfast("eval", write_eval(tmp_path, provider.base_url), "--max-cost", "1", cwd=tmp_path, check=2)
-    assert "the price of test-model is not known" in refused.stderr
+    assert "the price of test-model is unknown" in refused.stderr
     assert "prices:" in refused.stderr
     assert provider.requests == 0
 

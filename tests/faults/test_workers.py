@@ -366,6 +366,7 @@ def test_the_parent_process_writes_the_report_if_all_workers_die_doing_so(tmp_pa
     out, err = crew.communicate(timeout=300)
     assert crew.returncode == 0 and "coverage 100.0%" in out, out + err
     assert err.count("a worker was killed (SIGKILL)") == 2
+    assert err.count("stopped without a report; writing it here") == 1, "the second worker took over"
     assert provider.requests == 8
 
 

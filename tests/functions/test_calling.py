@@ -328,7 +328,7 @@ class TestVerdictsOfEarlierVersions:
     """One such row once changed the keys of the verdicts on all rows of its run."""
 
     @pytest.mark.parametrize("keys", [{}, STOPS], ids=["at the end", "at a checkpoint"])
-    def test_they_count_and_are_lent(self, grading: Any, by_run: Any, keys: Any) -> None:
+    def test_verdicts_of_earlier_versions_count_and_are_lent(self, grading: Any, by_run: Any, keys: Any) -> None:
         grading.evaluate([*PLAIN, *OTHERS], **keys)
         begun = grading.rundir
         by_run.undo()
@@ -340,7 +340,7 @@ class TestVerdictsOfEarlierVersions:
         assert grading.evaluate([*PLAIN, *OTHERS, new], **keys)[0] == 1
         assert {line.split()[1] for line in (grading.folder / "asked").read_text().splitlines()} == {"new"}
 
-    def test_those_of_rows_that_are_read_differently_now_do_not_count(
+    def test_verdicts_on_rows_that_are_read_differently_now_do_not_count(
         self, grading: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as before:

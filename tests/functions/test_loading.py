@@ -84,7 +84,7 @@ class TestLoadedOnce:
         module = importlib.import_module("known_tools")
         assert load_function("known_tools.py:get", folder, "here") is module.get
 
-    def test_one_that_was_edited_since_runs_as_it_is_now(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_edited_function_runs_as_it_is_now(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)
         (folder / "edited_tools.py").write_text("def get(): return 'old'\n")
         importlib.import_module("edited_tools")

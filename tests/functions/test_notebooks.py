@@ -119,7 +119,7 @@ def test_a_change_of_what_a_function_uses_is_another_run(session: Any, cell: Any
         "def helper(text):\n    # the same\n    return text + WORDS[0] + str(LIMIT)\n",
     ],
 )
-def test_what_does_not_matter_reuses_the_run(session: Any, cell: Any) -> None:
+def test_settings_in_no_key_reuse_the_run(session: Any, cell: Any) -> None:
     session.cell(BASE)
     first = session.evaluate()
     session.cell(cell)
@@ -209,7 +209,7 @@ def test_a_function_of_a_file_in_a_decorator_of_the_session_is_known_by_both(
     assert session.evaluate().results()[0]["output"] == "abcabcabc" and session.evaluate().path != first.path
 
 
-def test_what_no_key_can_cover_is_named(session: Any) -> None:
+def test_code_that_no_key_covers_is_reported(session: Any) -> None:
     session.cell("client = object()\nlog = []\ndef helper(): return client\n")
     session.cell("def reply(prompt):\n    log.append(helper())\n    return prompt\n")
     notices = Notices()
@@ -322,7 +322,7 @@ class TestDisplays:
         assert name != "none" or said == ""
 
     @pytest.mark.parametrize("wrong", ["loud", 3, Plain])
-    def test_another_is_refused(self, session: Any, tmp_path: Path, wrong: Any) -> None:
+    def test_an_unknown_display_is_refused(self, session: Any, tmp_path: Path, wrong: Any) -> None:
         session.cell(TARGET)
         with pytest.raises(UsageError, match="rich, plain, json, none"):
             session.evaluate(display=wrong)

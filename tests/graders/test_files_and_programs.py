@@ -103,7 +103,7 @@ class TestProgram:
         found = verdict(tmp_path, shell("echo no >&2; exit 3"))
         assert (found.score, found.feedback, found.details["exit_code"]) == (0, "no", 3)
 
-    def test_it_works_in_a_copy_that_is_gone_afterwards(self, tmp_path: Path) -> None:
+    def test_a_program_works_in_a_temporary_copy(self, tmp_path: Path) -> None:
         script = 'test "$HOLDFAST_WORKSPACE" = "$PWD" && test "$WAZA_WORKSPACE_DIR" = "$PWD" && echo x > README && pwd'
         where = verdict(tmp_path, shell(script)).feedback
         assert not Path(where).exists() and not Path(where).parent.exists()
@@ -130,12 +130,12 @@ class TestProgram:
         block = {"type": "program", "command": "sh", "args": ["check.sh"]}
         assert verdict(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
 
-    def test_a_rows_files_are_not_read_from_the_evals_folder(self, tmp_path: Path) -> None:
+    def test_text_of_a_row_names_no_file_of_the_evals_folder(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("true\n")
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
         assert verdict(tmp_path, block, word="check.sh").feedback == "check.sh"
 
-    def test_how_long_it_may_take_is_in_no_key(self, tmp_path: Path) -> None:
+    def test_the_timeout_is_in_no_key(self, tmp_path: Path) -> None:
         spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
         assert identities(spec)[0] == identities(spec)[1]
 
@@ -148,7 +148,7 @@ class TestProgram:
         ],
         ids=str,
     )
-    def test_what_cannot_be_started_is_an_error_and_so_is_a_time_out_where_that_is_asked_for(
+    def test_a_failed_start_is_an_error_and_so_is_a_time_out_with_on_timeout_error(
         self, tmp_path: Path, block: Any, said: str
     ) -> None:
         (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
@@ -172,7 +172,7 @@ class TestProgram:
         ],
         ids=str,
     )
-    def test_what_began_and_then_looped_or_crashed_has_failed(self, tmp_path: Path, block: Any, said: str) -> None:
+    def test_a_program_that_loops_or_crashes_has_failed(self, tmp_path: Path, block: Any, said: str) -> None:
         found = verdict(tmp_path, block)
         assert found.score == 0 and found.feedback.startswith(said)
 
@@ -234,7 +234,7 @@ class TestProgram:
         plain, same, other = identities(spec)
         assert plain == same != other and "on_timeout" not in plain
 
-    def test_what_it_started_ends_with_it(self, tmp_path: Path) -> None:
+    def test_processes_that_a_program_started_end_with_it(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())
         verdict(tmp_path, shell(f"sleep 300 & : {name}"))
         wait_for(lambda: not _processes(name), "the end of what it started")
@@ -248,7 +248,7 @@ class TestProgram:
         ],
         ids=["nothing", "Landlock alone", "processes and no mounts"],
     )
-    def test_it_ends_and_is_graded_alike_whatever_can_be_shut(
+    def test_a_program_is_graded_alike_with_every_isolation(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: Any
     ) -> None:
         monkeypatch.setattr(sandbox, "isolation", lambda: able)
@@ -454,9 +454,7 @@ class TestNamespaces:
 
     @needs_processes
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_one_that_somebody_ends_from_outside_is_an_error_and_leaves_nothing(
-        self, tmp_path: Path, number: Any
-    ) -> None:
+    def test_a_program_killed_from_outside_is_an_error_and_leaves_nothing(self, tmp_path: Path, number: Any) -> None:
         name, workspace = str(uuid.uuid4()), tmp_path / "workspace"
         workspace.mkdir()
 
@@ -508,7 +506,7 @@ def _needs(*argv: str) -> None:
         pytest.skip(f"{' '.join(argv)} does not work here")
 
 
-def test_where_nothing_can_be_shut_people_are_told(tmp_path: Path) -> None:
+def test_users_are_warned_where_no_isolation_works(tmp_path: Path) -> None:
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
     told = []
@@ -518,7 +516,7 @@ def test_where_nothing_can_be_shut_people_are_told(tmp_path: Path) -> None:
     assert told == [Isolation().caveat]
 
 
-def test_what_programs_can_do_is_said_in_a_line() -> None:
+def test_the_isolation_is_summarized_in_one_line() -> None:
     whole = Isolation(writes=True, read_only=True, processes=True, network="namespace")
     assert whole.summary == (
         "nothing outside their workspace can be changed; all their processes end with them; no network"
@@ -641,7 +639,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_what_checks_nothing_or_leads_out_is_refused_with_its_line(tmp_path: Path, block: Any, said: Any) -> None:
+def test_graders_that_check_nothing_or_leave_the_folder_are_refused(tmp_path: Path, block: Any, said: Any) -> None:
     folder = tmp_path / "eval"
     folder.mkdir()
     (tmp_path / "secret").write_text("x")

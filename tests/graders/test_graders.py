@@ -54,7 +54,7 @@ class TestExact:
     ) -> None:
         assert score(tmp_path, {"type": "exact", **block}, answer, expected=expected) == float(right)
 
-    def test_what_was_expected_is_in_the_feedback(self, tmp_path: Path) -> None:
+    def test_the_feedback_names_the_expected_text(self, tmp_path: Path) -> None:
         assert "expected 'Paris'" in grade(tmp_path, {"type": "exact"}, "Rome", expected="Paris").feedback
 
     def test_an_expected_text_is_data_and_not_a_template(self, tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ class TestPython:
             ("skip", None),
         ],
     )
-    def test_what_a_function_returns_is_the_score(self, checks: Any, name: str, wanted: float | int | None) -> None:
+    def test_the_result_of_a_function_is_the_score(self, checks: Any, name: str, wanted: float | int | None) -> None:
         verdict = by_function(checks, name)
         assert not isinstance(verdict, AttemptError), verdict
         assert verdict.score == wanted
@@ -481,7 +481,7 @@ class TestPython:
             ("surrogate", "cannot be serialized as JSON"),
         ],
     )
-    def test_what_is_no_verdict_is_an_error_and_not_a_score(self, checks: Any, name: str, words: str) -> None:
+    def test_an_invalid_verdict_is_an_error_and_not_a_score(self, checks: Any, name: str, words: str) -> None:
         error = by_function(checks, name)
         assert isinstance(error, AttemptError), error
         assert error.kind == "grader" and not error.retry and words in error.message
@@ -493,7 +493,7 @@ class TestPython:
     @pytest.mark.parametrize(
         ("row", "wanted"), [({"answer": "E"}, 1), ({"answer": "x", "expected": "E"}, 1), ({"other": 1}, 0)]
     )
-    def test_what_is_expected_is_the_rows_expected_or_its_answer(self, checks: Any, row: Any, wanted: int) -> None:
+    def test_the_expected_value_is_the_rows_expected_or_its_answer(self, checks: Any, row: Any, wanted: int) -> None:
         assert score(checks, {"type": "python", "function": "checks.py:verl_short"}, "x", **row) == wanted
 
     @given(

@@ -354,7 +354,7 @@ class TestRubricFiles:
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, block: Any, said: str) -> None:
+def test_impossible_settings_are_refused_with_their_line(tmp_path: Path, block: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, graders=[block])
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)

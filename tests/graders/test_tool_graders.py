@@ -300,7 +300,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "said"), REFUSED, ids=str)
-def test_what_checks_nothing_or_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, block: Any, said: Any) -> None:
+def test_graders_that_check_nothing_or_are_impossible_are_refused(tmp_path: Path, block: Any, said: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         build_graders(load(tmp_path, graders=[block]))
     assert said in str(caught.value) and "eval.yaml:" in str(caught.value)

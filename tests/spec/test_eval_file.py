@@ -181,7 +181,7 @@ class TestWhatIsRead:
         assert {key: value for key, value in spec.target.model_dump().items() if key in target} == target
         assert target_name(spec.target) == name
 
-    def test_what_is_left_out_has_the_documented_defaults(self, tmp_path: Path) -> None:
+    def test_omitted_keys_have_the_documented_defaults(self, tmp_path: Path) -> None:
         spec = load(tmp_path)
         assert (spec.trials, spec.system, spec.gate, spec.limits.retries) == (1, None, {}, 5)
         assert (spec.limits.turn_timeout, spec.limits.trial_timeout, spec.limits.concurrency) == (120, 600, None)
@@ -498,7 +498,7 @@ class TestOverrides:
         assert look(load(tmp_path, text, graders=graders, system="be brief")) == wanted
 
     @pytest.mark.parametrize("text", ["novalue", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
-    def test_what_is_no_override_is_refused(self, text: str) -> None:
+    def test_invalid_overrides_are_refused(self, text: str) -> None:
         with pytest.raises(UsageError, match=re.escape(repr(text))):
             parse_override(text)
 
@@ -602,7 +602,7 @@ class TestTheCommand:
         ],
         ids=lambda keys: json.dumps(keys)[:70],
     )
-    def test_whatever_is_wrong_is_said_before_anything_is_written(
+    def test_every_mistake_is_reported_before_anything_is_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: Any
     ) -> None:
         (tmp_path / "outside.json").write_text("{}")
@@ -644,7 +644,7 @@ def test_durations(written: int | str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "soon", "5 apples", "-5s", "h", "5d"])
-def test_what_is_no_duration_is_refused(written: str) -> None:
+def test_invalid_durations_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration(written)
 

@@ -74,7 +74,7 @@ class TestLists:
         ("expected", "words"),
         [([], "an empty list"), ({"a": 1}, "an object"), (None, "null"), ([["a"]], "a list"), ([None], "null")],
     )
-    def test_what_cannot_be_compared_is_an_error_and_not_a_score(
+    def test_values_that_cannot_be_compared_are_errors_and_not_scores(
         self, tmp_path: Path, kind: str, expected: Any, words: str
     ) -> None:
         error = grade(tmp_path, {"type": kind}, "Paris", expected=expected)
@@ -94,9 +94,7 @@ class TestLists:
             ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),
         ],
     )
-    def test_what_the_file_itself_says_wrong_is_rejected_when_it_is_read(
-        self, tmp_path: Path, block: Any, words: str
-    ) -> None:
+    def test_mistakes_in_the_file_are_rejected_when_it_is_read(self, tmp_path: Path, block: Any, words: str) -> None:
         with pytest.raises(ConfigError, match=words):
             load(tmp_path, graders=[block])
 

@@ -131,7 +131,7 @@ def test_any_name_number_or_text_that_changes_shows(tmp_path_factory: pytest.Tem
     ],
     ids=["f-string", "space in an f-string", "hash in a text", "docstring", "space in a text", "branch", "indentation"],
 )
-def test_what_only_looks_like_layout_shows(tmp_path: Path, old: str, new: str) -> None:
+def test_tokens_that_only_look_like_layout_count(tmp_path: Path, old: str, new: str) -> None:
     assert old in CODE
     changed = CODE.replace(old, new)
     assert fingerprint(tmp_path, changed) != fingerprint(tmp_path, CODE)
@@ -244,7 +244,7 @@ class TestOnPythonsPath:
         after = fingerprint(project, "from shelf import deep\n")
         assert {name for name in before if before[name] != after[name]} == {"shelf/deep/book.py"}
 
-    def test_what_lies_beside_the_file_goes_first(self, project: Any, elsewhere: Any) -> None:
+    def test_modules_beside_the_file_go_first(self, project: Any, elsewhere: Any) -> None:
         (project / "single_file.py").write_text("NEAR = True\n")
         before = fingerprint(project, "import single_file\n")
         (elsewhere / "single_file.py").write_text("FAR = True\n")

@@ -171,7 +171,7 @@ class TestAFile:
         version = f'{quote}schemaVersion{quote}: "{SCHEMA_VERSION}", {quote}'
         assert become(tmp_path, text) == head.removesuffix('"') + version + text.removeprefix(head)
 
-    def test_what_is_merged_in_is_changed_where_it_stands(self, tmp_path: Path) -> None:
+    def test_merged_keys_are_changed_where_they_are_defined(self, tmp_path: Path) -> None:
         text = TODAY.replace("[{type: exact}]", "[&a {name: n, type: regex, must_match: x}, {<<: *a, name: m}]")
         after = become(tmp_path, text)
         assert "[&a {name: n, type: text, regex_match: x}, {<<: *a, name: m}]" in after
@@ -188,7 +188,9 @@ class TestAFile:
             ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
         ],
     )
-    def test_what_cannot_be_changed_safely_is_left_to_a_person(self, tmp_path: Path, more: str, said: str) -> None:
+    def test_a_file_that_cannot_be_rewritten_safely_is_left_to_the_user(
+        self, tmp_path: Path, more: str, said: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             become(tmp_path, TODAY + more)
         assert said in str(caught.value)
@@ -302,7 +304,7 @@ class TestTheCommand:
             (None, "no such file"),
         ],
     )
-    def test_what_it_cannot_migrate_is_refused_and_the_others_are_done(
+    def test_files_that_cannot_be_migrated_are_refused_and_the_others_are_migrated(
         self, tmp_path: Path, text: str | None, said: str
     ) -> None:
         if text is not None:
@@ -416,7 +418,9 @@ class TestARun:
             ("metrics.json", '{"schemaVersion": "2.0"}', "Upgrade Holdfast"),
         ],
     )
-    def test_one_that_cannot_be_is_refused(self, run: Any, tmp_path: Path, name: str, content: str, said: str) -> None:
+    def test_a_run_that_cannot_be_migrated_is_refused_and_unchanged(
+        self, run: Any, tmp_path: Path, name: str, content: str, said: str
+    ) -> None:
         as_written_before(run, "1.0")
         (run / name).write_text(content)
         before = tree(run)

@@ -91,7 +91,7 @@ def test_every_pattern_is_compiled_or_rejected_by_name(pattern: str, dialect: An
 @pytest.mark.parametrize(
     "pattern", ["(", "a(?i", r"(?=a)\z", "[[:nonsense:]]", r"\p{Nonsense}", r"(((a{99}){99}){99})\z"]
 )
-def test_what_neither_python_nor_re2_can_read_is_rejected_with_both_reasons(pattern: str) -> None:
+def test_patterns_that_neither_python_nor_re2_can_read_are_rejected_with_both_reasons(pattern: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(pattern))) as caught:
         compile_regex(pattern)
     assert "RE2: " in str(caught.value)
@@ -114,7 +114,7 @@ def test_what_neither_python_nor_re2_can_read_is_rejected_with_both_reasons(patt
         ("(?U)^a+$", "aa", "b"),
     ],
 )
-def test_what_only_re2_can_read_has_its_meaning(pattern: str, fits: str, misses: str) -> None:
+def test_patterns_that_only_re2_can_read_have_the_meaning_of_re2(pattern: str, fits: str, misses: str) -> None:
     regex = compile_regex(pattern)
     assert regex.search(fits) and not regex.search(misses)
     assert regex.key == "re2"
@@ -255,7 +255,7 @@ def test_a_long_text_and_a_large_pattern_are_matched_elsewhere() -> None:
         regex.search("ab" * 100_000)
 
 
-def test_nobody_is_warned_about_a_pattern() -> None:
+def test_patterns_cause_no_warnings() -> None:
     with warnings.catch_warnings(action="error"):
         assert compile_regex("[[a]").search("[")
 

@@ -62,7 +62,7 @@ class TestTheRule:
         assert (one < other) == ((major, minor) < (other_major, other_minor))
 
     @pytest.mark.parametrize("written", ["abc", "", "1", "1.", ".1", "1.0.0", "v1.0", "1.0 ", "01.0", "1.x", "-1.0"])
-    def test_what_is_no_version_is_named_with_how_one_looks(self, written: str) -> None:
+    def test_an_invalid_version_is_reported_with_the_expected_form(self, written: str) -> None:
         with pytest.raises(VersionError, match=r"x\.yaml: .* is not a version: write MAJOR\.MINOR in quotes"):
             check_version("x.yaml", written, "1.1")
 
@@ -105,7 +105,7 @@ class TestEvalFiles:
         assert "1.10 is newer" in self.read(tmp_path, 'schemaVersion: "1.10"\n').notices[0]
 
     @pytest.mark.parametrize("written", ["abc", "1", "[1, 0]", "null", "''"])
-    def test_what_is_no_version_is_an_error_with_its_line(self, tmp_path: Path, written: str) -> None:
+    def test_an_invalid_version_is_an_error_with_its_line(self, tmp_path: Path, written: str) -> None:
         with pytest.raises(ConfigError, match=r"e\.yaml:1: schemaVersion"):
             self.read(tmp_path, f"schemaVersion: {written}\n")
 
@@ -192,7 +192,7 @@ class TestRuns:
         ids=lambda value: value if isinstance(value, str) else value[0],
     )
     @pytest.mark.parametrize("version", ["2.0", None])
-    def test_whoever_reads_a_run_refuses_another_major(
+    def test_every_reader_refuses_a_run_of_another_major_version(
         self, run: Any, tmp_path: Path, words: Any, name: Any, version: str | None
     ) -> None:
         say(run, version, name)
@@ -200,7 +200,7 @@ class TestRuns:
         assert f"{run / name}: " in done.stderr and f"holdfast migrate {run}" in done.stderr
 
     @pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
-    def test_whoever_reads_a_run_of_a_newer_minor_says_so_of_each(self, run: Any, tmp_path: Path, words: Any) -> None:
+    def test_every_reader_of_a_run_of_a_newer_minor_version_says_so(self, run: Any, tmp_path: Path, words: Any) -> None:
         say(run, "1.9", "manifest.json", "metrics.json", "results.json")
         done = holdfast(*(word.format(run=run) for word in words), cwd=tmp_path)
         named = words.count("{run}")

@@ -82,7 +82,7 @@ def test_the_one_with_the_fewest_in_flight_is_asked_and_equals_take_turns(provid
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_one_refuses_connections_all_go_to_the_other(
+def test_requests_avoid_a_server_that_refuses_connections(
     tmp_path: Path, provider: Server, nobody: str, calm: Path, stream: bool
 ) -> None:
     run = measured(tmp_path, [nobody, provider.base_url], stream=stream)
@@ -93,7 +93,7 @@ def test_where_one_refuses_connections_all_go_to_the_other(
         assert_same_numbers(run, calm)
 
 
-def test_where_all_refuse_connections_nothing_becomes_a_score(tmp_path: Path, provider: Server, nobody: str) -> None:
+def test_when_all_servers_refuse_connections_nothing_is_scored(tmp_path: Path, provider: Server, nobody: str) -> None:
     run = measured(tmp_path, [nobody, nobody.replace("127.0.0.1", "127.0.0.2")], check=3)
     assert not (run / "metrics.json").exists()
     assert kept(run) == []
@@ -101,7 +101,7 @@ def test_where_all_refuse_connections_nothing_becomes_a_score(tmp_path: Path, pr
     assert_each_once(run, ROWS)
 
 
-def test_what_one_server_fails_at_is_asked_of_another(provider: Server, other: Server) -> None:
+def test_a_request_that_fails_at_one_server_goes_to_another(provider: Server, other: Server) -> None:
     provider.control(fail={"500": 0.5, "cut": 0.5})
 
     async def ask() -> None:
@@ -164,14 +164,14 @@ class TestKeys:
         several = {"model": "m", "base_url": ["http://a/v1", "http://b/v1"]}
         assert who(tmp_path, target=several).work.digest == who(tmp_path, target={"model": "m"}).work.digest
 
-    def test_where_they_are_a_list_counts_as_one_in_any_order(self, tmp_path: Path) -> None:
+    def test_several_urls_are_in_the_key_in_any_order(self, tmp_path: Path) -> None:
         def digest(*urls: str) -> str:
             return who(tmp_path, target={"model": "m", "base_url": list(urls), "identity": "url"}).work.digest
 
         assert digest("http://a/v1", "http://b/v1/") == digest("http://b/v1", "http://a/v1")
         assert digest("http://a/v1") != digest("http://a/v1", "http://b/v1")
 
-    def test_where_a_judge_is_does_not_matter_to_its_verdicts(self, tmp_path: Path) -> None:
+    def test_the_url_of_a_judge_is_in_no_key(self, tmp_path: Path) -> None:
         def digest(**judge: Any) -> Any:
             graders = [{"type": "prompt", "rubric": "polite", "model": "j", **judge}]
             return who(tmp_path, graders=graders).work.slots
@@ -210,7 +210,7 @@ def test_a_url_may_be_the_environments(tmp_path: Path, provider: Server) -> None
         (7, "should be text or a list, not 7"),
     ],
 )
-def test_what_is_no_url_is_said_where_it_stands(tmp_path: Path, given: Any, said: str) -> None:
+def test_an_invalid_url_is_reported_with_its_place(tmp_path: Path, given: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, target={"model": "m", "base_url": given})
     assert said in str(caught.value)

@@ -168,7 +168,7 @@ class TestCores:
     @pytest.mark.parametrize(
         ("cores", "threads"), [(0.5, 1), (1, 1), (1.9, 1), (2, 1), (2.5, 1), (3, 2), (4, 3), (5, 4), (64, 4)]
     )
-    def test_one_core_is_left_free(self, cores: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_core_stays_free(self, cores: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(embedded, "usable_cores", lambda: cores)
         assert embedded.thread_count() == threads
 

@@ -367,7 +367,7 @@ def test_an_agent_may_ask_for_a_servers_tools_twice_at_once(lab: Lab) -> None:
     assert "a costs" in kept(done.run)[0]["output"] and "b costs" in kept(done.run)[0]["output"]
 
 
-def test_what_a_server_is_made_of_is_in_the_key(lab: Lab) -> None:
+def test_the_files_of_a_server_are_in_the_key(lab: Lab) -> None:
     lab.eval()
     use(lab, per="run", replay="again")
     assert lab.plan()["to_run"] == 0, "how long it lives and what happens after a crash change no answer"

@@ -467,7 +467,7 @@ def test_the_client_that_everybody_uses_finds_what_it_knows() -> None:
     through_proxy(answer_as_others_do, test)
 
 
-def test_what_is_not_passed_on_is_said_in_the_shape_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.targets.proxy._MOST_BYTES", 1000)
 
     async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
@@ -519,7 +519,7 @@ def test_options_of_a_stream_are_kept(given: Any) -> None:
     assert seen == ["all" if given == "all" else {**(given or {}), "include_usage": True}]
 
 
-def test_what_an_agent_asked_for_and_did_not_wait_for_is_recorded_all_the_same(caplog: Any) -> None:
+def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None:
     asked, gone = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

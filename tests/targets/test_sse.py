@@ -165,7 +165,7 @@ def test_a_stream_that_ends_with_its_connection_needs_an_end_of_its_own() -> Non
 
 
 @pytest.mark.parametrize("last", [b"data: over\n\n", b"event: over\ndata: {}\n\n"])
-def test_where_the_end_of_a_stream_is_named_it_has_to_come(last: bytes) -> None:
+def test_a_stream_with_a_named_end_must_have_that_end(last: bytes) -> None:
     assert ask(Answer(stream=HALF + last), response="value", stream_end="over").text == "You said "
     error = refused(Answer(stream=HALF), response="value", stream_end="over")
     assert error.kind == "bad_reply" and "without 'over'" in error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ import pytest
 
 import holdfast
 from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.schema import Price
 from holdfast.store.records import Usage
+from holdfast.targets.prices import Prices
 from tests.support.running import environment, lines, server
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
@@ -280,12 +283,12 @@ class TestPython:
             ("mutates", "done"),
         ],
     )
-    def test_what_it_returns_is_the_answer(self, agent: Any, name: str, wanted: str) -> None:
+    def test_the_result_of_the_function_is_the_answer(self, agent: Any, name: str, wanted: str) -> None:
         run = agent(name)
         assert run.finished and outputs(run)["a"]["output"] == wanted
         assert outputs(run)["a"]["messages"][0] == {"role": "user", "content": "one two"}
 
-    def test_it_is_given_what_its_parameters_name(self, agent: Any) -> None:
+    def test_a_function_gets_the_values_that_its_parameters_name(self, agent: Any) -> None:
         kept = outputs(agent("later", params={"k": "v"}, trials=2))
         assert kept["a"]["output"].startswith("one two ") and " a v " in kept["a"]["output"]
 
@@ -327,7 +330,7 @@ class TestPython:
             ("wrong_usage", "cannot be serialized as JSON"),
         ],
     )
-    def test_what_is_no_reply_is_an_error_of_its_trial_and_not_an_answer(
+    def test_an_invalid_reply_is_an_error_of_its_trial_and_not_an_answer(
         self, agent: Any, name: str, words: str
     ) -> None:
         run = agent(name)
@@ -524,7 +527,7 @@ class TestCommand:
         ((kind, _),) = errors(run)
         assert kind == "agent"
 
-    def test_what_a_program_leaves_running_goes_with_it(self, tmp_path: Path, program: Any) -> None:
+    def test_processes_that_a_program_leaves_running_are_killed(self, tmp_path: Path, program: Any) -> None:
         program(
             "import subprocess\n"
             "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
@@ -671,3 +674,24 @@ class TestSecrets:
 
 def test_environment_of_tests_has_no_keys_of_the_user() -> None:
     assert {key for key in environment() if key.startswith(("OPENAI_", "HOLDFAST_"))} == {"HOLDFAST_HOME"}
+
+
+class TestPrices:
+    def test_the_table_has_a_date_and_can_be_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        built_in = Prices("openai/gpt-4o", {})
+        assert built_in.usage(1_000_000, 0).cost == 2.5 and re.fullmatch(r"\d{4}-\d\d", built_in.date or "")
+        mine = tmp_path / "prices.json"
+        mine.write_text('{"date": "2031-01", "models": {"gpt-4o": [1, 2]}}')
+        monkeypatch.setenv("HOLDFAST_PRICES", str(mine))
+        prices = Prices("openai/gpt-4o", {})
+        assert (prices.usage(0, 1_000_000).cost, prices.date) == (2, "2031-01")
+        assert not Prices("gpt-4.1", {}).known
+
+    def test_prices_of_the_eval_file_go_first_and_have_no_date(self) -> None:
+        prices = Prices("gpt-4o", {"gpt-4o": Price(input=7, output=0)})
+        assert (prices.usage(1_000_000, 0).cost, prices.date) == (7, None)
+
+    def test_a_table_that_cannot_be_read_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "gone.json"))
+        with pytest.raises(UsageError, match=r"the prices in .*gone.json cannot be read"):
+            Prices("gpt-4o", {})

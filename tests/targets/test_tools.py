@@ -218,7 +218,7 @@ def test_a_streaming_model_calls_tools_too(lab: Lab) -> None:
     assert output["usage"]["requests"] == 3 and output["timing"]["first_token"] is not None
 
 
-def test_what_a_tool_raises_goes_back_to_the_model_with_the_line(lab: Lab) -> None:
+def test_a_tools_exception_is_reported_to_the_model_with_its_line(lab: Lab) -> None:
     use(lab, "def tool(word: str):\n    raise KeyError(word)\n")
     done = lab.eval()
     assert results(done.run) == ["Error: tools.py:2: KeyError: 'tea 0'", "Error: tools.py:2: KeyError: 'tea 1'"]

@@ -32,7 +32,7 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
     for model in spec.models():
         if not Prices(model, spec.prices).known:
             raise UsageError(
-                f"max_cost cannot be enforced: the price of {model} is not known",
+                f"max_cost cannot be enforced: the price of {model} is unknown",
                 remedy=f"Add to the eval file:  prices: {{{model}: {{input: 0.15, output: 0.60}}}}  "
                 "(dollars per million tokens), or use --token-budget.",
             )

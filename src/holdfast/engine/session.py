@@ -399,4 +399,6 @@ def _report_fault(error: Fault | DataError | OSError) -> Fault:
         return error
     if isinstance(error, DataError):  # the dataset could be read when the run began
         return Fault("dataset_changed", error.message, remedy=error.remedy)
-    return Fault("disk", f"cannot write the report: {error}", remedy="Make room, then run the same command again.")
+    return Fault(
+        "disk", f"cannot write the report: {error}", remedy="Free some disk space, then run the same command again."
+    )

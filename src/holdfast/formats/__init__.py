@@ -60,8 +60,8 @@ def find_format(data: Mapping[str, Any]) -> tuple[str, Format] | None:
     if not data.keys().isdisjoint(_OURS) or is_configuration(data):
         return None
     for name in FORMATS:  # before plug-ins, whose packages need not be looked at then
-        if (format_ := _load(name)).recognizes(data):
-            return name, format_
+        if (builtin := _load(name)).recognizes(data):
+            return name, builtin
     return next(((name, plugin) for name in FORMATS.plugins if (plugin := _load(name)).recognizes(data)), None)
 
 
@@ -95,6 +95,6 @@ def load_any(document: Document, overrides: Sequence[Override] = ()) -> Eval:
 
 def to_native(document: Document, overrides: Sequence[Override] = ()) -> tuple[Document, list[Override]]:
     """Return an eval file of any format as a document of ours, and the overrides that are still to be applied."""
-    if (recognized := find_format(document.data)) is not None:
-        return recognized[1].translate(document, overrides)
+    if (foreign := find_format(document.data)) is not None:
+        return foreign[1].translate(document, overrides)
     return with_deprecation_notices(document), list(overrides)

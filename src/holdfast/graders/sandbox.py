@@ -69,7 +69,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """One line for people about what programs can do on this machine."""
+        """A line for people about the restrictions on this machine."""
         if not self.writes:
             files = "files outside their workspace can be changed"
         elif not self.read_only:

@@ -40,6 +40,8 @@ class Preview(NamedTuple):
     """in dollars, of these tokens; None where the price is not known"""
     installed: list[str]
     """modules that are identified by the version of their distribution, not by their code"""
+    prices_of: str | None = None
+    """the date of the price table, where the cost comes from there"""
 
     def lines(self) -> Iterator[str]:
         """Describe it for people."""
@@ -52,6 +54,7 @@ class Preview(NamedTuple):
             yield from (f"    {line}" for line in rest)
         if self.trials:
             cost = "" if self.cost is None else f", about ${self.cost:.4f}"
+            cost += "" if self.prices_of is None else f" at the prices of {self.prices_of}"
             trials = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
             yield f"about {self.tokens:,} tokens to send for {trials}{cost}; without replies, later turns and judges"
 
@@ -82,7 +85,8 @@ def preview(identity: RunIdentity, plan: Plan) -> Preview:
             messages = [*prompts.opening, *questions]
         lengths.append(sum(len(str(message["content"])) for message in [*prompts.opening, *questions[:1]]))
     tokens = round(sum(lengths) / len(lengths) / _CHARACTERS * plan.to_run) if lengths else 0
-    cost = None
+    cost = prices_of = None
     if isinstance(spec.target, ModelTarget):
-        cost = Prices(spec.target.model, spec.prices).usage(tokens, 0).cost
-    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(identity))
+        prices = Prices(spec.target.model, spec.prices)
+        cost, prices_of = prices.usage(tokens, 0).cost, prices.date
+    return Preview(first.id, first.where, messages, plan.to_run, tokens, cost, installed_code(identity), prices_of)

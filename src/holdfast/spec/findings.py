@@ -43,7 +43,7 @@ class Findings:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """All notices; those that are alike in many places are given once."""
+        """Return all notices; equal ones from many places once."""
         lines = list(self._complete)
         for (_, message), places in self._noticed.items():
             more = f" (and in {len(places) - 1} more places)" if len(places) > 1 else ""

@@ -1,4 +1,4 @@
-"""Where a run is exported to, read by the schema of the exporter."""
+"""Reads the exports of an eval, each by the schema of its exporter."""
 
 from __future__ import annotations
 

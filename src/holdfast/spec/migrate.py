@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What a file is, and what it becomes."""
+    """A file before and after its migration."""
 
     path: Path
     version: str | None
@@ -43,7 +43,7 @@ class Rewritten:
 
 
 def migrated(path: Path) -> Rewritten:
-    """What an eval file becomes; nothing is written. ConfigError where it is none, or cannot be changed safely."""
+    """Return the migration of an eval file, and write nothing; raise ConfigError where it cannot be migrated safely."""
     text = read_text(path)
     document = parse_document(text, path)
     version = document.data.get("schemaVersion")
@@ -63,7 +63,7 @@ def migrated(path: Path) -> Rewritten:
 
 
 def is_eval(data: dict[str, Any]) -> bool:
-    """Whether a mapping is an eval of ours, whatever else is wrong with it."""
+    """Return True for a mapping that is an eval, whatever else is wrong with it."""
     return "prompt" in data and not {"dataset", "samples"}.isdisjoint(data)
 
 

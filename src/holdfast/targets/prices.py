@@ -1,12 +1,19 @@
-"""Prices of tokens, in US dollars per million. `prices:` in the eval file adds to the table.
+"""Prices of tokens, in US dollars per million: a dated table, and `prices:` of the eval file, which goes first.
 
-A model that is not listed has an unknown price, which is shown as unknown and never as zero.
+The table is `prices.json` beside this module, or the file that $HOLDFAST_PRICES names. A model that is not listed has
+an unknown price, which is shown as unknown and never as zero.
 """
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from holdfast.errors import UsageError
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
@@ -14,23 +21,24 @@ if TYPE_CHECKING:
 
     from holdfast.spec.schema import Price
 
-_TABLE: Final[dict[str, tuple[float, float]]] = {
-    "claude-haiku-4-5": (1.00, 5.00),
-    "claude-opus-4-1": (15.00, 75.00),
-    "claude-sonnet-4-5": (3.00, 15.00),
-    "gemini-2.5-flash": (0.30, 2.50),
-    "gemini-2.5-pro": (1.25, 10.00),
-    "gpt-4.1": (2.00, 8.00),
-    "gpt-4.1-mini": (0.40, 1.60),
-    "gpt-4.1-nano": (0.10, 0.40),
-    "gpt-4o": (2.50, 10.00),
-    "gpt-4o-mini": (0.15, 0.60),
-    "gpt-5": (1.25, 10.00),
-    "gpt-5-mini": (0.25, 2.00),
-    "gpt-5-nano": (0.05, 0.40),
-    "o3": (2.00, 8.00),
-    "o4-mini": (1.10, 4.40),
-}
+_BUILT_IN: Final = Path(__file__).with_name("prices.json")
+
+
+class _Table(msgspec.Struct, frozen=True):
+    date: str
+    models: dict[str, tuple[float, float]]
+    """dollars per million tokens that are sent, and that are received"""
+
+
+@lru_cache(maxsize=4)
+def _read_table(path: Path) -> _Table:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Table)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"the prices in {path} cannot be read: {error}",
+            remedy=f"Write them as {_BUILT_IN} does, or unset HOLDFAST_PRICES.",
+        ) from error
 
 
 class Prices:
@@ -38,12 +46,16 @@ class Prices:
 
     def __init__(self, model: str, prices: Mapping[str, Price]) -> None:
         self._rates: tuple[float, float] | None = None
+        self.date: str | None = None
+        """of the table; None where the prices come from the eval file, or are unknown"""
         if model in prices:
             self._rates = prices[model].input, prices[model].output
         elif model.startswith("local/"):
             self._rates = 0.0, 0.0
         else:
-            self._rates = _TABLE.get(model.rpartition("/")[2])
+            table = _read_table(Path(os.environ.get("HOLDFAST_PRICES") or _BUILT_IN))
+            self._rates = table.models.get(model.rpartition("/")[2])
+            self.date = None if self._rates is None else table.date
 
     @property
     def known(self) -> bool:

@@ -39,11 +39,11 @@ def workflow_row(
     step_types: frozenset[str],
 ) -> dict[str, Any]:
     """Return a trial as `workflow_output.json` has it: the dataset's columns, then NAT's own."""
-    question = next((m["content"] for m in output.messages if m.get("role") == "user"), "")
+    asked = next((m["content"] for m in output.messages if m.get("role") == "user"), "")
     return {
         **fields,
         "id": f"{output.sample}_rep{output.trial - 1}" if trials > 1 else output.sample,
-        "question": fields.get("question", question),
+        "question": fields.get("question", asked),
         "answer": fields.get("answer", fields.get("expected", "")),
         "generated_answer": output.output,
         "intermediate_steps": nat_steps(output, recorded, model, step_types),
@@ -85,15 +85,15 @@ class NatFolder:
     def claim(self, run: str, graders: Iterable[str]) -> None:
         """Make the folder a run's, which is going on and has no whole files yet: those of other runs are removed.
 
-        A file that is not known to be ours may be NAT's own, or of an earlier version: a copy of it is kept.
+        A file that this folder's claim does not list may be NAT's, or of an earlier version: a copy of it is kept.
         """
         make_directory(self.path)
-        recorded, names = self._files(), {_WORKFLOW, _LINES, *grader_files(graders).values()}
-        for name in names - recorded:
+        claimed, names = self._files(), {_WORKFLOW, _LINES, *grader_files(graders).values()}
+        for name in names - claimed:
             if (self.path / name).is_file():
                 keep_backup(self.path / name)
         self._note(run, [_LINES])
-        for name in names | recorded:
+        for name in names | claimed:
             (self.path / name).unlink(missing_ok=True)
 
     def settle(self, run: str, written: Iterable[Path]) -> None:

@@ -24,7 +24,7 @@ _ROOT = {"function_id": "root", "function_name": "root", "parent_id": None, "par
 
 
 class _Call(NamedTuple):
-    """Start, end and usage of a call."""
+    """Time and usage of a call."""
 
     started: float
     ended: float
@@ -32,13 +32,13 @@ class _Call(NamedTuple):
 
 
 def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, types: frozenset[str]) -> list[TraceStep]:
-    """Return the steps of the given types; of all types if none is given, as in NAT."""
-    steps = output.trace if not isinstance(output.trace, UnsetType) else _derive_steps(output, recorded, model)
+    """Return the steps of some types; of all types where `types` is empty, as in NAT."""
+    steps = output.trace if not isinstance(output.trace, UnsetType) else _derived(output, recorded, model)
     return [step for step in steps if not types or step.get("payload", {}).get("event_type") in types]
 
 
-def _derive_steps(output: Output, recorded: Sequence[Step], model: str | None) -> Iterator[TraceStep]:
-    functions: dict[str, dict[str, Any]] = {}
+def _derived(output: Output, recorded: Sequence[Step], model: str | None) -> Iterator[TraceStep]:
+    asked: dict[str, dict[str, Any]] = {}
     before: Any = ""
     records = _Records(output, recorded)
     for number, message in enumerate(output.messages):
@@ -46,31 +46,31 @@ def _derive_steps(output: Output, recorded: Sequence[Step], model: str | None) -
         if message.get("role") == "assistant":
             for call in message.get("tool_calls") or ():
                 if isinstance(call, dict):
-                    functions[str(call.get("id") or "")] = call.get("function") or {}
+                    asked[str(call.get("id") or "")] = call.get("function") or {}
             yield from _pair("LLM", model, before, content, records.model(number), f"{output.key}-{number}")
         elif message.get("role") == "tool" and isinstance(output.calls, UnsetType):
-            function = functions.get(str(message.get("tool_call_id") or ""), {})
+            function = asked.get(str(message.get("tool_call_id") or ""), {})
             name, arguments = function.get("name") or message.get("name"), _arguments(function.get("arguments"))
-            record = records.tool(number, name, arguments)
-            yield from _pair("TOOL", name, arguments, content, record, f"{output.key}-{number}")
+            call = records.tool(number, name, arguments)
+            yield from _pair("TOOL", name, arguments, content, call, f"{output.key}-{number}")
         before = content
-    for number, call in enumerate([] if isinstance(output.calls, UnsetType) else output.calls):
-        if call.name is not None:  # calls that the messages do not hold
+    for number, listed in enumerate([] if isinstance(output.calls, UnsetType) else output.calls):
+        if listed.name is not None:  # calls that the messages do not hold
             whole = _Call(output.timing.started, output.timing.started + output.timing.seconds)
-            yield from _pair("TOOL", call.name, call.arguments, call.result, whole, f"{output.key}-call-{number}")
+            yield from _pair("TOOL", listed.name, listed.arguments, listed.result, whole, f"{output.key}-call-{number}")
 
 
-def _pair(kind: str, name: str | None, value: Any, result: Any, call: _Call, uuid: str) -> Iterator[TraceStep]:
+def _pair(kind: str, name: str | None, arguments: Any, result: Any, call: _Call, uuid: str) -> Iterator[TraceStep]:
     """Yield the step at the start of a call, and the one at its end."""
-    start: dict[str, Any] = {"event_timestamp": call.started, "data": {"input": value}}
+    start: dict[str, Any] = {"event_timestamp": call.started, "data": {"input": arguments}}
     end: dict[str, Any] = {
         "event_timestamp": call.ended,
         "span_event_timestamp": call.started,
-        "data": {"input": value, "output": result},
+        "data": {"input": arguments, "output": result},
     }
-    if (usage := call.usage) is not None and usage.input_tokens is not None and usage.output_tokens is not None:
-        counts = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
-        end["usage_info"] = {"token_usage": {**counts, "total_tokens": usage.tokens}, "num_llm_calls": usage.requests}
+    if (used := call.usage) is not None and used.input_tokens is not None and used.output_tokens is not None:
+        counts = {"prompt_tokens": used.input_tokens, "completion_tokens": used.output_tokens}
+        end["usage_info"] = {"token_usage": {**counts, "total_tokens": used.tokens}, "num_llm_calls": used.requests}
     for state, fields in (("START", start), ("END", end)):
         payload = {"event_type": f"{kind}_{state}", "framework": None, "name": name, **fields, "UUID": uuid}
         yield {"parent_id": "root", "function_ancestry": _ROOT, "payload": payload}

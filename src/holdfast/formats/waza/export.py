@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = "1.5"
 
 _CONFIDENCE: Final = {"medium": 0.5}
-"""what a trigger prompt counts; 1 where it is not said"""
+"""what a trigger prompt counts; default: 1"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -88,13 +88,13 @@ class _Whole:
         }
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Yield every sample in the dataset's order."""
+        """Every sample, in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
-            group = list(trials)
-            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in group):
-                self._note_triggers(group)
+            sample_trials = list(trials)
+            if any(isinstance(trial, Trial) and "should_trigger" in trial.fields for trial in sample_trials):
+                self._note_triggers(sample_trials)
             else:
-                yield self._task(sample, group)
+                yield self._task(sample, sample_trials)
 
     def tail(self) -> dict[str, Any]:
         """Return the fields that need all trials."""
@@ -202,8 +202,8 @@ class _Whole:
                 status = "skipped"
             elif len(grades) < len(places) or any(grade.status == "error" for grade in grades):
                 status = "error"
-                failures = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
-                validations["_checkpoint_error"] = _checkpoint_error(failures or "not judged yet")
+                feedback = "; ".join(f"{grade.grader}: {grade.feedback}" for grade in grades if grade.status == "error")
+                validations["_checkpoint_error"] = _checkpoint_error(feedback or "not judged yet")
             else:
                 status = "failed" if any(grade.status == "failed" for grade in grades) else "passed"
             stopped = trial.output.stop == f"checkpoint@{turn}"
@@ -236,13 +236,13 @@ class _Whole:
         groups = [
             {
                 "name": name,
-                "passed": sum(status == "passed" for status, _ in results),
-                "total": len(results),
-                "avg_score": mean([score for _, score in results]) or 0.0,
+                "passed": sum(status == "passed" for status, _ in verdicts),
+                "total": len(verdicts),
+                "avg_score": mean([score for _, score in verdicts]) or 0.0,
             }
-            for name, results in sorted(self._groups.items())
+            for name, verdicts in sorted(self._groups.items())
         ]
-        usage = _sum_usages(self._usages)
+        usage = _added(self._usages)
         statistics = suite_statistics(self._stats, count["passed"])
         return {
             "total_tests": total,
@@ -294,7 +294,7 @@ def _overall(statuses: Sequence[str]) -> str:
 
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
-    """Return verdicts by name. Names are waza's again, unless two would collide; errors are not verdicts."""
+    """Verdicts by name. Names are waza's again, unless two would become one; errors are no verdicts."""
     validations: dict[str, Any] = {}
     for grade in grades:
         if grade.score is None or grade.status not in ("passed", "failed"):
@@ -392,7 +392,7 @@ def _arguments(written: Any) -> Any:
 
 
 def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
-    """None where it is not known what was used: unknown is not zero."""
+    """Return the usage; None where it is unknown, which is not zero."""
     if usage.input_tokens is None or usage.output_tokens is None:
         return None
     return {
@@ -405,11 +405,11 @@ def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
     }
 
 
-def _sum_usages(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    reported = [usage for usage in usages if usage is not None]
-    if not reported or len(reported) < len(usages):
+def _added(usages: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    metered = [usage for usage in usages if usage is not None]
+    if not metered or len(metered) < len(usages):
         return None
-    return {key: sum(usage[key] for usage in reported) for key in reported[0]}
+    return {key: sum(usage[key] for usage in metered) for key in metered[0]}
 
 
 def _milliseconds(seconds: float) -> int:
@@ -417,12 +417,12 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _details(grade: Grade) -> dict[str, Any]:
-    """Return a grader's details; if it has none, its feedback on a failure."""
+    """Return what a grader noted; where it noted nothing, what failed."""
     if grade.details is None:
         return {"failures": [grade.feedback] if grade.status == "failed" and grade.feedback else []}
     return grade.details if isinstance(grade.details, dict) else {"value": grade.details}
 
 
 def _block(data: dict[str, Any], key: str) -> dict[str, Any]:
-    value = data.get(key)
-    return value if isinstance(value, dict) else {}
+    block = data.get(key)
+    return block if isinstance(block, dict) else {}
