@@ -171,7 +171,7 @@ def test_a_variable_names_the_file(tmp_path: Path, variable: str) -> None:
     write(tmp_path / "env.toml", "")
     other = write(tmp_path / "other.toml", "")
     assert find_env_file(tmp_path, {variable: "other.toml"}) == other
-    with pytest.raises(UsageError, match=rf"\${variable} names .*gone.toml, and there is no such file"):
+    with pytest.raises(UsageError, match=rf"\${variable} points to .*gone.toml, which does not exist"):
         find_env_file(tmp_path, {variable: "gone.toml"})
 
 

@@ -17,7 +17,7 @@ import pytest
 from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent
-from holdfast.cluster.remote.install import build_wheel, ensure_python
+from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import TaskPlace, read_secrets, write_secrets
 from holdfast.cluster.remote.preview import preview
 from holdfast.cluster.remote.scripts import directive, main_script, worker_script
@@ -26,6 +26,7 @@ from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
 from tests.support.clusters import launched, lay_out
 from tests.support.running import holdfast, write_eval
+from tests.support.specs import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +179,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     transport = Here(pauses=())
     notes: list[str] = []
     python = ensure_python(transport, str(tmp_path), say=notes.append)
-    assert len(notes) == 1 and "is installed on" in notes[0]
+    assert len(notes) == 1 and "Installing Holdfast" in notes[0]
     ready = Path(python).parent.parent / ".ready"
     made = ready.stat().st_mtime_ns
     said = subprocess.run(
@@ -188,6 +189,14 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
     assert len(notes) == 1  # only where something is
     assert ready.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "extras"),
+    [("exact", []), ("similarity", ["similarity"]), ("bleu", ["text-metrics"]), ("rouge", ["text-metrics"])],
+)
+def test_extras_that_graders_need_are_installed_on_the_cluster(tmp_path: Path, kind: str, extras: list[str]) -> None:
+    assert needed_extras([load(tmp_path, graders=[{"type": kind}])], []) == extras
 
 
 def test_a_failed_installation_is_reported_with_a_remedy(tmp_path: Path) -> None:

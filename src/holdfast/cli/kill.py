@@ -79,7 +79,7 @@ def _kill_process(path: Path) -> int:
             f"still running: {', '.join(map(str, [*remain, *elsewhere]))}",
             remedy="For a process on another machine, run the same command there."
             if elsewhere
-            else "It is finishing its trials in flight; check with `holdfast status`.",
+            else "It is still stopping; check with `holdfast status`.",
         )
     click.echo(f"Resume with: holdfast resume {path}")
     return 0

@@ -33,16 +33,16 @@ _PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_FROM_BOUNDING_SET, _NO_NEW_PRIVILEGES = 1
 """options of prctl"""
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
 """flags of mount"""
-_MOUNT_SETATTR, _HERE, _BELOW = 442, -100, 0x8000
-"""since Linux 5.12; AT_FDCWD and AT_RECURSIVE"""
+_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+"""since Linux 5.12"""
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 """writing, removing, and making files of every kind"""
 
 
-_FILES_OF_ALL = 1
-"""CAP_DAC_OVERRIDE"""
+_CAP_DAC_OVERRIDE = 1
+"""read and write files whatever their modes"""
 
 
 class _Failed(Exception):
@@ -74,7 +74,7 @@ def main() -> NoReturn:
         if spec["network"] == "tcp" or (spec["writes"] and _landlock_abi() > 0):
             _landlock(spec["workspace"] if spec["writes"] else None, tcp=spec["network"] == "tcp")
         if os.geteuid() == 0:
-            _drop_powers()
+            _drop_capabilities()
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)  # what Python, or `nohup`, ignores, the program would ignore too
         os.write(starting, b"begins")
@@ -159,10 +159,10 @@ def _mount_read_only(workspace: str) -> None:
 
     def change(path: bytes, flags: int, attributes: bytes) -> bool:
         size = ctypes.c_size_t(len(attributes))
-        return bool(libc.syscall(_MOUNT_SETATTR, _HERE, path, flags, attributes, size) == 0)
+        return bool(libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, flags, attributes, size) == 0)
 
     if not (
-        change(b"/", _BELOW, closed)
+        change(b"/", _AT_RECURSIVE, closed)
         and libc.mount(place, place, None, _BIND | _RECURSIVE, None) == 0
         and change(place, 0, opened)
     ):
@@ -220,21 +220,21 @@ def _mount_proc() -> None:
     _libc().mount(b"proc", b"/proc", b"proc", _READ_ONLY | _NO_SUID | _NO_DEVICES | _NO_EXEC, None)
 
 
-def _drop_powers() -> None:
-    """Root's powers over other processes and the system: not its own any more, nor of what it starts.
+def _drop_capabilities() -> None:
+    """Drop root's capabilities, for this process and those it starts, except CAP_DAC_OVERRIDE.
 
-    What stays is reading and writing files whatever their modes, which Landlock bounds. With the others a program
-    could, for one, read the environment of the run.
+    That one allows access to files whatever their modes, within the limits of Landlock. With the others a program could
+    read the environment of the run, for example.
     """
     if not sys.platform.startswith("linux"):
         return
     libc = _libc()
-    for power in range(64):
-        if power != _FILES_OF_ALL and libc.prctl(_DROP_FROM_BOUNDING_SET, power, 0, 0, 0) != 0:
+    for capability in range(64):
+        if capability != _CAP_DAC_OVERRIDE and libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0) != 0:
             break  # past the last one this kernel knows
-    kept = 1 << _FILES_OF_ALL
+    kept = 1 << _CAP_DAC_OVERRIDE
     if libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)) != 0:
-        raise _Failed(f"root's powers cannot be dropped: {_reason()}")
+        raise _Failed(f"capabilities cannot be dropped: {_reason()}")
 
 
 def _landlock_abi() -> int:
@@ -244,7 +244,7 @@ def _landlock_abi() -> int:
 
 
 def _landlock(workspace: str | None, *, tcp: bool) -> None:
-    """From here on: no change to any file outside the workspace; with `tcp`, no connection either."""
+    """Restrict writes to the workspace with Landlock; with `tcp`, forbid connections too."""
     libc, abi = _libc(), _landlock_abi()
     changes = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
     ruled = struct.pack("QQQ", changes if workspace else 0, 0b11 if tcp and abi >= 4 else 0, 0b11 if abi >= 6 else 0)

@@ -100,9 +100,9 @@ class Client:
             async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
                 data = await response.read()
                 if response.status >= 300:
-                    raise self._refusal(response.status, response.headers, data)
+                    raise self._classify_response(response.status, response.headers, data)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise self._broken(error) from error
+            raise self._classify_exception(error) from error
         return self.parse(data)
 
     async def get(self, query: str = "") -> Any:
@@ -112,9 +112,9 @@ class Client:
             async with self._session.get(self._url.with_query(query)) as response:
                 data = await response.read()
                 if response.status >= 300:
-                    raise self._refusal(response.status, response.headers, data)
+                    raise self._classify_response(response.status, response.headers, data)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise self._broken(error) from error
+            raise self._classify_exception(error) from error
         return self.parse(data)
 
     async def stream(self, body: Any) -> AsyncIterator[Any]:
@@ -134,7 +134,7 @@ class Client:
         try:
             async with self._session.post(self._url, data=msgspec.json.encode(body)) as response:
                 if response.status >= 300:
-                    raise self._refusal(response.status, response.headers, await response.read())
+                    raise self._classify_response(response.status, response.headers, await response.read())
                 if "event-stream" not in response.headers.get("Content-Type", ""):
                     yield Reported(self.parse(await response.read()), whole=True)
                     return
@@ -150,7 +150,7 @@ class Client:
                     yield report
                 self._check_end(response.headers, end)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise self._broken(error) from error
+            raise self._classify_exception(error) from error
 
     def _read(self, events: Iterable[Event], end: str | None) -> Iterator[Reported]:
         """Parse events, yield `_END` for the one that ends the stream, and raise the error that one reports."""
@@ -174,7 +174,7 @@ class Client:
         """Make the error that a server reports inside a stream, after it has answered 200."""
         code, message = _reason(data)
         text = self._without_secrets(f"{self.url} reported an error in its stream: {message}")
-        failure = self._meaning(_status_of(code), code, message, text, {})
+        failure = self._classify_status(_status_of(code), code, message, text, {})
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             failure.body = _decode(self._without_secrets(data.decode()))
         return failure
@@ -202,15 +202,15 @@ class Client:
             text = data[:120].decode("utf-8", "replace")
             raise AttemptError("bad_reply", f"the reply is not JSON ({error}): {text!r}") from error
 
-    def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
+    def _classify_response(self, status: int, headers: Mapping[str, str], data: bytes) -> AttemptError | Fault:
         code, message = _reason(data)
         text = self._without_secrets(f"{self.url} answered {status}: {message}")
-        refusal = self._meaning(status, code, message, text, headers)
+        refusal = self._classify_status(status, code, message, text, headers)
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             refusal.body = _decode(self._without_secrets(data.decode()))
         return refusal
 
-    def _meaning(
+    def _classify_status(
         self, status: int, code: str, message: str, text: str, headers: Mapping[str, str]
     ) -> AttemptError | Fault:
         if status in (401, 403):
@@ -247,7 +247,7 @@ class Client:
             text = text.replace(value, "(hidden)")
         return text
 
-    def _broken(self, error: BaseException) -> AttemptError | Fault:
+    def _classify_exception(self, error: BaseException) -> AttemptError | Fault:
         broken = self._classify(error)
         broken.message = self._without_secrets(broken.message)
         broken.remedy = broken.remedy and self._without_secrets(broken.remedy)

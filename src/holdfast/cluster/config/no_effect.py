@@ -140,7 +140,7 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
     yield from _command_rules("deployment", tree.get("deployment"), DeploymentBlock)
     chat, completions = (tree.get("deployment", "endpoints", name) for name in ("chat", "completions"))
     if chat and completions and api_root(chat) != api_root(completions):
-        yield "deployment.endpoints.completions", f"both are asked below one path, that of chat: {chat}"
+        yield "deployment.endpoints.completions", f"both endpoints use the base path of chat: {chat}"
 
 
 def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBlock]) -> Iterator[Rule]:

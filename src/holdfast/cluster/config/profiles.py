@@ -185,7 +185,7 @@ def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
         if environ.get(variable):
             path = cwd / Path(environ[variable]).expanduser()
             if not path.is_file():
-                raise UsageError(f"${variable} names {path}, and there is no such file")
+                raise UsageError(f"${variable} points to {path}, which does not exist")
             return path
     for folder in (cwd, *cwd.parents):
         if (folder / "env.toml").is_file():
@@ -200,7 +200,7 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
     path = find_env_file(cwd, environ)
     if path is None:
         raise UsageError(
-            f"profile {name!r}: no env.toml from {cwd} upwards to the folder with pyproject.toml",
+            f"profile {name!r}: no env.toml in {cwd} or its parents, up to the folder with pyproject.toml",
             remedy=f'Write one with a table [{name}] and executor = "slurm" or "local", '
             f"or name the file in ${FILE_VARIABLES[0]}.",
         )

@@ -1,7 +1,7 @@
 """The job that this process runs in: its task, id, environment and signals, and what all roles share.
 
-Slurm sends USR2 when the time limit is near, and TERM when the job must end. Both let trials in flight finish; whatever
-is finished is on disk at any time.
+Slurm sends USR2 when the time limit is near, and TERM when the job must end. Both stop the work:
+requests in flight are cancelled and repeated by the next job; everything that finished is on disk.
 """
 
 from __future__ import annotations

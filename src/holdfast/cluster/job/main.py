@@ -7,7 +7,7 @@ attempt that added nothing.
     waiting     the attempt is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one
-    draining    asked to stop: trials in flight finish
+    draining    asked to stop: requests in flight are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
@@ -274,7 +274,7 @@ class Attempt:
                     queued = now
                     self._queued.ensure()
         except (StopRequested, ServerFailed):
-            self._set(phase="draining", reason="finishing trials in flight")
+            self._set(phase="draining", reason="stopping; requests in flight are repeated later")
             Path(self._place.endpoint).unlink(missing_ok=True)
             process.drain(20)
             raise

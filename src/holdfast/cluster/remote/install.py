@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib.metadata
 import io
+import re
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,8 @@ from holdfast.canonical import digest
 from holdfast.cluster.remote.bundle import dataset_paths
 from holdfast.cluster.remote.transport import File
 from holdfast.errors import ClusterError
-from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.graders.build import grader_class
+from holdfast.spec.schema import ModelTarget, NatTarget, is_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +68,7 @@ def ensure_python(
     place = f"{base}/holdfast/env/{key[:32]}"
     requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
-        say(f"[info] Holdfast {holdfast.__version__} is installed on {transport.place}, once for this version")
+        say(f"[info] Installing Holdfast {holdfast.__version__} on {transport.place} (once per version)")
     completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
     if completed.code != 0:
         output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])
@@ -125,8 +127,19 @@ def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[st
             extras.add("local")
         if getattr(spec.target, "mcp", None) or "mcp" in str(getattr(spec.target, "tools", "")):
             extras.add("mcp")
-        kinds = {grader.type for _, grader in spec.placed_graders()}
-        extras |= {
-            extra for extra, words in (("math", "math"), ("similarity", "similar")) if any(words in k for k in kinds)
-        }
+        if isinstance(spec.target, NatTarget):
+            extras.add("nat")
+        for _, grader in spec.placed_graders():
+            if grader.type == "nat":
+                extras.add("nat")
+            elif (required := grader_class(grader).requires) is not None:
+                extras |= _extras_with(required[1])
     return sorted(extras)
+
+
+def _extras_with(package: str) -> set[str]:
+    """Return the first of Holdfast's extras that installs a package; none for packages that plug-ins need."""
+    for requirement in importlib.metadata.requires("holdfast-evals") or []:
+        if match := re.match(rf"{re.escape(package)}\b.*extra == [\"']([\w-]+)[\"']", requirement):
+            return {match[1]}
+    return set()

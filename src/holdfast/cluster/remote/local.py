@@ -87,7 +87,7 @@ class LocalExecutor(Executor):
         ]
 
     def cancel(self, transport: Transport, states: Sequence[JobState]) -> None:
-        """Send SIGTERM. A main process finishes its trials in flight, and stops its server and workers."""
+        """Send SIGTERM. A main process cancels its requests in flight, and stops its server and workers."""
         for state in states:
             if _is_alive(state.id):
                 with suppress(ProcessLookupError):
