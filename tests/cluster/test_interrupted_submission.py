@@ -68,14 +68,15 @@ def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site, wh
 
 def test_a_job_that_could_not_be_recorded_is_kept_in_mind(site: Site) -> None:
     site.write(None, execution={"sbatch_extra_flags": HELD})
-    mark = site.folder / "full"  # from the moment at which sbatch has said yes nothing can be written
-    full = f'if test -e {mark}; then echo "dd: No space left on device" >&2; exit 1; fi\nexec "$REAL" "$@"'
-    env = site.env(sbatch=f'"$REAL" "$@" && touch {mark}', dd=full)
+    ledgers = f"{site.base}/holdfast/*/jobs-*.jsonl"  # once sbatch has accepted the job, nothing can be written to them
+    fill = f'for file in {ledgers}; do mv "$file" "$file.kept" && ln -s /dev/full "$file"; done'
+    env = site.env(sbatch=f'"$REAL" "$@" && {{ {fill}; }}')
     said = holdfast("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env, check=3).stderr
     assert "No space left" in said and "may be submitted" in said and "Slurm was asked" not in said
     left = left_by(site, said)
 
-    mark.unlink()
+    for kept in site.base.glob("holdfast/*/jobs-*.jsonl.kept"):
+        kept.replace(kept.with_suffix(""))
     env = site.env(sbatch='exec "$REAL" "$@"')
     (invocation,) = site.registry.all()
     assert len(site.chain(invocation).live("main")) == 1

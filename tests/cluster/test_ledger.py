@@ -281,8 +281,8 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
         "480": "480d3c89bfe4a55c, 480e000000000000",
         "9": "no invocation 9",
         "480d.2": "has 2 tasks",
-        "../x": "no invocation's id",
-        "480d*": "no invocation's id",
+        "../x": "is not the id of an invocation",
+        "480d*": "is not the id of an invocation",
     }.items():
         with pytest.raises(UsageError, match=message):
             registry.resolve(text)

@@ -184,7 +184,7 @@ def test_a_missing_file_is_reported_with_what_to_write(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     with pytest.raises(UsageError) as caught:
         load_profile("p", tmp_path, {})
-    assert "no env.toml from" in str(caught.value)
+    assert "no env.toml in" in str(caught.value)
     assert 'a table [p] and executor = "slurm" or "local"' in str(caught.value)
 
 

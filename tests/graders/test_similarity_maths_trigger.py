@@ -136,7 +136,7 @@ class TestMath:
 
     def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path: Path) -> None:
         async def compare() -> str:
-            pool = Pool("mathematics_worker.py", size=2)
+            pool = Pool("maths_worker.py", size=2)
             endless = {"expected": "5", "answer": "$10^{10^{10^{10}}}$"}
             easy = {"expected": "5", "answer": "$5$"}
             tasks = {

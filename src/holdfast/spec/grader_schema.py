@@ -48,7 +48,7 @@ class GraderBlock(Block):
     """of these fields at least one must be set, or the grader would check nothing"""
     templates: ClassVar[tuple[str, ...]] = ("expected",)
     alternatives: ClassVar[tuple[str, ...]] = ()
-    """fields whose templates may stand for a list of texts"""
+    """fields whose templates may stand for a list of strings"""
     later: ClassVar[tuple[str, ...]] = ("where", "transcript")
     """fields that are in the key only where they are set, so that grades from before they came stay good"""
     needs_workspace: ClassVar[bool] = False

@@ -347,7 +347,7 @@ class HttpTarget(TargetBlock):
     http: str = Field(pattern=r"^(https?://|\$\{\w+\})")
     """URL to post to. May name environment variables as `${NAME}`."""
     request: dict[str, Any]
-    """Body of the request. Texts in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text
+    """Body of the request. Strings in it are templates with `prompt`, `messages`, `trial` and the row's fields. A text
     that is a single `{{ expression }}` keeps the type of its value."""
     response: str = "@"
     """[JMESPath](https://jmespath.org) of the answer in the reply, or in each event of a stream. Default: the whole

@@ -313,7 +313,9 @@ class Here(Transport):
             try:
                 size = os.fstat(fd).st_size
                 torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                os.write(fd, b"\n" + data if torn else data)
+                unwritten = memoryview(b"\n" + data if torn else data)
+                while unwritten:  # a disk that is nearly full takes a part, and then none
+                    unwritten = unwritten[os.write(fd, unwritten) :]
                 sync(fd)
             finally:
                 os.close(fd)

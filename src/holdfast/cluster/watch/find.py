@@ -65,7 +65,8 @@ def find(text: str, registry: Registry | None = None) -> Subject | Path:
         subject = _find_at(transport, remote[3])
         if isinstance(subject, Path):
             raise UsageError(
-                f"{text} is a run directory, but no invocation on that host uses it", remedy="Use its path on that machine."
+                f"{text} is a run directory, but no invocation on that host uses it",
+                remedy="Use its path on that machine.",
             )
         return subject
     if "/" in text or text in (".", ".."):
