@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.invocations import made
+from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
 from tests.support.slurm import own_slurm, slurm, sshd, stop_shared_lab, transport
 
-__all__ = ["made", "nat", "own_slurm", "slurm", "sshd", "transport"]
+__all__ = ["invocation", "nat", "own_slurm", "slurm", "sshd", "transport"]
 
 # A loaded machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

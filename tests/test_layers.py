@@ -64,8 +64,8 @@ def test_the_packages_of_cluster_import_one_way(room: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_a_package_that_lists_its_modules_lists_them_all(package: Path) -> None:
-    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    listed = set(re.findall(r"^`(\w+)`", said, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", said))
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = set(re.findall(r"^`(\w+)`", docstring, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", docstring))
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert not listed or listed == modules

@@ -64,8 +64,8 @@ def copied(gallery: Path, tmp_path: Path) -> Path:
 
 
 def listed(cwd: Path, *options: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(holdfast("cache", "ls", "--json", *options, cwd=cwd).stdout)
-    return found
+    runs: list[dict[str, Any]] = json.loads(holdfast("cache", "ls", "--json", *options, cwd=cwd).stdout)
+    return runs
 
 
 def targets(cwd: Path, *options: Any) -> list[str]:
@@ -110,7 +110,7 @@ class TestListing:
         assert time.time() - run["written"] == pytest.approx(3 * DAY, rel=0.1)
 
     @pytest.mark.parametrize(
-        ("filters", "found"),
+        ("filters", "expected"),
         [
             (["--model", "LLAMA"], ["llama-2", "llama-3"]),
             (["--model", "qwen/small"], ["Qwen/Small-1"]),
@@ -128,18 +128,18 @@ class TestListing:
         ],
         ids=" ".join,
     )
-    def test_filters_combine_and_ignore_case(self, gallery: Path, filters: list[str], found: list[str]) -> None:
-        assert targets(gallery, *filters) == found
+    def test_filters_combine_and_ignore_case(self, gallery: Path, filters: list[str], expected: list[str]) -> None:
+        assert targets(gallery, *filters) == expected
 
     def test_an_age_that_is_none_is_refused(self, gallery: Path) -> None:
-        said = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
-        assert "'old' is not an age such as" in said
+        stderr = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
+        assert "'old' is not an age such as" in stderr
 
     @pytest.mark.parametrize("option", ["--model", "--dataset", "--older-than"])
     def test_an_empty_filter_chooses_nothing(self, gallery: Path, option: str) -> None:
         for command in (["ls"], ["rm", "--status", "finished", "-y"]):
-            said = holdfast("cache", *command, option, "", cwd=gallery, check=2).stderr
-            assert f"{option} is empty" in said
+            stderr = holdfast("cache", *command, option, "", cwd=gallery, check=2).stderr
+            assert f"{option} is empty" in stderr
         assert len(listed(gallery)) == 4
 
     def test_the_run_written_last_comes_first(self, gallery: Path) -> None:
@@ -147,8 +147,8 @@ class TestListing:
         assert written == sorted(written, reverse=True)
 
     def test_a_missing_runs_directory_is_reported(self, gallery: Path) -> None:
-        said = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
-        assert "nowhere is not a directory" in said
+        stderr = holdfast("cache", "ls", "--runs-dir", "nowhere", cwd=gallery, check=2).stderr
+        assert "nowhere is not a directory" in stderr
 
     def test_where_there_are_no_runs_there_is_nothing_to_list(self, tmp_path: Path) -> None:
         assert listed(tmp_path) == []
@@ -227,16 +227,16 @@ class TestRemoving:
     )
     def test_all_with_a_filter_is_refused_with_a_hint(self, copied: Path, more: list[str]) -> None:
         before = tree(copied)
-        said = holdfast("cache", "rm", "--all", "-y", *more, cwd=copied, check=2).stderr
-        assert "Leave --all out" in said and tree(copied) == before
+        stderr = holdfast("cache", "rm", "--all", "-y", *more, cwd=copied, check=2).stderr
+        assert "Leave --all out" in stderr and tree(copied) == before
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [([], "name the runs to remove"), (["ffffffff"], "'ffffffff' is not a run"), ([""], "is not a run")],
     )
-    def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], said: str) -> None:
+    def test_what_names_no_run_removes_none(self, copied: Path, arguments: list[str], message: str) -> None:
         before = tree(copied)
-        assert said in holdfast("cache", "rm", "-y", *arguments, cwd=copied, check=2).stderr
+        assert message in holdfast("cache", "rm", "-y", *arguments, cwd=copied, check=2).stderr
         assert tree(copied) == before
 
     def test_filters_that_fit_nothing_remove_nothing(self, copied: Path) -> None:

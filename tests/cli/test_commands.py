@@ -95,8 +95,8 @@ class TestItself:
     def test_help_lists_every_verb(self, type_in: Any, words: Any) -> None:
         ended = type_in(*words)
         assert ended.code == 0
-        for verb, said in _VERBS.items():
-            assert re.search(rf"^\s+{verb}\s+{re.escape(said[:30])}", ended.out, re.MULTILINE)
+        for verb, summary in _VERBS.items():
+            assert re.search(rf"^\s+{verb}\s+{re.escape(summary[:30])}", ended.out, re.MULTILINE)
 
     @pytest.mark.parametrize("verb", _VERBS)
     def test_every_verb_has_help(self, type_in: Any, verb: Any) -> None:
@@ -104,7 +104,7 @@ class TestItself:
         assert ended.code == 0 and re.search(rf"^Usage: .*{verb}", ended.out) and "--help" in ended.out
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["evall", "x"], "Did you mean 'eval'?"),
             (["inti"], "Did you mean 'init'?"),
@@ -120,12 +120,12 @@ class TestItself:
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
     def test_wrong_usage_is_exit_code_two_with_what_is_right(
-        self, type_in: Any, tmp_path: Path, words: Any, said: str
+        self, type_in: Any, tmp_path: Path, words: Any, message: str
     ) -> None:
         write_spec(tmp_path).rename(tmp_path / "e.yaml")
         before = everything(tmp_path)
         ended = type_in(*words)
-        assert ended.code == 2 and said in ended.err
+        assert ended.code == 2 and message in ended.err
         assert "Traceback" not in ended.err and everything(tmp_path) == before
 
     def test_a_bad_lock_timeout_is_named(self, type_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,16 +154,16 @@ class TestEval:
     @pytest.mark.parametrize(
         ("words", "look"),
         [
-            (["-m", "other"], lambda found: found["target"] == "other"),
-            (["--model", "other"], lambda found: found["target"] == "other"),
-            (["--trials", "2"], lambda found: found["total"] == 8),
-            (["--limit", "3"], lambda found: found["total"] == 3),
-            (["dataset.limit=1", "--limit", "3"], lambda found: found["total"] == 1),
-            (["--concurrency", "1"], lambda found: found["total"] == 4),
-            (["--concurrency", "auto"], lambda found: found["total"] == 4),
-            (["name=other"], lambda found: found["eval"] == "other"),
-            (["graders.exact.threshold=0"], lambda found: found["passed"] == 1),
-            (["--token-budget", "1000", "--max-time", "1h"], lambda found: found["coverage"] == 1),
+            (["-m", "other"], lambda report: report["target"] == "other"),
+            (["--model", "other"], lambda report: report["target"] == "other"),
+            (["--trials", "2"], lambda report: report["total"] == 8),
+            (["--limit", "3"], lambda report: report["total"] == 3),
+            (["dataset.limit=1", "--limit", "3"], lambda report: report["total"] == 1),
+            (["--concurrency", "1"], lambda report: report["total"] == 4),
+            (["--concurrency", "auto"], lambda report: report["total"] == 4),
+            (["name=other"], lambda report: report["eval"] == "other"),
+            (["graders.exact.threshold=0"], lambda report: report["passed"] == 1),
+            (["--token-budget", "1000", "--max-time", "1h"], lambda report: report["coverage"] == 1),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -172,8 +172,8 @@ class TestEval:
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         assert type_in("eval", path, *words).code == 0
-        (found,) = tmp_path.glob("runs/*/*/metrics.json")
-        assert look(json.loads(found.read_text()))
+        (report,) = tmp_path.glob("runs/*/*/metrics.json")
+        assert look(json.loads(report.read_text()))
 
     @pytest.mark.parametrize("limit", [["--limit", "1"], ["dataset.limit=1"]], ids=" ".join)
     def test_a_limit_holds_for_rows_written_by_hand_too(
@@ -377,9 +377,9 @@ class TestDisplays:
         assert type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "none").err == ""
 
     def test_display_plain_shows_the_plan(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        said = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
-        assert said[0].startswith("e · test-model · runs/e/test-model-")
-        assert said[1] == "2 trials of 2 samples: 2 to run"
+        lines = type_in("eval", write_eval(tmp_path, mock.base_url, rows=2), "--display", "plain").err.splitlines()
+        assert lines[0].startswith("e · test-model · runs/e/test-model-")
+        assert lines[1] == "2 trials of 2 samples: 2 to run"
 
     def test_json_is_one_event_per_line(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         err = type_in("eval", write_eval(tmp_path, mock.base_url, rows=3, trials=2), "--display", "json").err
@@ -388,8 +388,8 @@ class TestDisplays:
         kinds = [event["event"] for event in events]
         assert kinds.count("output") == kinds.count("grade") == 6
         assert all(isinstance(event["time"], float) for event in events)
-        wanted = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
-        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == wanted
+        expected = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
+        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == expected
         assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
 
     def test_errors_and_notices_are_events_too(self, type_in: Any, tmp_path: Path, mock: Any) -> None:

@@ -26,10 +26,10 @@ def doctor(
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The checks by name, and what people see."""
     (folder / "env.toml").write_text(f"[lab]\n{profile}")
-    given = env_of(lab, folder / "home", HOME=str(folder), **env)
-    found = holdfast("doctor", "lab", "--json", *options, cwd=folder, env=given, check=check).stdout
-    checks = {one["name"]: one for one in json.loads(found)}
-    return checks, found
+    environ = env_of(lab, folder / "home", HOME=str(folder), **env)
+    stdout = holdfast("doctor", "lab", "--json", *options, cwd=folder, env=environ, check=check).stdout
+    checks = {one["name"]: one for one in json.loads(stdout)}
+    return checks, stdout
 
 
 @pytest.mark.parametrize("way", ["", SSH])
@@ -65,11 +65,11 @@ def test_people_get_one_line_each_with_a_sign_and_the_remedy_below(slurm: Lab, t
         f'[lab]\nexecutor = "slurm"\npartition = "mian"\nremote_job_dir = "{tmp_path}/base"\n'
     )
     env = env_of(slurm, tmp_path / "home", HOME=str(tmp_path))
-    said = holdfast("doctor", "lab", cwd=tmp_path, env=env, check=1).stdout
-    assert "✓ env.toml: env.toml, [lab] in line 1" in said
-    assert "✗ partition: there is no mian\n    env.toml:3: there are low, lowgrace, main." in said
-    assert "✗ account, partition and time: " in said and "nvalid partition" in said
-    assert "– compute node: no job was run: Slurm would not accept it" in said
+    stdout = holdfast("doctor", "lab", cwd=tmp_path, env=env, check=1).stdout
+    assert "✓ env.toml: env.toml, [lab] in line 1" in stdout
+    assert "✗ partition: there is no mian\n    env.toml:3: there are low, lowgrace, main." in stdout
+    assert "✗ account, partition and time: " in stdout and "nvalid partition" in stdout
+    assert "– compute node: no job was run: Slurm would not accept it" in stdout
 
 
 def test_a_directory_that_cannot_be_written_is_named_with_its_line(slurm: Lab, tmp_path: Path) -> None:
@@ -134,19 +134,19 @@ def test_an_unreachable_host_is_reported_and_other_checks_are_skipped(slurm: Lab
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[other]\nexecutor = 'slurm'\n", "no profile 'lab'"),
         ("[lab]\nexecutor = 'slurm'\nacount = 'x'\n", "env.toml:3"),
     ],
 )
-def test_a_wrong_env_toml_is_reported_first(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_env_toml_is_reported_first(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "env.toml").write_text(text)
-    assert said in holdfast("doctor", "lab", cwd=tmp_path, check=1).stdout
+    assert message in holdfast("doctor", "lab", cwd=tmp_path, check=1).stdout
 
 
 def test_a_local_profile_needs_few_checks_and_a_login_is_found(slurm: Lab, tmp_path: Path) -> None:
-    checks, found = doctor(slurm, tmp_path, 'executor = "local"\n[wandb]\nproject = "p"\n', WANDB_API_KEY="s3cret")
+    checks, stdout = doctor(slurm, tmp_path, 'executor = "local"\n[wandb]\nproject = "p"\n', WANDB_API_KEY="s3cret")
     assert "sbatch" not in checks and checks["files"]["state"] == "ok"
     assert checks["programs of graders"]["said"] == isolation().summary
-    assert checks["W&B"]["said"] == "login found; project p" and "s3cret" not in found
+    assert checks["W&B"]["said"] == "login found; project p" and "s3cret" not in stdout

@@ -139,7 +139,7 @@ def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
         both = [pool.submit(place.ensure, image) for _ in range(2)]
         wait_for(lambda: len(place.slurm.jobs(names=[name])) == 2, "both jobs")
         (place.folder / "go").touch()
-        first, second = (found.result(timeout=300) for found in both)
+        first, second = (future.result(timeout=300) for future in both)
     assert first == second
     assert len(place.imports) == 1
 
@@ -149,12 +149,12 @@ def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
     place.how('head -c 5000 /dev/zero >"$3"; sleep 600')
     name = str(JobName(Reference.parse(image).id, 0, "squash"))
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(place.ensure, image)
+        importing = pool.submit(place.ensure, image)
         wait_for(lambda: place.imports, "the import")
         job = wait_for_job(place.slurm, name, lambda job: job.state == "running")
         place.transport.check(["scancel", "--signal=KILL", "--full", job.id])
         with pytest.raises(ClusterError, match=f"job {job.id}, ended: (failed|cancelled)"):
-            found.result(timeout=300)
+            importing.result(timeout=300)
     assert not [file for file in place.files() if not file.startswith(".importing-")]
     place.how("")
     path = place.ensure(image)
@@ -246,8 +246,8 @@ def test_files_are_left_alone(image: str) -> None:
 def test_references_are_read_as_docker_reads_them(
     image: str, registry: str | None, name: str, tag: str, uri: str
 ) -> None:
-    found = Reference.parse(image)
-    assert (found.registry, found.name, found.tag, found.uri) == (registry, name, tag, uri)
+    reference = Reference.parse(image)
+    assert (reference.registry, reference.name, reference.tag, reference.uri) == (registry, name, tag, uri)
 
 
 def test_names_of_images_never_collide() -> None:

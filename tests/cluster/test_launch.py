@@ -78,14 +78,14 @@ def at_most_twice(model: Server, rows: int, in_flight: int) -> None:
 def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site) -> None:
     with server() as model:
         site.write(model.base_url)
-        said = command(site, "--batch", "lab")
-        assert "Compiled Configuration" in said
-        assert "Starting evaluation..." in said
-        found = re.search(r"✓ Evaluation submitted: ([0-9a-f]{16})", said)
-        assert found is not None
+        output = command(site, "--batch", "lab")
+        assert "Compiled Configuration" in output
+        assert "Starting evaluation..." in output
+        match = re.search(r"✓ Evaluation submitted: ([0-9a-f]{16})", output)
+        assert match is not None
         for verb in ("status", "logs", "kill"):
-            assert f"holdfast {verb} {found[1]}" in said
-        invocation = Registry(site.folder / "home" / "invocations").get(found[1])
+            assert f"holdfast {verb} {match[1]}" in output
+        invocation = Registry(site.folder / "home" / "invocations").get(match[1])
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
@@ -100,8 +100,8 @@ def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site)
 def test_a_missed_gate_is_the_exit_code_of_an_attached_launch(site: Site) -> None:
     with server() as model:
         site.write(model.base_url, gate={"score": 0.9})
-        said = command(site, "--run", "lab", check=1)
-        assert "done: gate not met: score is 0.5 (minimum 0.9)" in said
+        output = command(site, "--run", "lab", check=1)
+        assert "done: gate not met: score is 0.5 (minimum 0.9)" in output
 
 
 def test_without_a_profile_only_a_configuration_that_says_where_is_submitted(site: Site) -> None:
@@ -192,8 +192,8 @@ def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed(site: S
         (job,) = site.running(invocation, "main")
         site.slurm("scancel", job.id)
         state = site.await_over(invocation)
-        said = f"job {job.id} was cancelled; `holdfast resume {invocation.id}` continues"
-        assert (state.phase, state.reason, state.attempt) == ("stopped", said, 1), site.logs(invocation)
+        reason = f"job {job.id} was cancelled; `holdfast resume {invocation.id}` continues"
+        assert (state.phase, state.reason, state.attempt) == ("stopped", reason, 1), site.logs(invocation)
         calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor")
         assert len(site.chain(invocation).known("main")) == 2, "no further job was queued"
         start_attempt(site.transport, invocation.directory)
@@ -255,8 +255,8 @@ def test_a_server_that_cannot_start_stops_the_chain_and_says_why(site: Site) -> 
     state = site.await_over(invocation)
     assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
     assert "no GPU here" in state.reason
-    said = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
-    assert said.count("no GPU here") == 1, said
+    log = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
+    assert log.count("no GPU here") == 1, log
     calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
 
 
@@ -316,8 +316,8 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         registry = Registry(site.folder / "home" / "invocations")
 
         def second_intent() -> Invocation | None:
-            found = registry.all() if registry.folder.exists() else []
-            return found[0] if found and len(site.chain(found[0]).known("main")) == 1 else None
+            invocations = registry.all() if registry.folder.exists() else []
+            return invocations[0] if invocations and len(site.chain(invocations[0]).known("main")) == 1 else None
 
         invocation = calmly(second_intent, "the second intent")
         submitting.kill()
@@ -448,10 +448,10 @@ def test_ctrl_c_detaches_and_the_evaluation_continues(site: Site) -> None:
         attached = start("eval", "-c", "nano", "--run", "lab", cwd=site.folder, env=env)
         calmly(lambda: model.requests > 10, "work")
         attached.send_signal(signal.SIGINT)
-        _, said = attached.communicate(timeout=300)
+        _, stderr = attached.communicate(timeout=300)
         (invocation,) = Registry(site.folder / "home" / "invocations").all()
         assert attached.returncode == 130
-        assert "Detached" in said and f"holdfast kill {invocation.id}" in said
+        assert "Detached" in stderr and f"holdfast kill {invocation.id}" in stderr
         assert site.await_over(invocation).done == 100
         asked_once(model, 100)
 

@@ -61,7 +61,7 @@ def submitter(transport: Transport, folder: Path) -> Submitter:
 
 @pytest.mark.parametrize("way", ["here", "ssh"])
 @pytest.mark.parametrize(
-    ("point", "jobs", "found"),
+    ("point", "jobs", "expected"),
     [
         ("before the intent", 0, {"adopted": 0, "disowned": 0}),
         ("before sbatch", 0, {"adopted": 0, "disowned": 1}),
@@ -75,14 +75,14 @@ def test_a_crash_at_any_step_of_a_submission_is_detected(
     way: str,
     point: str,
     jobs: int,
-    found: dict[str, int],
+    expected: dict[str, int],
 ) -> None:
     arguments = [way, str(slurm.ssh_config), str(tmp_path / "on the cluster"), invocation, point]
     crashed = subprocess.run([sys.executable, "-c", CRASHING, *arguments], cwd=ROOT, env=slurm.env)
     assert crashed.returncode == 9
 
     after = submitter(slurm.here, tmp_path).reconcile()
-    assert {"adopted": len(after.adopted), "disowned": len(after.disowned)} == found
+    assert {"adopted": len(after.adopted), "disowned": len(after.disowned)} == expected
     assert after.doubtful == []
     there = Slurm(slurm.here).jobs(invocation=invocation)
     assert len(there) == jobs
@@ -141,7 +141,7 @@ def test_a_submission_under_way_is_in_doubt_and_left_alone(slurm: Lab, invocatio
     here.slurm = Interrupted(slurm.here, lambda _: seen.append(reconcile_as_another_process(slurm, tmp_path)))
     job = here.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
     assert seen == ["0 0 1"]
-    assert [known.id for known in other.ledger.jobs()] == [job.id]
+    assert [recorded.id for recorded in other.ledger.jobs()] == [job.id]
 
 
 def reconcile_as_another_process(slurm: Lab, folder: Path) -> str:
@@ -266,17 +266,17 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     registry = Registry()
     assert registry.all() == []
-    made = [
+    invocations = [
         Invocation(name, float(number), "/shared/x", ("a", "b"), host="cluster", details={"config": "c.yaml"})
         for number, name in enumerate(["480d3c89bfe4a55c", "480e000000000000", "ffff000000000000"])
     ]
-    for one in made:
+    for one in invocations:
         registry.add(one)
     assert (tmp_path / "invocations" / "480d3c89bfe4a55c.json").exists()
-    assert Registry().all() == made[::-1]
-    assert registry.resolve("f") == (made[2], None)
-    assert registry.resolve("480d.1") == (made[0], 1)
-    assert registry.resolve("480d3c89bfe4a55c") == (made[0], None)
+    assert Registry().all() == invocations[::-1]
+    assert registry.resolve("f") == (invocations[2], None)
+    assert registry.resolve("480d.1") == (invocations[0], 1)
+    assert registry.resolve("480d3c89bfe4a55c") == (invocations[0], None)
     for text, message in {
         "480": "480d3c89bfe4a55c, 480e000000000000",
         "9": "no invocation 9",
@@ -289,6 +289,6 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_new_ids_are_sixteen_hex_digits() -> None:
-    made = {new_invocation() for _ in range(100)}
-    assert len(made) == 100
-    assert all(JobName.parse(f"hf-{one}.0.run") for one in made)
+    ids = {new_invocation() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(JobName.parse(f"hf-{one}.0.run") for one in ids)

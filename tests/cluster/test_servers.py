@@ -204,20 +204,20 @@ class TestSpots:
     def test_each_server_has_its_own_nodes(self) -> None:
         model = Server(command="x", instances=2, nodes=4)
         judge = Server(command="y", name="judge", prefix="JUDGE", nodes=1)
-        found = spots([model, judge], self.NODES, "n1")
-        assert [[node.name for node in spot.nodes] for spot in found] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
-        assert [spot.url("/v1") for spot in found] == [
+        assigned = spots([model, judge], self.NODES, "n1")
+        assert [[node.name for node in spot.nodes] for spot in assigned] == [["n1", "n2"], ["n3", "n4"], ["n5"]]
+        assert [spot.url("/v1") for spot in assigned] == [
             "http://127.0.0.1:8000/v1",
             "http://10.0.0.3:8000/v1",
             "http://10.0.0.5:8000/v1",
         ]
-        assert found[0].url("/v1", "host1") == "http://host1:8000/v1"
-        assert [str(spot) for spot in found] == [
+        assert assigned[0].url("/v1", "host1") == "http://host1:8000/v1"
+        assert [str(spot) for spot in assigned] == [
             "the server (instance 0, n1)",
             "the server (instance 1, n3)",
             "the server judge",
         ]
-        assert found[1].env == {
+        assert assigned[1].env == {
             "HOLDFAST_PORT": "8000",
             "INSTANCE_ID": "1",
             "INSTANCE_RANK": "0",
@@ -230,8 +230,8 @@ class TestSpots:
 
     def test_two_at_one_address_have_ports_of_their_own(self) -> None:
         same = [Node(f"n{number}", "127.0.0.1") for number in range(3)]
-        found = spots([Server(command="x", instances=3, nodes=3, port=7000)], same, "n0")
-        assert [spot.port for spot in found] == [7000, 7001, 7002]
+        assigned = spots([Server(command="x", instances=3, nodes=3, port=7000)], same, "n0")
+        assert [spot.port for spot in assigned] == [7000, 7001, 7002]
 
     def test_a_server_of_an_older_task_has_all_nodes(self) -> None:
         (spot,) = spots([Server(command="x")], self.NODES, "n1")
@@ -248,22 +248,24 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
     port, going = free_port(), threading.Event()
     (spot,) = spots([Server(command="sleep 600", port=port)], [], "n1")
     first, second = (ServerProcess(spot, tmp_path / f"{name}.log", dict(os.environ)) for name in "ab")
-    said: list[str] = []
-    assert first.start(said.append, going.is_set)
+    messages: list[str] = []
+    assert first.start(messages.append, going.is_set)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(second.start, said.append, going.is_set)
-        wait_for(lambda: said, "it to say that it waits")
-        assert f"port {port} of " in said[0] and not waiting.done()
+        waiting = pool.submit(second.start, messages.append, going.is_set)
+        wait_for(lambda: messages, "it to say that it waits")
+        assert f"port {port} of " in messages[0] and not waiting.done()
         first.stop()
         assert waiting.result(timeout=300)
-        third = pool.submit(ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, said.append, going.is_set)
+        third = pool.submit(
+            ServerProcess(spot, tmp_path / "c.log", dict(os.environ)).start, messages.append, going.is_set
+        )
         going.set()
         assert not third.result(timeout=300), "told to stop before it could begin"
     second.stop()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        assert not second.start(said.append, going.is_set), "nor beside a server of somebody else"
+        assert not second.start(messages.append, going.is_set), "nor beside a server of somebody else"
     second.stop()
 
 

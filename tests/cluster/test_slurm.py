@@ -32,10 +32,10 @@ QUIET = ("--output=/dev/null",)
 @pytest.fixture
 def invocation(slurm: Lab) -> Iterator[str]:
     """An id whose jobs are cancelled at the end."""
-    made = new_invocation()
-    yield made
+    identifier = new_invocation()
+    yield identifier
     here = Slurm(slurm.here)
-    here.cancel({job.name for job in here.jobs(invocation=made) if job.active})
+    here.cancel({job.name for job in here.jobs(invocation=identifier) if job.active})
 
 
 def submit(slurm: Slurm, invocation: str, script: bytes, *options: str, role: str = "run", task: int = 0) -> str:
@@ -242,9 +242,9 @@ def test_other_lines_are_not_read_as_jobs() -> None:
     assert JobName.parse("hf-0123456789abcdef.12.run-2") == JobName("0123456789abcdef", 12, "run-2")
 
 
-@pytest.mark.parametrize("said", ["CANCELLED by 1000", "CANCELLED+", "CANCELLED"])
-def test_a_state_with_more_words_is_still_that_state(said: str) -> None:
-    assert read_state(said) == "cancelled"
+@pytest.mark.parametrize("text", ["CANCELLED by 1000", "CANCELLED+", "CANCELLED"])
+def test_a_state_with_more_words_is_still_that_state(text: str) -> None:
+    assert read_state(text) == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,12 @@ def test_bytes_come_back_unchanged(transport: Transport) -> None:
     assert transport.run(["cat"], input=data).stdout == data
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
-def test_a_programs_exit_code_is_not_taken_for_the_connections(transport: Transport, code: int, told: set[int]) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
+def test_a_programs_exit_code_is_not_taken_for_the_connections(
+    transport: Transport, code: int, expected: set[int]
+) -> None:
     done = transport.run(["sh", "-c", f"echo out; echo err >&2; exit {code}"])
-    assert done.code in told
+    assert done.code in expected
     assert (done.text, done.stderr) == ("out\n", "err\n")
 
 
@@ -127,9 +129,9 @@ def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     whole = module._pack
 
     def broken(files: Any, archive: Any) -> None:
-        made = io.BytesIO()
-        whole(files, made)
-        archive.write(made.getvalue()[:1024])  # header and content of the first file
+        packed = io.BytesIO()
+        whole(files, packed)
+        archive.write(packed.getvalue()[:1024])  # header and content of the first file
 
     monkeypatch.setattr(module, "_pack", broken)
     with pytest.raises(ClusterError):

@@ -97,12 +97,12 @@ def test_graders_after_a_stop_are_not_reached_and_the_trial_fails_with_0(lab: La
     entries = results(run)
     assert (entries["good"]["status"], entries["good"]["score"]) == ("passed", 1.0)
     assert (entries["bad"]["status"], entries["bad"]["score"]) == ("failed", 0.0)
-    found = metrics(run)
-    assert (found["score"], found["passed"], found["coverage"]) == (0.5, 0.5, 1.0)
-    assert list(found["metrics"]) == list(ALL_PASSED)
-    assert found["metrics"]["checkpoint@2/polite"]["failed"] == 1
+    report = metrics(run)
+    assert (report["score"], report["passed"], report["coverage"]) == (0.5, 0.5, 1.0)
+    assert list(report["metrics"]) == list(ALL_PASSED)
+    assert report["metrics"]["checkpoint@2/polite"]["failed"] == 1
     for name in ("checkpoint@3/so", "correct"):
-        assert (found["metrics"][name]["n"], found["metrics"][name]["not_reached"]) == (1, 1)
+        assert (report["metrics"][name]["n"], report["metrics"][name]["not_reached"]) == (1, 1)
 
 
 def test_the_table_shows_how_many_passed_and_were_not_reached_turn_by_turn(lab: Lab) -> None:
@@ -216,8 +216,8 @@ def test_a_stop_checkpoint_edited_so_that_it_passes_asks_only_for_the_missing_tu
     done = lab.eval()
     assert provider.stats()["asked"] == {"so": 1, "bye bad": 1}
     assert statuses(done.run, "bad") == statuses(done.run, "good") == ALL_PASSED
-    said = [message["content"] for message in outputs(done.run)["bad"]["messages"][1::2]]
-    assert said == ["hello", BAD, "so", "bye bad"]
+    replies = [message["content"] for message in outputs(done.run)["bad"]["messages"][1::2]]
+    assert replies == ["hello", BAD, "so", "bye bad"]
 
 
 def test_a_stop_checkpoint_turned_into_one_that_continues_asks_only_for_the_missing_turns(lab: Lab) -> None:

@@ -63,7 +63,7 @@ GRADE = Grade("k", "g", "s1", 2, "exact", "exact", None, "failed", 0.0, 1.0, "wh
 
 class TestNumbers:
     @pytest.mark.parametrize(
-        ("seconds", "said"),
+        ("seconds", "text"),
         [
             (None, "?"),
             (0, "0.0s"),
@@ -76,30 +76,30 @@ class TestNumbers:
             (90000, "25h 00m"),
         ],
     )
-    def test_durations(self, seconds: float | int | None, said: str) -> None:
-        assert duration(seconds) == said
+    def test_durations(self, seconds: float | int | None, text: str) -> None:
+        assert duration(seconds) == text
 
     @pytest.mark.parametrize(
-        ("per_second", "said"),
+        ("per_second", "text"),
         [(0, ""), (12.34, "12.3/s"), (1, "1.0/s"), (0.5, "30.0/min"), (0.02, "1.2/min"), (0.01, "36.0/h")],
     )
-    def test_rates(self, per_second: float | int, said: str) -> None:
-        assert rate(per_second) == said
+    def test_rates(self, per_second: float | int, text: str) -> None:
+        assert rate(per_second) == text
 
-    @pytest.mark.parametrize(("seconds", "said"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
-    def test_latencies(self, seconds: float | int, said: str) -> None:
-        assert latency(seconds) == said
+    @pytest.mark.parametrize(("seconds", "text"), [(0.0031, "3ms"), (0.85, "850ms"), (1, "1.0s"), (200, "3m 20s")])
+    def test_latencies(self, seconds: float | int, text: str) -> None:
+        assert latency(seconds) == text
 
-    @pytest.mark.parametrize(("value", "said"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
-    def test_scores(self, value: Any, said: str) -> None:
-        assert share(value) == said
+    @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0, "0.000"), (2 / 3, "0.667"), (1.0, "1.000")])
+    def test_scores(self, value: Any, text: str) -> None:
+        assert share(value) == text
 
     @pytest.mark.parametrize(
-        ("cost", "said"),
+        ("cost", "text"),
         [(0, "$0.00"), (0.0000021, "<$0.0001"), (0.00012, "$0.0001"), (0.5, "$0.5000"), (12.346, "$12.35")],
     )
-    def test_sums_of_money(self, cost: float | int, said: str) -> None:
-        assert dollars(cost) == said
+    def test_sums_of_money(self, cost: float | int, text: str) -> None:
+        assert dollars(cost) == text
 
     @pytest.mark.parametrize(
         ("usages", "cost", "count"),
@@ -199,8 +199,8 @@ class TestProgress:
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
     def test_what_is_left_follows_from_what_is_done(self) -> None:
-        left = progress(outputs=150, graded=120).remaining
-        assert (left.finished, left.to_grade, left.to_run, left.total) == (120, 30, 50, 200)
+        remaining = progress(outputs=150, graded=120).remaining
+        assert (remaining.finished, remaining.to_grade, remaining.to_run, remaining.total) == (120, 30, 50, 200)
 
 
 class Seen(Display):
@@ -238,7 +238,7 @@ def test_a_long_conversation_is_seen_to_move_before_a_trial_is_finished(tmp_path
 
 class TestPlans:
     @pytest.mark.parametrize(
-        ("numbers", "said"),
+        ("numbers", "text"),
         [
             ({}, "200 trials of 100 samples: 20 finished, 5 to grade, 175 to run"),
             ({"finished": 0, "to_grade": 0, "to_run": 200}, "200 trials of 100 samples: 200 to run"),
@@ -252,8 +252,8 @@ class TestPlans:
             ),
         ],
     )
-    def test_a_plan_in_words(self, numbers: Any, said: str) -> None:
-        assert str(plan(**numbers)) == said
+    def test_a_plan_in_words(self, numbers: Any, text: str) -> None:
+        assert str(plan(**numbers)) == text
 
 
 class TestPlain:
@@ -269,8 +269,8 @@ class TestPlain:
         for _ in range(300):
             now[0] += 0.25
             display.tick(progress(retried=Counter(server=3), graders={"exact": GraderProgress(4, 4, 3.0)}))
-            if said := capsys.readouterr().err:
-                spoken.append((now[0] - 1000, said))
+            if stderr := capsys.readouterr().err:
+                spoken.append((now[0] - 1000, stderr))
         times = [when for when, _ in spoken]
         assert times[0] <= 10 and 6 <= len(times) <= 9
         assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(times))
@@ -308,8 +308,8 @@ class TestPlain:
         for number in range(9):
             display.error(error(sample=f"s{number}", message=f"line {number}: KeyError: 'k{number}'"))
         display.error(error(where="judge", message="line 1: KeyError: 'k1'"))
-        said = capsys.readouterr().err.splitlines()
-        assert [line.split(":")[0] for line in said] == [
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(":")[0] for line in lines] == [
             *("s0 #2", "s1 #2", "s2 #2"),
             "… and more like this, in errors.jsonl",
             "s1 #2",
@@ -369,7 +369,7 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
         stderr=theirs,
     )
     os.close(theirs)
-    said = b""
+    screen = b""
     while True:
         try:
             chunk = os.read(ours, 65536)
@@ -377,10 +377,10 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
             break
         if not chunk:
             break
-        said += chunk
+        screen += chunk
     os.close(ours)
-    assert process.wait() == code, said.decode()
-    return said.decode()
+    assert process.wait() == code, screen.decode()
+    return screen.decode()
 
 
 def drawn(state: Any, width: int = 100) -> Any:
@@ -411,9 +411,9 @@ class TestLive:
             display.error(error(sample=f"s{number}"))
         display.error(error(final=False, message="repeated"))
         display.end()
-        said = capsys.readouterr().err
-        assert said.count("target: server: told to fail") == 3 and "and more like this" in said
-        assert "repeated" not in said
+        stderr = capsys.readouterr().err
+        assert stderr.count("target: server: told to fail") == 3 and "and more like this" in stderr
+        assert "repeated" not in stderr
 
     def test_a_concurrency_lowered_by_a_rate_limit_is_shown(self) -> None:
         assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
@@ -429,8 +429,8 @@ class TestLive:
         display.notice("[note]")
         display.end()
         display.end()
-        said = capsys.readouterr().err
-        assert "[bold]t[/bold]" in said and "[note]" in said
+        stderr = capsys.readouterr().err
+        assert "[bold]t[/bold]" in stderr and "[note]" in stderr
 
     def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path: Path) -> None:
         with server(latency=0.02) as mock:
@@ -475,8 +475,8 @@ GRADE_FAILED = "1 grade of judged-by-a-function-with-a-long-name failed: 1× age
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_a_terminal_shows_why_trials_failed_and_cuts_no_number(failing: Any, columns: int) -> None:
-    said = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "")
+    screen = on_a_terminal("eval", failing, cwd=failing.parent, columns=columns, code=3, NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).replace("\r", "")
     flowing = " ".join(plain.split())
     assert "s1 #1: target: agent: agent.py:3: KeyError: 'b'" in flowing
     assert TARGET_FAILED in flowing and GRADE_FAILED in flowing

@@ -87,13 +87,13 @@ def transcripts(run: Path) -> dict[str, Any]:
 
 def recorded(run: Path) -> Counter[tuple[Any, ...]]:
     """Whole lines of steps.jsonl: a killed process may leave half of one."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     for path in journal_files(run, "steps"):
         text = path.read_text()
         for line in text[: text.rfind("\n") + 1].splitlines():
             step = json.loads(line)
-            found[step["sample"], step["turn"], step["kind"], step["request"], step["nth"]] += 1
-    return found
+            counts[step["sample"], step["turn"], step["kind"], step["request"], step["nth"]] += 1
+    return counts
 
 
 # A model with tools

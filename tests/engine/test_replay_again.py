@@ -68,10 +68,10 @@ server.run()
 @pytest.fixture
 def lab(tmp_path: Path, provider: Server) -> Lab:
     provider.reset()
-    made = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": ANSWERS[1]}])
-    made.spec["follow_ups"] = ["milk"]
+    created = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": ANSWERS[1]}])
+    created.spec["follow_ups"] = ["milk"]
     (tmp_path / "tool.py").write_text(TOOL)
-    return made
+    return created
 
 
 def use(lab: Lab, **tool: Any) -> None:
@@ -92,8 +92,8 @@ def use_server(lab: Lab, who: str, fall_at: str, per: str = "trial") -> None:
 
 
 def answers(run: Path) -> list[str]:
-    said = [message for message in kept(run)[0]["messages"] if message["role"] == "assistant"]
-    return [message["content"] for message in said if not message.get("tool_calls")]
+    replies = [message for message in kept(run)[0]["messages"] if message["role"] == "assistant"]
+    return [message["content"] for message in replies if not message.get("tool_calls")]
 
 
 def added(lab: Lab) -> list[list[str]]:
@@ -169,8 +169,8 @@ def test_calls_of_a_python_agent_rebuild_their_state_after_a_kill(lab: Lab) -> N
     lab.spec["target"] = {"python": "agent.py:reply", "tools": lab.spec["target"]["tools"]}
     assert lab.many_lives() >= 6
     (output,) = kept(run_dir(lab.folder))
-    said = [message["content"] for message in output["messages"] if message["role"] == "assistant"]
-    assert said[0].startswith(ANSWERS[0]) and said[1].startswith(ANSWERS[1])
+    replies = [message["content"] for message in output["messages"] if message["role"] == "assistant"]
+    assert replies[0].startswith(ANSWERS[0]) and replies[1].startswith(ANSWERS[1])
 
 
 def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:

@@ -64,9 +64,9 @@ def test_a_second_process_reports_who_holds_the_run_and_exits(
 ) -> None:
     holder = busy(provider, eval_file)
     second = holdfast("eval", eval_file, cwd=tmp_path, check=4)
-    said = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", second.stderr)
-    assert said is not None, second.stderr
-    assert (int(said[1]), said[2]) == (holder.pid, HERE)
+    match = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", second.stderr)
+    assert match is not None, second.stderr
+    assert (int(match[1]), match[2]) == (holder.pid, HERE)
     assert "--wait" in second.stderr and "HOLDFAST_LOCK_TIMEOUT" in second.stderr
     repair = holdfast("repair", run_dir(tmp_path), cwd=tmp_path, check=4)
     assert f"process {holder.pid} on {HERE}" in repair.stderr

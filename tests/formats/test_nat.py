@@ -170,7 +170,7 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"eval__general__dataset___type": "xls"}, "eval.general.dataset._type: not supported: xls: Excel files"),
         ({"eval__general__dataset___type": "custom"}, "eval.general.dataset._type: not supported: custom: a custom"),
@@ -192,13 +192,13 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_what_is_not_supported_is_refused_by_name_with_the_reason(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = nat_project(tmp_path)
     edit(config, **changes)
     with pytest.raises(ConfigError) as refused:
         load_any(read_document(config))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert f"{config}:" in str(refused.value)
 
 

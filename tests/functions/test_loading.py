@@ -159,7 +159,9 @@ class TestFingerprints:
         (folder / "tools.py").write_text(text)
         parsed = []
         parse = ast.parse
-        monkeypatch.setattr(source.ast, "parse", lambda *given, **more: parsed.append(given) or parse(*given, **more))  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            source.ast, "parse", lambda *arguments, **more: parsed.append(arguments) or parse(*arguments, **more)
+        )  # type: ignore[attr-defined]
         assert len({str(function_source(f"tools.py:{name}", folder, "here")[1]) for name in "abc"}) == 1
         assert len(parsed) == 7
 
@@ -184,10 +186,10 @@ class TestThroughTheCommand:
             )
 
         assert outcome("one", 1)[1:] == ("one", 1)
-        said, output, score = outcome("two", 1)
-        assert (output, score) == ("two", 1) and "1 to run (lib/kit.py changed)" in said
-        said, output, score = outcome("two", 0)
-        assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in said
+        stderr, output, score = outcome("two", 1)
+        assert (output, score) == ("two", 1) and "1 to run (lib/kit.py changed)" in stderr
+        stderr, output, score = outcome("two", 0)
+        assert (output, score) == ("two", 0) and "1 to grade (grader `python` changed)" in stderr
 
     def test_a_change_within_the_second_in_which_bytecode_was_written_is_run(self, tmp_path: Path) -> None:
         """Python itself would take the bytecode: the source has the same size and was changed in the same second."""
@@ -289,8 +291,8 @@ class TestCommands:
             project, samples=[{"id": "a"}], prompt="x", target={"command": [sys.executable, "agent.py"]}, graders=None
         )
         for arguments in (["--dry-run"], []):
-            said = command("eval", "eval.yaml", *arguments, cwd=project).stderr
-            assert "target.command: agent.py:3 changes sys.path" in said and "use --fresh" in said
+            stderr = command("eval", "eval.yaml", *arguments, cwd=project).stderr
+            assert "target.command: agent.py:3 changes sys.path" in stderr and "use --fresh" in stderr
 
 
 def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(folder: Path) -> None:

@@ -37,9 +37,9 @@ GRADERS = [
 def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
     provider.reset()
     provider.control(tool_calls=2, calls=[])
-    made = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
-    made.spec["graders"] = GRADERS
-    yield made
+    created = Lab(tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "x"}])
+    created.spec["graders"] = GRADERS
+    yield created
     provider.control(tool_calls=2, calls=[])
 
 
@@ -246,7 +246,7 @@ def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab:
 def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) -> None:
     calls = [ToolCall(1, "calc", {"sum": 1}), ToolCall(1, "calc", "no JSON")]
     block = {"type": "tool_calls", "min_calls": 2, "forbidden_tools": ["other"]}
-    assert grade(tmp_path, block, "done", said={"calls": calls}).score == 1
+    assert grade(tmp_path, block, "done", fields={"calls": calls}).score == 1
     assert grade(tmp_path, block, "done").score == 0.5
 
 
@@ -254,7 +254,7 @@ def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) 
 
 
 def chat(*calls: tuple[str, str, str], content: Any = None) -> dict[str, Any]:
-    asked = [{"id": i, "function": {"name": name, "arguments": given}} for i, name, given in calls]
+    asked = [{"id": i, "function": {"name": name, "arguments": arguments}} for i, name, arguments in calls]
     return {"role": "assistant", "content": content, "tool_calls": asked}
 
 

@@ -72,7 +72,7 @@ def forget_output(run: Any) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def told(run: Any) -> Any:
+def statuses_of(run: Any) -> Any:
     return {name: grade["status"] for name, grade in run.results()[0]["grades"].items()}
 
 
@@ -91,10 +91,10 @@ def last(run: Any, name: Any) -> Any:
 def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     first = evaluate(graders, {})
-    assert told(first) == dict.fromkeys(graders, "passed")
+    assert statuses_of(first) == dict.fromkeys(graders, "passed")
     forget_output(first)
     second = evaluate(graders, {"tokens": 1000})
-    assert told(second) == {**dict.fromkeys(graders, "passed"), "tokens": "failed"}
+    assert statuses_of(second) == {**dict.fromkeys(graders, "passed"), "tokens": "failed"}
     counts = {name: count(second, name) for name in graders}
     assert counts == {**dict.fromkeys(READS, 2), **dict.fromkeys(DOES_NOT, 1)}
     (output,) = second.outputs()
@@ -103,7 +103,7 @@ def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_tha
 
 def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate: Any) -> None:
     hidden = {"type": "code", "assertions": ["'duration' + '_ms' not in globals()"]}
-    assert told(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
+    assert statuses_of(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
 
 
 def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
@@ -112,7 +112,7 @@ def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
     for name in ("metrics.json", "results.json"):
         (run.path / name).unlink()
     again = evaluate(graders, {"tokens": 1000})
-    assert told(again) == dict.fromkeys(graders, "passed")
+    assert statuses_of(again) == dict.fromkeys(graders, "passed")
     assert {count(again, name) for name in graders} == {1}
 
 
@@ -135,7 +135,7 @@ class TestCheckpoints:
         assert first.exit_code == 3 and {count(first, name) for name in READS} == {1}
         second = evaluate({}, {"tokens": 1000}, **keys)
         assert second.exit_code == 0 and {count(second, name) for name in READS} == {1}
-        assert told(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
+        assert statuses_of(second) == {f"checkpoint@1/{name}": "passed" for name in READS}
         (output,) = second.outputs()
         assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
 
@@ -146,7 +146,7 @@ def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluat
     assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3
     run = evaluate(grader, {}, **keys)
     (output,) = run.outputs()
-    assert told(run) == {"time": "failed"}
+    assert statuses_of(run) == {"time": "failed"}
     assert output["timing"]["seconds"] >= output["marks"][-1]["seconds"] >= 0.3
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_kept_such_verdicts_by_the_words_alone_is_still_read(evaluate
             file.write(seal(json.dumps({**grade, "grade_key": key}, separators=(",", ":")).encode()))
     (trial,) = RunView(RunDir(run.path)).trials()
     assert trial.status == "passed"
-    assert {grade.grader: grade.status for grade in trial.grades} == told(run)
+    assert {grade.grader: grade.status for grade in trial.grades} == statuses_of(run)
 
 
 moments = st.builds(Moment, st.sampled_from(["d1", "d2"]), st.sampled_from([None, 1, 2]), st.sampled_from([0.5, 1.5]))

@@ -109,16 +109,16 @@ class TestKeyFunctions:
         assert (run_id(other_name, {"p": other_parts}) == run) == (name == other_name and same(parts, other_parts))
 
 
-def generation_keys(found: Any) -> Any:
+def generation_keys(identity: Any) -> Any:
     return [
-        found.work.key(sample.digest, trial, typed=sample.typed)
-        for sample in found.dataset
-        for trial in range(1, found.work.trials + 1)
+        identity.work.key(sample.digest, trial, typed=sample.typed)
+        for sample in identity.dataset
+        for trial in range(1, identity.work.trials + 1)
     ]
 
 
-def graders_of(found: Any) -> Any:
-    return [slot.fingerprint for slot in found.work.slots]
+def graders_of(identity: Any) -> Any:
+    return [slot.fingerprint for slot in identity.work.slots]
 
 
 MODEL = EVAL["target"]
@@ -212,15 +212,15 @@ class TestKeysOfOneRow:
 
         def keys(rows: Any) -> Any:
             named = [{"id": str(number), **row} for number, row in enumerate(rows)]
-            found = who(folder, samples=named, prompt="hello", graders=graders, target=target)
+            identity = who(folder, samples=named, prompt="hello", graders=graders, target=target)
             grades = [
                 [
-                    slot.identified(reread=number in found.survey.panels.panel_at(position).reread)[0]
+                    slot.identified(reread=number in identity.survey.panels.panel_at(position).reread)[0]
                     for position in range(len(rows))
                 ]
-                for number, slot in enumerate(found.work.slots)
+                for number, slot in enumerate(identity.work.slots)
             ]
-            return list(zip(generation_keys(found), *grades, strict=True))
+            return list(zip(generation_keys(identity), *grades, strict=True))
 
         assert keys([*some, *more])[: len(some)] == keys(some)
 
@@ -448,7 +448,7 @@ class TestWorkflowsAndProgramsInKeys:
 class TestPathsAreInNoKey:
     def test_the_spelling_of_a_path_does_not_matter(self, agent: Any) -> None:
         write_rows(agent / "data.jsonl", ROWS)
-        found = [
+        identities = [
             who(agent, samples=None, dataset={"path": data}, target={"python": function})
             for data, function in (
                 ("data.jsonl", "agent.py:reply"),
@@ -458,8 +458,8 @@ class TestPathsAreInNoKey:
                 ("dat*.jsonl", "agent.py:reply"),
             )
         ]
-        assert len({one.id for one in found}) == 1
-        assert len({str(one.directory(agent).path) for one in found}) == 1
+        assert len({one.id for one in identities}) == 1
+        assert len({str(one.directory(agent).path) for one in identities}) == 1
 
     def test_a_folder_that_moves_keeps_its_keys(self, agent: Any, tmp_path: Path) -> None:
         write_rows(agent / "data.jsonl", ROWS)

@@ -327,10 +327,10 @@ class TestWhatIsRefused:
         self, tmp_path: Path, old: Any, new: Any, line: Any, words: Any
     ) -> None:
         assert old in BASE
-        said = refused(tmp_path, BASE.replace(old, new, 1))
-        assert f"eval.yaml:{line}" in said
+        message = refused(tmp_path, BASE.replace(old, new, 1))
+        assert f"eval.yaml:{line}" in message
         for word in words:
-            assert word in said
+            assert word in message
 
     @pytest.mark.parametrize("key", ["name", "target", "prompt"])
     def test_a_key_that_must_be_there_is_named(self, tmp_path: Path, key: str) -> None:
@@ -343,8 +343,8 @@ class TestWhatIsRefused:
         "dataset", ["{}", "{path: []}", "{path: d.jsonl, limit: 0}", "{path: d.jsonl, formt: csv}"]
     )
     def test_a_dataset_that_names_nothing_is_refused(self, tmp_path: Path, dataset: str) -> None:
-        said = refused(tmp_path, re.sub(r"(?m)^samples:.*$", f"dataset: {dataset}", BASE))
-        assert "eval.yaml:2: dataset." in said
+        message = refused(tmp_path, re.sub(r"(?m)^samples:.*$", f"dataset: {dataset}", BASE))
+        assert "eval.yaml:2: dataset." in message
 
     def test_all_problems_are_listed_at_once(self, tmp_path: Path) -> None:
         text = """\
@@ -357,7 +357,7 @@ graders:
   - type: text
   - type: exakt
 """
-        said = refused(tmp_path, text).splitlines()
+        problems = refused(tmp_path, text).splitlines()
         for line, key in (
             (1, "nam: unknown key"),
             (3, "target.top: unknown key"),
@@ -365,15 +365,15 @@ graders:
             (7, "graders[0]: checks nothing"),
             (8, "graders[1].type: unknown grader type"),
         ):
-            assert any(f"eval.yaml:{line}: {key}" in problem for problem in said), key
-        assert any("name: is missing" in problem for problem in said)
-        assert len(said) == 6
+            assert any(f"eval.yaml:{line}: {key}" in problem for problem in problems), key
+        assert any("name: is missing" in problem for problem in problems)
+        assert len(problems) == 6
 
     def test_a_judge_needs_a_model_where_the_target_is_none(self, tmp_path: Path) -> None:
-        said = refused(
+        message = refused(
             tmp_path, BASE.replace("{model: m}", "{command: [x]}").replace("{type: exact}", "{type: prompt, rubric: r}")
         )
-        assert "graders[0]: needs a `model` to judge with" in said
+        assert "graders[0]: needs a `model` to judge with" in message
 
     @pytest.mark.parametrize(
         ("target", "where"),
@@ -409,9 +409,9 @@ class TestTemplatesAndRows:
     def test_a_variable_that_no_sample_has_is_named_with_the_fields_there_are(self, tmp_path: Path, keys: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, **keys)
-        said = str(caught.value)
-        assert "no sample has a field 'qestion'; they have: expected, id, question" in said
-        assert re.search(r"eval\.yaml:\d+: ", said)
+        message = str(caught.value)
+        assert "no sample has a field 'qestion'; they have: expected, id, question" in message
+        assert re.search(r"eval\.yaml:\d+: ", message)
 
     @pytest.mark.parametrize(
         "where", ["hard", "hard is defined and hard > 2", "{'a': {'b': 1}}.a.b == 1", "question > 2 and hard"]
@@ -428,9 +428,9 @@ class TestTemplatesAndRows:
         write_rows(tmp_path / "d.jsonl", [*ROWS, {"id": "c", "expected": "x"}, {"id": "d", "expected": "y"}])
         with pytest.raises(ConfigError) as caught:
             who(tmp_path, samples=None, dataset={"path": "d.jsonl"})
-        said = str(caught.value)
-        assert "d.jsonl:3" in said and "'question' is undefined" in said
-        assert "prompt" in said and "d.jsonl:4" not in said
+        message = str(caught.value)
+        assert "d.jsonl:3" in message and "'question' is undefined" in message
+        assert "prompt" in message and "d.jsonl:4" not in message
 
     def test_a_row_written_by_hand_is_named_with_its_line_in_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "eval.yaml"
@@ -441,8 +441,8 @@ class TestTemplatesAndRows:
             Dataset(load_eval(path)).survey()
 
     def test_a_default_makes_a_field_optional(self, tmp_path: Path) -> None:
-        found = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)
-        assert found.survey.count == 1
+        identity = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)
+        assert identity.survey.count == 1
 
     @pytest.mark.parametrize("where", ["level ==", "(", "{{ level }}"])
     def test_a_bad_where_is_refused_with_its_line(self, tmp_path: Path, where: str) -> None:
@@ -472,7 +472,7 @@ class TestTemplatesAndRows:
 
 class TestOverrides:
     @pytest.mark.parametrize(
-        ("text", "look", "wanted"),
+        ("text", "look", "expected"),
         [
             ("name=other", lambda s: s.name, "other"),
             ("trials=3", lambda s: s.trials, 3),
@@ -493,9 +493,9 @@ class TestOverrides:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_any_key_can_be_overridden(self, tmp_path: Path, text: str, look: Any, wanted: Any) -> None:
+    def test_any_key_can_be_overridden(self, tmp_path: Path, text: str, look: Any, expected: Any) -> None:
         graders = [{"type": "exact"}, {"type": "text", "name": "mine", "contains": "a"}]
-        assert look(load(tmp_path, text, graders=graders, system="be brief")) == wanted
+        assert look(load(tmp_path, text, graders=graders, system="be brief")) == expected
 
     @pytest.mark.parametrize("text", ["novalue", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
     def test_invalid_overrides_are_refused(self, text: str) -> None:

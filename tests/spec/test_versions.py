@@ -34,14 +34,14 @@ graders: [{type: exact}]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return finished_run(tmp_path_factory.mktemp("made") / "lab", answered(2, 1))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finished_run(tmp_path_factory.mktemp("finished") / "lab", answered(2, 1))
 
 
 @pytest.fixture
-def run(made: Any, tmp_path: Path) -> Any:
+def run(finished: Any, tmp_path: Path) -> Any:
     """A finished run of the test's own."""
-    return shutil.copytree(made, tmp_path / "runs" / "e" / made.name)
+    return shutil.copytree(finished, tmp_path / "runs" / "e" / finished.name)
 
 
 def say(run: Any, version: Any, *names: Any) -> None:
@@ -77,8 +77,8 @@ class TestTheRule:
 
     @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])
     def test_a_newer_minor_is_accepted_with_a_word(self, written: str) -> None:
-        said = check_version("x.yaml", written, "1.1")
-        assert said is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in said
+        notice = check_version("x.yaml", written, "1.1")
+        assert notice is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in notice
 
     @pytest.mark.parametrize("written", ["0.9", "2.0", "10.1", None])
     def test_another_major_is_refused_with_the_command_to_type(self, written: str | None) -> None:
@@ -206,21 +206,21 @@ class TestRuns:
         named = words.count("{run}")
         assert done.stderr.count("version 1.9 is newer than this Holdfast") == named
 
-    def test_grading_and_evaluating_refuse_it_too(self, run: Any, made: Any, tmp_path: Path) -> None:
+    def test_grading_and_evaluating_refuse_it_too(self, run: Any, finished: Any, tmp_path: Path) -> None:
         say(run, "2.0", "manifest.json")
         assert "not 2.0" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
         for file in ("e.yaml", "agent.py"):
-            shutil.copy(made.parents[2] / file, tmp_path)
+            shutil.copy(finished.parents[2] / file, tmp_path)
         (run / "metrics.json").unlink()
         before = (run / "manifest.json").read_bytes()
         assert "not 2.0" in holdfast("eval", "e.yaml", cwd=tmp_path, check=2).stderr
         assert (run / "manifest.json").read_bytes() == before
 
     def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(
-        self, run: Any, made: Any, tmp_path: Path
+        self, run: Any, finished: Any, tmp_path: Path
     ) -> None:
         for file in ("e.yaml", "agent.py"):
-            shutil.copy(made.parents[2] / file, tmp_path)
+            shutil.copy(finished.parents[2] / file, tmp_path)
         say(run, "2.0", "metrics.json")
         holdfast("eval", "e.yaml", cwd=tmp_path)
         assert json.loads((run / "metrics.json").read_text())["schemaVersion"] == RUN_VERSION

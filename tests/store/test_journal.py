@@ -107,10 +107,10 @@ class TestLines:
     def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body: Any) -> None:
         line = seal(body)
         assert line.endswith(b'"}\n') and is_sound(line[:-1])
-        found = json.loads(line)
-        assert list(found)[-1] == "sum"
-        del found["sum"]
-        assert found == {key: value for key, value in json.loads(body).items() if key != "sum"}
+        decoded = json.loads(line)
+        assert list(decoded)[-1] == "sum"
+        del decoded["sum"]
+        assert decoded == {key: value for key, value in json.loads(body).items() if key != "sum"}
 
     @given(bodies, st.data())
     def test_any_changed_byte_is_noticed(self, body: Any, data: Any) -> None:
@@ -166,9 +166,9 @@ class TestJournal:
             assert index.damage == []
             last = {record.key: record for kind, record in written if kind == "outputs"}
             assert {key: read_output(ref) for key, ref in index.outputs.items()} == last
-            said = {record.grade_key: record for kind, record in written if kind == "grades"}
+            grades = {record.grade_key: record for kind, record in written if kind == "grades"}
             assert {key: (ref.status, ref.score, ref.usage) for key, ref in index.verdicts.items()} == {
-                key: (record.status, record.score, record.usage) for key, record in said.items()
+                key: (record.status, record.score, record.usage) for key, record in grades.items()
             }
             failed = [record for kind, record in written if kind == "errors" and record.where == "target"]
             assert sum(index.attempts.values()) == len(failed)
@@ -257,13 +257,15 @@ class TestDamage:
         records = numbered(len(kinds))
         bad = to_line(records[0])[:-3] + b"!}\n"
         other = seal(b'{"sound":"but not an output"}')
-        made = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
-        content = b"".join(to_line(r) if kind == "good" else made[kind] for kind, r in zip(kinds, records, strict=True))
-        wanted = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
+        damaged = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
+        content = b"".join(
+            to_line(r) if kind == "good" else damaged[kind] for kind, r in zip(kinds, records, strict=True)
+        )
+        expected = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
         with tempfile.TemporaryDirectory() as name:
             (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
             for mend in (False, True, True):
-                assert RunDir(Path(name)).load(mend=mend).outputs.keys() == wanted
+                assert RunDir(Path(name)).load(mend=mend).outputs.keys() == expected
 
     def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)

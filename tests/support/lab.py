@@ -146,12 +146,12 @@ class Lab:
 
 def rows(count: int, *, ids: bool = True, start: int = 0) -> list[dict[str, Any]]:
     """Questions; echoed, every second one is answered rightly."""
-    made = []
+    created = []
     for number in range(start, start + count):
         question = f"question {number}"
         row = {"question": question, "expected": question if number % 2 == 0 else "something else"}
-        made.append({"id": f"s{number}", **row} if ids else row)
-    return made
+        created.append({"id": f"s{number}", **row} if ids else row)
+    return created
 
 
 def tree(folder: Path) -> dict[str, Any]:

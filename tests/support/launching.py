@@ -236,5 +236,5 @@ class Site:
     def metrics(self, state: State) -> dict[str, Any]:
         """The numbers of a run."""
         assert state.run_dir is not None
-        found: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
-        return found
+        report: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
+        return report

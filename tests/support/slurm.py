@@ -84,8 +84,8 @@ def wait_for_job(slurm: Slurm, name: str, condition: Callable[[JobState], bool])
         (job,) = slurm.jobs(names=[name])
         return job if condition(job) else None
 
-    found: JobState = wait_for(look, f"a change of {name}")
-    return found
+    state: JobState = wait_for(look, f"a change of {name}")
+    return state
 
 
 def _start(lab: Lab, *scripts: str) -> None:

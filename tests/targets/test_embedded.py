@@ -32,12 +32,12 @@ needs_model = pytest.mark.skipif(
 
 def servers() -> list[psutil.Process]:
     """The servers that this process has started and that run: a zombie has no command line any more."""
-    found = []
+    children = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if "holdfast.targets.embedded_server" in child.cmdline():
-                found.append(child)
-    return found
+                children.append(child)
+    return children
 
 
 def answers(base_url: str) -> bool:

@@ -85,12 +85,12 @@ provider = module_server(tool_calls=2)
 def lab(tmp_path: Path, provider: Server) -> Lab:
     provider.reset()
     provider.control(latency=0)
-    made = Lab(
+    created = Lab(
         tmp_path, provider, rows=[{"id": "a", "question": "tea", "expected": "tea: tea 0 costs 1; tea 1 costs 2"}]
     )
     write_server(tmp_path)
-    use(made)
-    return made
+    use(created)
+    return created
 
 
 def write_server(folder: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_tool_that_a_server_has_not_is_said_at_once(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [("import sys; sys.exit('no money for a shop')", "no money for a shop"), ("print('hello')", "Connection closed")],
 )
-def test_a_server_that_cannot_start_stops_the_run_with_what_it_said(lab: Lab, source: str, said: str) -> None:
+def test_a_server_that_cannot_start_stops_the_run_with_what_it_said(lab: Lab, source: str, message: str) -> None:
     (lab.folder / "shop.py").write_text(source)
     done = lab.eval(check=3)
     assert "shop.py" in done.out + done.err and "by hand" in done.out + done.err
-    assert said in done.out + done.err
+    assert message in done.out + done.err
     assert "Traceback" not in done.err and done.asked == 0
 
 
