@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures, settings and marks of all tests."""
 
 import os
 import shutil
@@ -39,7 +39,10 @@ def provider() -> Iterator[Server]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they use, so that `-m "not slurm"` and `-m "not faults"` select the rest."""
+    """Mark tests by what they use, so that `-m "not slurm"` and `-m "not faults"` select the rest.
+
+    Tests outside tests/faults that kill a process or run it under strace are marked where they are written.
+    """
     for item in items:
         if {"own_slurm", "slurm", "sshd", "transport"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")

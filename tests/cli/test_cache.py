@@ -279,6 +279,7 @@ class TestALiveRun:
         after = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
         assert after == before and live.poll() is None
 
+    @pytest.mark.faults
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_once_its_process_has_gone_it_is_unfinished_and_may_go(
         self, tmp_path: Path, live: subprocess.Popen[str], number: signal.Signals

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 
 @pytest.fixture
-def invocation(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+def invocation(slurm: Cluster, tmp_path: Path) -> Iterator[Launched]:
     one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
     yield one
     end_all(slurm, one)
 
 
-def live(lab: Lab, invocation: Launched) -> list[str]:
+def live(lab: Cluster, invocation: Launched) -> list[str]:
     return sorted(job.name for job in Slurm(lab.here).jobs(invocation=invocation.id) if job.active)
 
 
 @pytest.mark.parametrize("by", ["id", "path"])
 def test_an_invocation_that_was_killed_goes_on_from_its_files(
-    slurm: Lab, invocation: Launched, tmp_path: Path, by: str
+    slurm: Cluster, invocation: Launched, tmp_path: Path, by: str
 ) -> None:
     running(invocation, slurm)
     invocation.state(phase="running", done=3, total=10)
@@ -53,20 +53,20 @@ def test_an_invocation_that_was_killed_goes_on_from_its_files(
     assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]
 
 
-def test_what_is_done_is_not_begun_again(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_what_is_done_is_not_begun_again(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     for task in (0, 1):
         invocation.state(task, phase="done", exit_code=0)
     stdout = holdfast("resume", invocation.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
     assert "all is done" in stdout and live(slurm, invocation) == []
 
 
-def test_a_stopped_task_begins_again_when_told_to(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_a_stopped_task_begins_again_when_told_to(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     invocation.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
     holdfast("resume", f"{invocation.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
     assert live(slurm, invocation) == [f"hf-{invocation.id}.1.main"]
 
 
-def test_an_invocation_takes_no_changes(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_an_invocation_takes_no_changes(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
     stderr = holdfast("resume", invocation.directory, "limits.max_cost=3", cwd=tmp_path, env=env, check=2).stderr
     assert "limits.max_cost=3 is for runs" in stderr and live(slurm, invocation) == []
@@ -86,6 +86,7 @@ def interrupted(folder: Path, base_url: str, **keys: Any) -> Path:
     return run_dir(folder)
 
 
+@pytest.mark.faults
 def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
@@ -103,6 +104,7 @@ def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere" / "runs").exists()
 
 
+@pytest.mark.faults
 def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
@@ -114,6 +116,7 @@ def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
     assert metrics(moved)["coverage"] == 1
 
 
+@pytest.mark.faults
 def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
@@ -126,6 +129,7 @@ def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -
     assert (run / "outputs.jsonl").read_bytes() == before
 
 
+@pytest.mark.faults
 def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
     with server(latency=0.02) as provider:
         eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
@@ -161,7 +165,7 @@ def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
     )
 
 
-def test_a_colleague_learns_why_they_cannot_resume_a_run(slurm: Lab, tmp_path: Path) -> None:
+def test_a_colleague_learns_why_they_cannot_resume_a_run(slurm: Cluster, tmp_path: Path) -> None:
     env = env_of(slurm, tmp_path / "home")
     with public_folder() as base:
         invocation = launched(slurm.here, base)

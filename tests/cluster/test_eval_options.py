@@ -27,7 +27,7 @@ from tests.support.running import holdfast, lines, metrics, run_dir, server, sta
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 WAZA = """\
 name: kitchen
@@ -94,7 +94,7 @@ def test_t_selects_samples_for_an_eval_file_by_itself(folder: Path) -> None:
         assert model.requests == 0
 
 
-def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, slurm: Lab) -> None:
+def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, slurm: Cluster) -> None:
     site = Site(folder, slurm, slurm.here)
     site.write(None)
     path = write_waza(folder)
@@ -205,7 +205,7 @@ def test_another_model_than_the_served_one_is_refused(folder: Path) -> None:
     assert "name it with deployment.served_model_name=…" in output
 
 
-def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Lab) -> None:
+def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     site.write("http://127.0.0.1:9/v1", execution={"num_nodes": 9, "sbatch_comment": "for the paper"})
     env = {"SLURM_CONF": slurm.env["SLURM_CONF"], "HOLDFAST_HOME": str(tmp_path / "home")}

@@ -28,7 +28,7 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
 from tests.support.running import holdfast, server, start
-from tests.support.slurm import Lab
+from tests.support.slurm import Cluster
 
 if TYPE_CHECKING:
     from holdfast.cluster.remote.registry import Invocation
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def site(tmp_path: Path, slurm: Lab) -> Site:
+def site(tmp_path: Path, slurm: Cluster) -> Site:
     return Site(tmp_path, slurm, slurm.here)
 
 
-def test_a_launch_over_ssh_is_followed_to_its_numbers(tmp_path: Path, sshd: Lab) -> None:
+def test_a_launch_over_ssh_is_followed_to_its_numbers(tmp_path: Path, sshd: Cluster) -> None:
     site = Site(tmp_path, sshd, sshd.ssh())
     with server() as model:
         site.write(model.base_url)
@@ -158,7 +158,7 @@ def test_a_requeued_main_job_continues_under_its_id(site: Site) -> None:
         assert len(site.chain(invocation).known("main")) == 2, "one successor, not one per start"
 
 
-def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Lab) -> None:
+def test_a_preempted_job_continues_afterwards(tmp_path: Path, own_slurm: Cluster) -> None:
     site = Site(tmp_path, own_slurm, own_slurm.here)
     with server(latency=0.1) as model:
         site.write(model.base_url, rows=200, limits={"concurrency": 4}, execution={"partition": "low"})
@@ -234,6 +234,7 @@ def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing
         assert [begin.job for begin in begins] == [job.id], "the successor began no attempt"
 
 
+@pytest.mark.faults
 def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> None:
     site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(site.folder))
     invocation = site.submit()
@@ -307,6 +308,7 @@ def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
         assert site.await_over(invocation).done >= 20
 
 
+@pytest.mark.faults
 def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twice(site: Site) -> None:
     with server(latency=0.05) as model:
         site.write(model.base_url, rows=100, execution={"workers": 2})
@@ -413,7 +415,7 @@ def running_processes(ledger: Ledger, invocation: str) -> list[JobState]:
 
 
 def test_the_same_on_this_machine(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     with server(latency=0.05) as model:
         site.write(model.base_url, rows=100, execution={"workers": 2})
         invocation = site.submit(profile="here")
@@ -424,8 +426,9 @@ def test_the_same_on_this_machine(tmp_path: Path) -> None:
     calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
 
 
+@pytest.mark.faults
 def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(tmp_path))
     invocation = site.submit(profile="here")
     site.await_done(invocation, 20)
@@ -512,7 +515,7 @@ def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(
 
 
 def test_a_repeated_launch_of_a_finished_run_exports_nothing_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     with server() as model:
         site.write(model.base_url, execution={"auto_export": ["csv"]})
         state = site.await_over(site.submit(profile="here"))
@@ -535,7 +538,7 @@ def test_the_same_launch_twice_at_once_asks_for_nothing_twice(site: Site) -> Non
 
 
 def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path), Here(pauses=()))
+    site = Site(tmp_path, Cluster(tmp_path), Here(pauses=()))
     key = "0123456789abcdef" * 3
     with server() as model:
         site.write(model.base_url, execution={"auto_export": ["wandb"]})

@@ -15,13 +15,13 @@ from tests.support.running import holdfast, server, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 ROWS = 300
 
 
 @pytest.mark.parametrize(("profile", "task_of_it"), [("lab", ".0"), ("here", "")])
-def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
+def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")
 

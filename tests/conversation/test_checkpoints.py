@@ -260,6 +260,7 @@ def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_an
     assert metrics(run)["metrics"]["checkpoint@3/so"]["not_reached"] == 1
 
 
+@pytest.mark.faults
 def test_a_reply_is_on_disk_while_its_checkpoint_is_graded(lab: Lab) -> None:
     """The grader takes the process with it: the reply was on disk before."""
     del lab.spec["follow_ups"]

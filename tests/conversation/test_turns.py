@@ -328,6 +328,7 @@ def safe_calls(folder: Path) -> set[str]:
     return calls
 
 
+@pytest.mark.faults
 def test_conversations_killed_fifteen_times_continue_with_the_first_unanswered_call(
     tmp_path: Path, provider: Server
 ) -> None:
@@ -385,6 +386,7 @@ def dying_agent(lab: Lab, turn: int) -> None:
     lab.spec["target"] = {"python": "agent.py:reply"}
 
 
+@pytest.mark.faults
 def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "second life: 4"}]
     lab.spec["follow_ups"] = ["2", "3", "4"]
@@ -397,6 +399,7 @@ def test_an_agent_that_answers_differently_after_a_crash_still_finishes(lab: Lab
     assert [step["turn"] for step in kept(done.run, "steps")] == [1, 2, 3, 4]
 
 
+@pytest.mark.faults
 def test_a_simulated_user_is_not_asked_again_after_a_crash(lab: Lab) -> None:
     lab.rows = [{"id": "a", "question": "1", "expected": "x"}]
     use_responder(
@@ -505,6 +508,7 @@ def kill_after(lab: Lab, provider: Server, steps: int) -> Path:
     return run
 
 
+@pytest.mark.faults
 def test_the_plan_counts_conversations_that_continue_halfway(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)
@@ -513,6 +517,7 @@ def test_the_plan_counts_conversations_that_continue_halfway(tmp_path: Path) -> 
         assert "4 to run, 1 of them from the middle" in lab.do("eval", "e.yaml", "--dry-run").out
 
 
+@pytest.mark.faults
 def test_a_budget_counts_the_calls_of_an_unfinished_conversation_once(tmp_path: Path) -> None:
     with server(latency=0.1) as slow:
         lab = Lab(tmp_path, slow)

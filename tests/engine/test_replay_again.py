@@ -115,6 +115,7 @@ def test_a_python_tools_state_is_the_same_however_often_the_run_is_killed(lab: L
     assert added(lab)[-1] == whole
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("fall_at", ["milk 0", "milk 1"])
 def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: Lab, fall_at: str) -> None:
     use_server(lab, "holdfast", fall_at)
@@ -124,6 +125,7 @@ def test_a_run_killed_in_the_second_turn_restores_the_state_of_its_server(lab: L
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("per", ["trial", "run"])
 def test_a_server_that_dies_in_the_second_turn_gets_its_state_back(lab: Lab, per: str) -> None:
     use_server(lab, "server", "milk 1", per)
@@ -173,6 +175,7 @@ def test_calls_of_a_python_agent_rebuild_their_state_after_a_kill(lab: Lab) -> N
     assert replies[0].startswith(ANSWERS[0]) and replies[1].startswith(ANSWERS[1])
 
 
+@pytest.mark.faults
 def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
     (lab.folder / "agent.py").write_text(
         AGENT.replace("NOTES", "'again'")
@@ -192,6 +195,7 @@ def test_state_that_cannot_be_rebuilt_restarts_the_trial(lab: Lab) -> None:
     assert added(lab)[-1] == ["tea 0", "tea 1", "milk 0", "milk 1"]
 
 
+@pytest.mark.faults
 def test_a_record_of_the_previous_version_is_resumed_with_its_state_rebuilt(lab: Lab) -> None:
     """That version did not record what tools were called with; the messages of the turn say it."""
     use_server(lab, "holdfast", "milk 0")

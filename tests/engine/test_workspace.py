@@ -153,6 +153,7 @@ def test_a_retried_turn_starts_with_the_files_of_its_first_attempt(lab: Lab) -> 
     assert contents(run_dir(lab.folder), output["files"]) == {"log.txt": b"one\ntwo\n"}
 
 
+@pytest.mark.faults
 def test_a_restarted_trial_starts_with_the_files_of_the_eval(lab: Lab) -> None:
     (lab.folder / "tools.py").write_text(
         TOOLS + "    \n\ndef pay(text: str, context) -> str:\n"

@@ -350,6 +350,7 @@ class TestNatWhileItRuns:
     def lab(self, tmp_path: Path, provider: Server, **nat: Any) -> Lab:
         return Lab(tmp_path, provider, rows=rows(30), spec={"output": {"nat": {"dir": "nat", **nat}}})
 
+    @pytest.mark.faults
     def test_lines_come_as_trials_finish_and_survive_a_kill_without_gap_or_repeat(self, tmp_path: Path) -> None:
         with server(latency=0.05) as slow:
             lab = self.lab(tmp_path, slow)
@@ -405,6 +406,7 @@ class TestNatWhileItRuns:
         done = self.lab(tmp_path, provider, step_filter=["BOGUS"]).eval(check=2)
         assert "step_filter" in done.err and "LLM_END" in done.err
 
+    @pytest.mark.faults
     def test_a_folder_never_holds_two_runs(self, tmp_path: Path) -> None:
         with server() as model:
             lab = self.lab(tmp_path, model)

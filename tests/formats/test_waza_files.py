@@ -601,6 +601,7 @@ def _follow_ups(name: str, count: int) -> str:
     return f"id: {name}\ninputs: {{prompt: one, follow_up_prompts: {[f'more {n}' for n in range(count)]}}}\n"
 
 
+@pytest.mark.faults
 def test_a_killed_run_goes_on_from_its_directory_alone(tmp_path: Path) -> None:
     talks = {f"tasks_t{number}_yaml": _follow_ups(f"t{number}", 3) for number in range(4)}
     path = tree(tmp_path, eval_yaml=EVAL.replace("contains: [mock]", "contains: [more 2]"), **talks)

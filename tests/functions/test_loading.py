@@ -159,9 +159,12 @@ class TestFingerprints:
         (folder / "tools.py").write_text(text)
         parsed = []
         parse = ast.parse
-        monkeypatch.setattr(
-            source.ast, "parse", lambda *arguments, **more: parsed.append(arguments) or parse(*arguments, **more)
-        )  # type: ignore[attr-defined]
+
+        def count(*arguments: Any, **options: Any) -> ast.AST:
+            parsed.append(arguments)
+            return parse(*arguments, **options)
+
+        monkeypatch.setattr(source.ast, "parse", count)  # type: ignore[attr-defined]
         assert len({str(function_source(f"tools.py:{name}", folder, "here")[1]) for name in "abc"}) == 1
         assert len(parsed) == 7
 

@@ -404,6 +404,7 @@ class TestNamespaces:
             process.kill()
         assert verdict.feedback == message and remaining == []
 
+    @pytest.mark.faults
     @needs_processes
     def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path: Path) -> None:
         name = str(uuid.uuid4())

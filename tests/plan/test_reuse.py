@@ -506,6 +506,7 @@ class TestADatasetThatChangesUnderTheEval:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
 
+    @pytest.mark.faults
     def test_a_killed_run_lends_its_outputs_to_the_changed_eval(self, lab: Lab, slow: Server) -> None:
         process = self.begin(lab, slow)
         process.send_signal(signal.SIGKILL)

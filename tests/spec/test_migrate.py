@@ -331,6 +331,7 @@ class TestTheCommand:
             migration.save()
         assert path.read_text() == OLD + "\n# and more"
 
+    @pytest.mark.faults
     @needs_strace
     @pytest.mark.parametrize("fault", ["rename:signal=SIGKILL:when=1", "rename:signal=SIGKILL:when=2"])
     def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path: Path, fault: str) -> None:
@@ -342,6 +343,7 @@ class TestTheCommand:
         assert (tmp_path / "old.yaml").read_text() == NEW
         assert [file.read_text() for file in tmp_path.glob("old.yaml.bak*")] == [OLD]
 
+    @pytest.mark.faults
     @needs_strace
     @pytest.mark.parametrize("nth", [1, 3], ids=["at the backup", "at the file"])
     def test_a_full_disk_leaves_the_file_as_it_was(self, tmp_path: Path, nth: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.ledger import Job
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 SLEEP = b"#!/bin/sh\nexec sleep 600\n"
 
@@ -122,7 +122,7 @@ def public_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def end_all(lab: Lab, *invocations: Launched) -> None:
+def end_all(lab: Cluster, *invocations: Launched) -> None:
     """Leave no job."""
     slurm = Slurm(lab.here)
     for one in invocations:
@@ -130,14 +130,14 @@ def end_all(lab: Lab, *invocations: Launched) -> None:
 
 
 @pytest.fixture
-def invocation(slurm: Lab, tmp_path: Path) -> Iterator[Launched]:
+def invocation(slurm: Cluster, tmp_path: Path) -> Iterator[Launched]:
     """An invocation of two tasks, without jobs yet; those it gets are ended with the test."""
     one = launched(slurm.here, tmp_path / "base", tasks=("gsm8k", "mmlu"))
     yield one
     end_all(slurm, one)
 
 
-def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
+def env_of(lab: Cluster, home: Path, **more: str) -> dict[str, str]:
     """Return the environment of a user of the lab."""
     return {
         "SLURM_CONF": lab.env["SLURM_CONF"],
@@ -147,7 +147,7 @@ def env_of(lab: Lab, home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def running(invocation: Launched, lab: Lab, task: int = 0) -> str:
+def running(invocation: Launched, lab: Cluster, task: int = 0) -> str:
     """A main job that runs; its id."""
     job = invocation.submit(task=task)
     wait_for_job(Slurm(lab.here), job.intent.name, lambda state: state.state == "running")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 PATIENCE = 300.0
 
@@ -123,7 +123,7 @@ class Site:
     """Somebody's folder, and the cluster they use."""
 
     folder: Path
-    lab: Lab
+    lab: Cluster
     transport: Transport
     base: Path = field(init=False)
 

@@ -73,6 +73,7 @@ def test_runs_in_several_threads_share_one_server_that_goes_with_the_last() -> N
     assert servers() == []
 
 
+@pytest.mark.faults
 @needs_model
 def test_a_server_that_died_is_not_lent_to_the_next() -> None:
     async def main() -> None:

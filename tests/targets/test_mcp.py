@@ -308,6 +308,7 @@ def test_a_conversation_with_an_mcp_server_killed_at_every_step_is_as_an_unbroke
     wait_for(lambda: not leftovers(killed.folder), "the killed runs' servers to be gone")
 
 
+@pytest.mark.faults
 def test_nothing_is_left_of_servers_after_a_kill_or_an_interruption(lab: Lab) -> None:
     lab.provider.control(latency=30)
     lab.spec["limits"] = {"concurrency": 3}

@@ -95,6 +95,7 @@ def test_prices_of_the_eval_file_hold_for_agents_too(lab: Lab) -> None:
     assert kept(lab.eval().run)[0]["usage"]["cost"] == pytest.approx(1, abs=0.001)
 
 
+@pytest.mark.faults
 def test_a_killed_programs_calls_are_answered_from_the_record(lab: Lab, provider: Server) -> None:
     use(lab, "print(text(sys.argv[1]), text('b'))\nhere.joinpath('two').touch()\nprint(text('c'))\n")
     provider.control(latency=0.3)
@@ -570,6 +571,7 @@ def use_framework(lab: Lab) -> None:
     lab.spec["target"] = {"command": command, "base_url": lab.provider.base_url}
 
 
+@pytest.mark.faults
 @needs_framework
 def test_a_framework_from_pypi_killed_in_the_middle_goes_on_where_it_was(
     lab: Lab, provider: Server, tmp_path: Path

@@ -21,7 +21,7 @@ from holdfast.cluster.remote.invocation import End
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for
-from tests.support.slurm import Lab
+from tests.support.slurm import Cluster
 
 ROWS = 200
 IN_FLIGHT = 4
@@ -36,7 +36,7 @@ VERDICT = '{"reason": "as told", "score": 1}'
 
 
 @pytest.fixture
-def site(tmp_path: Path, slurm: Lab) -> Site:
+def site(tmp_path: Path, slurm: Cluster) -> Site:
     return Site(tmp_path, slurm, slurm.here)
 
 
@@ -69,6 +69,7 @@ def test_two_instances_on_two_nodes_share_the_questions(site: Site) -> None:
     assert site.metrics(state)["score"] == 0.5
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["asked", "asked-1"])
 def test_a_killed_instance_loses_only_requests_in_flight(site: Site, victim: str) -> None:
     two_instances(site)
@@ -159,6 +160,7 @@ def test_a_judge_for_a_model_that_is_elsewhere(site: Site) -> None:
         assert (model.requests, asked(site, "judge").total()) == (20, 20)
 
 
+@pytest.mark.faults
 def test_a_judge_that_dies_is_started_again_by_the_next_job(site: Site) -> None:
     judged(site, ROWS)
     invocation = site.submit()
@@ -175,7 +177,7 @@ def test_a_judge_that_dies_is_started_again_by_the_next_job(site: Site) -> None:
 
 
 def test_overrides_name_the_judge_as_other_launchers_do(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    site = Site(tmp_path, Cluster(tmp_path / "none"), Cluster(tmp_path / "none").here)
     grader = {**JUDGE, "model": "another", "base_url": "http://127.0.0.1:9/v1"}
     named = {
         "graders.judge.base_url": "auxiliary_deployments.judge.chat_url",
@@ -189,7 +191,7 @@ def test_overrides_name_the_judge_as_other_launchers_do(tmp_path: Path) -> None:
 
 
 def test_instances_on_this_machine_have_ports_one_after_the_other(tmp_path: Path) -> None:
-    site = Site(tmp_path, Lab(tmp_path / "none"), Lab(tmp_path / "none").here)
+    site = Site(tmp_path, Cluster(tmp_path / "none"), Cluster(tmp_path / "none").here)
     two_instances(site)
     invocation = site.submit("execution.workers=2", profile="here")
     calmly(lambda: site.state(invocation).phase in ("done", "stopped"), "the end")

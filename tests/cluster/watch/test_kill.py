@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from holdfast.cluster.remote.invocation import Phase
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 
 def foreign(slurm: Slurm, name: str) -> str:
@@ -47,7 +47,7 @@ def states(slurm: Slurm, name: str) -> list[str]:
 
 
 def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(
-    transport: Transport, slurm: Lab, invocation: Launched
+    transport: Transport, slurm: Cluster, invocation: Launched
 ) -> None:
     here = Slurm(slurm.here)
     job = running(invocation, slurm)
@@ -77,7 +77,7 @@ def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(
             slurm.here.check(["scancel", f"--name={name}", job_id])
 
 
-def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Lab, invocation: Launched) -> None:
+def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Cluster, invocation: Launched) -> None:
     here = Slurm(slurm.here)
     name = f"somebody-{new_invocation()}"
     job = foreign(here, name)
@@ -93,7 +93,7 @@ def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Lab, invocation
         slurm.here.check(["scancel", f"--name={name}", job])
 
 
-def test_one_task_can_be_ended_alone(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     running(invocation, slurm, 0)
     running(invocation, slurm, 1)
     register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
@@ -111,7 +111,9 @@ def test_one_task_can_be_ended_alone(slurm: Lab, invocation: Launched, tmp_path:
     assert "it had no jobs left" in holdfast("kill", invocation.id[:5], cwd=tmp_path, env=env).stdout
 
 
-def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_kill_does_not_offer_to_resume_a_finished_invocation(
+    slurm: Cluster, invocation: Launched, tmp_path: Path
+) -> None:
     invocation.state(0, phase="done")
     env = env_of(slurm, tmp_path / "home")
     stdout = holdfast("kill", invocation.directory / "0", cwd=tmp_path, env=env).stdout
@@ -119,7 +121,7 @@ def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, invocat
     assert "holdfast resume" in holdfast("kill", invocation.directory, cwd=tmp_path, env=env).stdout, "one is not"
 
 
-def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, invocation: Launched) -> None:
+def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Cluster, invocation: Launched) -> None:
     here, name = Slurm(slurm.here), str(JobName(invocation.id, 0, "main"))
     ledger = Ledger(slurm.here, str(invocation.directory))
     ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1))
@@ -129,7 +131,7 @@ def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Lab, invocation: La
     assert [job.id is not None for job in ledger.jobs()] == [True]
 
 
-def test_another_users_invocation_is_refused_with_its_owner(slurm: Lab) -> None:
+def test_another_users_invocation_is_refused_with_its_owner(slurm: Cluster) -> None:
     with public_folder() as base:
         invocation = launched(slurm.here, base)
         job = running(invocation, slurm)
@@ -142,7 +144,7 @@ def test_another_users_invocation_is_refused_with_its_owner(slurm: Lab) -> None:
             end_all(slurm, invocation)
 
 
-def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: Lab, tmp_path: Path) -> None:
+def test_without_slurms_answer_kill_leaves_its_mark_and_reports_that(own_slurm: Cluster, tmp_path: Path) -> None:
     invocation = launched(own_slurm.here, tmp_path / "base")
     running(invocation, own_slurm)
     own_slurm.kill_controller()

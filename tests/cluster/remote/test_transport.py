@@ -16,7 +16,7 @@ from holdfast.errors import ClusterError, Unreachable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 HOSTILE = [
     "two words",
@@ -139,7 +139,7 @@ def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     assert list((tmp_path / "code").iterdir()) == []
 
 
-def test_two_who_send_the_same_at_once_both_get_it(slurm: Lab, tmp_path: Path) -> None:
+def test_two_who_send_the_same_at_once_both_get_it(slurm: Cluster, tmp_path: Path) -> None:
     files = {f"file {number}": File(b"x" * 10_000) for number in range(50)}
     places: list[str] = []
     threads = [
@@ -183,7 +183,7 @@ def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_pa
     assert path.read_bytes() == b"one\ntw\nfour\n"
 
 
-def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Lab) -> None:
+def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Cluster) -> None:
     ssh = own_slurm.ssh()
     assert ssh.run(["echo", "here"]).text == "here\n"
     own_slurm.script("sshd-down")
@@ -194,7 +194,7 @@ def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: L
     assert ssh.run(["echo", "back"]).text == "back\n"
 
 
-def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Lab, tmp_path: Path) -> None:
+def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Cluster, tmp_path: Path) -> None:
     own_slurm.script("sshd-down")
     patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
     with pytest.raises(Unreachable):
@@ -206,7 +206,7 @@ def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slur
     assert not (tmp_path / "once").exists()
 
 
-def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_login_is_reported_at_once(sshd: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:
@@ -214,7 +214,7 @@ def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.Monk
     assert "without a question" in str(caught.value) and 60 not in pauses
 
 
-def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path: Path) -> None:
+def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Cluster, tmp_path: Path) -> None:
     def effective(ssh: Ssh) -> dict[str, str]:
         shown = subprocess.run(["ssh", *ssh._options, "-G", ssh.host], capture_output=True, text=True, check=True)
         return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.watch.status import Picture
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 
 def status(what: str | Path, tmp_path: Path, env: dict[str, str], check: int = 0) -> Any:
@@ -36,7 +36,7 @@ def status(what: str | Path, tmp_path: Path, env: dict[str, str], check: int = 0
 
 
 def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
-    slurm: Lab, invocation: Launched, tmp_path: Path
+    slurm: Cluster, invocation: Launched, tmp_path: Path
 ) -> None:
     job = running(invocation, slurm)
     invocation.state(
@@ -60,7 +60,7 @@ def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
 
 
 @pytest.mark.parametrize("way", ["invocation", "task", "run", "ssh", "relative"])
-def test_a_path_alone_is_enough(slurm: Lab, invocation: Launched, tmp_path: Path, way: str) -> None:
+def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: Path, way: str) -> None:
     running(invocation, slurm)
     run = invocation.base / "runs" / "e" / "m-12345678"
     run.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_path_alone_is_enough(slurm: Lab, invocation: Launched, tmp_path: Path
     assert len(shown["tasks"]) == (2 if way in ("invocation", "relative") else 1)
 
 
-def test_a_colleague_sees_the_same_by_reading_alone(slurm: Lab, tmp_path: Path) -> None:
+def test_a_colleague_sees_the_same_by_reading_alone(slurm: Cluster, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "none" / "invocations")
     with public_folder() as base:
         invocation = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
@@ -116,7 +116,7 @@ def _still(picture: Picture) -> Picture:
     ],
 )
 def test_without_jobs_a_task_has_its_last_state_or_is_interrupted(
-    slurm: Lab, invocation: Launched, state: dict[str, Any], word: str, reason: str
+    slurm: Cluster, invocation: Launched, state: dict[str, Any], word: str, reason: str
 ) -> None:
     job = invocation.submit()
     Slurm(slurm.here).cancel([job.intent.name])
@@ -127,7 +127,7 @@ def test_without_jobs_a_task_has_its_last_state_or_is_interrupted(
     assert second.status == "unsubmitted"
 
 
-def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Lab, invocation: Launched) -> None:
+def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Cluster, invocation: Launched) -> None:
     invocation.submit("main", script=b"#!/bin/sh\nexit 1\n")
     name = str(JobName(invocation.id, 0, "main"))
     wait_for_job(Slurm(slurm.here), name, lambda seen: not seen.active)
@@ -139,7 +139,7 @@ def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Lab, invoca
     assert "the server died" in look(Subject(slurm.here, str(invocation.directory))).tasks[0].reason
 
 
-def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Lab, invocation: Launched) -> None:
+def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Cluster, invocation: Launched) -> None:
     first = invocation.submit("main", script=b"#!/bin/sh\nexit 75\n")
     invocation.submit("main-2", f"--dependency=afternotok:{first.id}", "--hold")
     wait_for_job(Slurm(slurm.here), str(JobName(invocation.id, 0, "main")), lambda seen: not seen.active)
@@ -148,7 +148,7 @@ def test_a_successor_in_the_queue_is_pending_not_interrupted(slurm: Lab, invocat
     assert task.status == "pending" and task.done == 3
 
 
-def test_a_finished_task_shows_the_job_that_finished_it(slurm: Lab, invocation: Launched, tmp_path: Path) -> None:
+def test_a_finished_task_shows_the_job_that_finished_it(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     first = invocation.submit("main", script=b"#!/bin/sh\nexit 0\n")
     wait_for_job(Slurm(slurm.here), first.intent.name, lambda seen: not seen.active)
     successor = invocation.submit("main-2", "--hold")
@@ -159,7 +159,9 @@ def test_a_finished_task_shows_the_job_that_finished_it(slurm: Lab, invocation: 
     assert f".0  main  {first.id}" in shown and "cancelled" not in shown
 
 
-def test_a_job_that_waits_again_gives_its_own_reason_and_not_its_successors(slurm: Lab, invocation: Launched) -> None:
+def test_a_job_that_waits_again_gives_its_own_reason_and_not_its_successors(
+    slurm: Cluster, invocation: Launched
+) -> None:
     first = running(invocation, slurm)
     invocation.submit("main-2", f"--dependency=afternotok:{first}", "--kill-on-invalid-dep=yes")
     slurm.here.check(["scontrol", "requeuehold", first])
@@ -169,14 +171,14 @@ def test_a_job_that_waits_again_gives_its_own_reason_and_not_its_successors(slur
     assert [job.why for job in task.jobs][1] == "it waits for another job to end"
 
 
-def test_an_intent_without_an_answer_is_not_called_failed(slurm: Lab, invocation: Launched) -> None:
+def test_an_intent_without_an_answer_is_not_called_failed(slurm: Cluster, invocation: Launched) -> None:
     name = str(JobName(invocation.id, 0, "main"))
     Ledger(slurm.here, str(invocation.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1))
     task = look(Subject(slurm.here, str(invocation.directory))).tasks[0]
     assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id is None
 
 
-def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tmp_path: Path) -> None:
+def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Cluster, tmp_path: Path) -> None:
     one = launched(own_slurm.here, tmp_path / "base")
     running(one, own_slurm)
     one.state(phase="running", done=5, total=10, rate=1.0)
@@ -192,7 +194,7 @@ def test_a_silent_controller_makes_tasks_unknown_never_failed(own_slurm: Lab, tm
 
 
 def test_an_unreachable_cluster_is_reported_with_the_last_known_status(
-    slurm: Lab, invocation: Launched, tmp_path: Path
+    slurm: Cluster, invocation: Launched, tmp_path: Path
 ) -> None:
     running(invocation, slurm)
     invocation.state(phase="running", done=7, total=10)
@@ -214,7 +216,7 @@ def test_an_unreachable_cluster_is_reported_with_the_last_known_status(
     assert "2 done" in holdfast("status", cwd=tmp_path, env=broken).stdout  # which nobody has to be asked about
 
 
-def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Lab, tmp_path: Path) -> None:
+def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Cluster, tmp_path: Path) -> None:
     home = tmp_path / "home"
     two = [Launched(f"abc{number}" + 12 * "0", tmp_path / "base", slurm.here) for number in (1, 2)]
     for one in two:
@@ -230,7 +232,7 @@ def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Lab
     assert "neither an invocation's directory nor a run's" in wrong
 
 
-def test_status_writes_nothing_into_the_invocation(slurm: Lab, invocation: Launched) -> None:
+def test_status_writes_nothing_into_the_invocation(slurm: Cluster, invocation: Launched) -> None:
     running(invocation, slurm)
     invocation.state(phase="running", done=1, total=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in invocation.base.rglob("*"))
@@ -242,7 +244,7 @@ def test_status_writes_nothing_into_the_invocation(slurm: Lab, invocation: Launc
 
 
 def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(
-    slurm: Lab, invocation: Launched, tmp_path: Path
+    slurm: Cluster, invocation: Launched, tmp_path: Path
 ) -> None:
     env = env_of(slurm, tmp_path / "home")
     invocation.log("main-12-0.log", "first attempt\n")
@@ -274,7 +276,7 @@ def test_logs_show_the_last_attempt_or_all_and_other_parts_by_name(
 
 @pytest.mark.parametrize("host", [None, "cluster"])
 def test_following_continues_with_the_next_attempt_and_ends_with_the_task(
-    slurm: Lab, invocation: Launched, tmp_path: Path, host: str | None
+    slurm: Cluster, invocation: Launched, tmp_path: Path, host: str | None
 ) -> None:
     job = running(invocation, slurm)
     invocation.state(phase="running", done=1, total=2)

@@ -21,7 +21,7 @@ from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError
 from tests.support.running import wait_for
-from tests.support.slurm import Lab, wait_for_job
+from tests.support.slurm import Cluster, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ exec mksquashfs "$root" "$3" -quiet -no-progress >/dev/null
 class Place:
     """A directory on the cluster, and an enroot on its nodes that does what `how` says first."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Cluster, folder: Path) -> None:
         self.folder = folder
         self.base = folder / "base dir"
         self.bin = folder / "bin"
@@ -71,7 +71,7 @@ class Place:
 
 
 @pytest.fixture
-def place(slurm: Lab, tmp_path: Path) -> Place:
+def place(slurm: Cluster, tmp_path: Path) -> Place:
     if shutil.which("mksquashfs") is None:
         pytest.skip("mksquashfs is missing; on Debian and Ubuntu scripts/lab/install installs it, as root")
     return Place(slurm, tmp_path)
@@ -256,5 +256,5 @@ def test_names_of_images_never_collide() -> None:
     assert Reference.parse("nvcr.io/nvidia/nemo:25.01").stem.startswith("nvcr_io_nvidia_nemo_25_01-")
 
 
-def test_a_reference_by_digest_is_its_own_digest(slurm: Lab) -> None:
+def test_a_reference_by_digest_is_its_own_digest(slurm: Cluster) -> None:
     assert registry_digest(slurm.here, Reference.parse("a.io/b@sha256:0123")) == "sha256:0123"

@@ -13,7 +13,7 @@ from tests.support.launching import Site
 from tests.support.running import holdfast
 
 if TYPE_CHECKING:
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 HELD = {"hold": True}
 """so that no job begins"""
@@ -25,7 +25,7 @@ exec "$REAL" "$@"
 
 
 @pytest.fixture
-def site(tmp_path: Path, slurm: Lab) -> Site:
+def site(tmp_path: Path, slurm: Cluster) -> Site:
     return Site(tmp_path, slurm, slurm.here)
 
 
