@@ -1,4 +1,4 @@
-"""How long planning and listing take: a table, and exit code 1 where a promise is missed.
+"""Measure planning and listing: print a table, and exit with 1 if a promise is missed.
 
     python bench/plan.py [--quick]
 
@@ -45,7 +45,7 @@ class Figure(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the promise is kept; a figure without one always is."""
+        """Report whether the promise is kept; a figure without a promise is always fine."""
         return self.maximum is None or self.seconds <= self.maximum
 
 

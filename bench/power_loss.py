@@ -50,7 +50,7 @@ Records = dict[str, set[str]]
 
 
 class Survivors(NamedTuple):
-    """What a disk holds after a cut."""
+    """The records on a disk after a power cut."""
 
     records: Records
     unsound: int
@@ -160,7 +160,7 @@ class Machine:
         return "\n".join((self._share / name).read_text(errors="replace")[-2000:] for name in names)
 
     def counted(self) -> Records:
-        """What has been counted so far, in all rounds."""
+        """Return the records that were counted so far, in all rounds."""
         records: Records = {kind: set() for kind in JOURNALS}
         for path in self._share.glob("events-*.jsonl"):
             for line in path.read_bytes().splitlines(keepends=True):
@@ -178,7 +178,7 @@ class Machine:
             subprocess.run(["umount", self._place], check=True)
 
     def survivors(self) -> Survivors:
-        """The sound records on the disk."""
+        """Return the sound records on the disk."""
         records: Records = {kind: set() for kind in JOURNALS}
         unsound, keys = 0, Counter[str]()
         with self._mounted() as runs:
@@ -201,7 +201,7 @@ class Machine:
 
 
 def look(machine: Machine, title: str) -> int:
-    """Compare what was counted with what is there; returns how much is missing."""
+    """Compare the counted records with the disk, and return how many are missing."""
     counted, survivors = machine.counted(), machine.survivors()
     missing = {kind: len(counted[kind] - survivors.records[kind]) for kind in JOURNALS}
     parts = [f"{len(counted[kind]):,} {kind}s counted, {missing[kind]:,} missing" for kind in JOURNALS]

@@ -1,4 +1,4 @@
-"""All the measured promises in one command: what, measured, promised, and whether it holds.
+"""Measure all promises in one command, and print what was measured, promised and kept.
 
     python bench/run.py [--quick]
 
@@ -35,7 +35,7 @@ CONCURRENCY = 64
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Numbers of samples and repetitions of a measurement."""
 
     fast: int
     """samples of a throughput run at 0 ms"""
@@ -55,7 +55,7 @@ MISSING = 10
 
 
 class Spent(NamedTuple):
-    """What a command took."""
+    """Resources that a command used."""
 
     spawned: float
     """when it was started, on the clock of `time.monotonic()`"""
@@ -194,7 +194,7 @@ class Figure(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the promise is kept; a figure without one always is."""
+        """Report whether the promise is kept; a figure without a promise is always fine."""
         low_enough = self.maximum is None or self.measured <= self.maximum
         return low_enough and (self.minimum is None or self.measured >= self.minimum)
 
@@ -211,7 +211,7 @@ class Figure(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """In the table's last column."""
+        """Return the text of the table's last column."""
         return "" if not self.promise else "ok" if self.ok else "NOT"
 
 
@@ -242,7 +242,7 @@ def throughput(server: Server, folder: Path, sizes: Sizes, latency: int, minimum
 
 
 def starting(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
-    """How long it takes until something happens."""
+    """Measure the time until the first request and the start of the command."""
     case = Case(folder, 100, server.url)
     first, version, python = [], [], []
     for _ in range(sizes.starts):
@@ -296,7 +296,7 @@ def scale(server: Server, folder: Path, sizes: Sizes) -> Iterator[Figure]:
 
 
 def bytes_written(case: Case, spent: Spent, sent: int) -> Iterator[Figure]:
-    """What was written to files: what was given to write(), less what was sent to the server."""
+    """Count the bytes written to files: those given to write(), less those sent to the server."""
     written, kept = spent.calls - sent, case.kept()
     outputs = (case.run / "outputs.jsonl").stat().st_size
     what = f"bytes written to bytes kept, {case.rows:,} samples"

@@ -24,7 +24,7 @@ os.environ["HOLDFAST_HOME"] = str(HOME)  # nothing is written to the home direct
 
 @pytest.fixture(scope="module")
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a module's own eval (its `KEYS`) where nothing fails and nothing is interrupted."""
+    """Return the uninterrupted run of the module's eval (its `KEYS`)."""
     folder = tmp_path_factory.mktemp("calm")
     with server() as running:
         holdfast("eval", write_eval(folder, running.base_url, **request.module.KEYS), cwd=folder)
@@ -33,7 +33,7 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def provider() -> Iterator[Server]:
-    """A server of the test's own."""
+    """Start a server for one test."""
     with server() as running:
         yield running
 

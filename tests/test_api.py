@@ -477,7 +477,7 @@ class TestClassesAndObjects:
 
 
 class TestFilesThatChange:
-    """What runs is what is read for the key, in one process as in two."""
+    """The code that runs is the code that the key covers, in one process as in two."""
 
     @pytest.fixture
     def by_file(self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -549,7 +549,7 @@ class TestFiles:
             run = evaluate(path, target="second")
             assert run.finished and run.metrics.target == "second" and mock.requests == 2
 
-    def test_what_is_wrong_is_said_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_problems_are_reported_with_the_line_of_the_file(self, evaluate: Any, tmp_path: Path) -> None:
         path = write_spec(tmp_path, trials=0)
         with pytest.raises(ConfigError, match=r"eval\.yaml:\d+: trials"):
             evaluate(path)
@@ -578,7 +578,7 @@ class TestFiles:
 
 
 class TestRuns:
-    def test_the_same_call_again_calls_nobody(self, evaluate: Any) -> None:
+    def test_repeating_a_call_sends_no_request(self, evaluate: Any) -> None:
         with workflow(lambda asked: {"value": asked.body["p"]}) as service:
             keys: dict[str, Any] = {
                 "target": {"http": service.url, "request": {"p": "{{ prompt }}"}, "response": "value"}
@@ -613,7 +613,7 @@ class TestRuns:
         assert holdfast.evaluate(**keys).path.is_relative_to(tmp_path / "elsewhere")
         assert holdfast.evaluate(**keys, runs_dir=tmp_path / "given").path.is_relative_to(tmp_path / "given")
 
-    def test_a_display_is_told_what_happens(self, evaluate: Any) -> None:
+    def test_a_display_receives_every_event(self, evaluate: Any) -> None:
         from holdfast.display.types import Display
 
         class Recorder(Display):
@@ -780,9 +780,7 @@ class TestWorkers:
         assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_a_script_that_holds_the_function_is_not_started_anew_by_its_workers(
-        self, tmp_path: Path, guarded: bool
-    ) -> None:
+    def test_workers_do_not_run_the_script_that_defines_the_function(self, tmp_path: Path, guarded: bool) -> None:
         call = (
             "run = holdfast.evaluate(name='e', samples=[{'id': 'a'}], prompt='x', graders=[{'type': 'text',"
             " 'contains': 'X'}], target={'python': 'script.py:reply'}, workers=2)"

@@ -58,7 +58,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, provider: Server) -> Path:
 
 @pytest.fixture
 def copied(gallery: Path, tmp_path: Path) -> Path:
-    """The same, to be taken apart."""
+    """Copy the gallery for a test that removes runs."""
     shutil.copytree(gallery, tmp_path, dirs_exist_ok=True, copy_function=shutil.copy2)
     return tmp_path
 
@@ -86,7 +86,7 @@ class TestListing:
         there = holdfast("cache", "dir", cwd=gallery, env={"HOLDFAST_RUNS_DIR": "/tmp/y"}).stdout
         assert there == "/tmp/y\n"
 
-    def test_it_is_tab_separated_where_no_terminal_is(self, gallery: Path) -> None:
+    def test_the_list_is_tab_separated_without_a_terminal(self, gallery: Path) -> None:
         head, *lines = [
             line.split("\t") for line in holdfast("cache", "ls", cwd=gallery).stdout.removesuffix("\n").split("\n")
         ]
@@ -131,7 +131,7 @@ class TestListing:
     def test_filters_combine_and_ignore_case(self, gallery: Path, filters: list[str], expected: list[str]) -> None:
         assert targets(gallery, *filters) == expected
 
-    def test_an_age_that_is_none_is_refused(self, gallery: Path) -> None:
+    def test_an_invalid_age_is_refused(self, gallery: Path) -> None:
         stderr = holdfast("cache", "ls", "--older-than", "old", cwd=gallery, check=2).stderr
         assert "'old' is not an age such as" in stderr
 
@@ -142,7 +142,7 @@ class TestListing:
             assert f"{option} is empty" in stderr
         assert len(listed(gallery)) == 4
 
-    def test_the_run_written_last_comes_first(self, gallery: Path) -> None:
+    def test_the_newest_run_is_listed_first(self, gallery: Path) -> None:
         written = [run["written"] for run in listed(gallery)]
         assert written == sorted(written, reverse=True)
 
@@ -199,7 +199,7 @@ class TestRemoving:
         assert listed(copied) == []
         assert [path for path in (copied / "runs").rglob("*") if not path.is_dir()] == []
 
-    def test_a_folder_that_is_no_run_stays_whatever_lies_further_down_in_it(self, copied: Path) -> None:
+    def test_a_folder_that_is_no_run_is_kept_even_if_it_contains_one(self, copied: Path) -> None:
         foreign = copied / "runs" / "web" / "app" / "dist" / "manifest.json"
         foreign.parent.mkdir(parents=True)
         foreign.write_text("{}")
@@ -208,9 +208,7 @@ class TestRemoving:
         assert foreign.exists() and listed(copied) == []
 
     @pytest.mark.parametrize("chosen", [["--all"], ["--status", "damaged"]], ids=" ".join)
-    def test_a_folder_that_only_looks_like_a_run_goes_when_it_is_named_and_not_before(
-        self, copied: Path, chosen: list[str]
-    ) -> None:
+    def test_a_folder_that_only_looks_like_a_run_is_removed_only_by_name(self, copied: Path, chosen: list[str]) -> None:
         foreign = copied / "runs" / "web" / "app"
         foreign.mkdir(parents=True)
         (foreign / "manifest.json").write_text('{"name": "a web app"}')
@@ -269,7 +267,7 @@ class TestALiveRun:
             process.kill()
         process.communicate()
 
-    def test_it_is_running_and_cannot_be_removed(self, tmp_path: Path, live: subprocess.Popen[str]) -> None:
+    def test_a_running_run_cannot_be_removed(self, tmp_path: Path, live: subprocess.Popen[str]) -> None:
         (run,) = listed(tmp_path)
         assert (run["status"], run["done"], run["total"]) == ("running", 0, 6)
         before = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
@@ -281,7 +279,7 @@ class TestALiveRun:
 
     @pytest.mark.faults
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_once_its_process_has_gone_it_is_unfinished_and_may_go(
+    def test_a_run_whose_process_died_is_unfinished_and_removable(
         self, tmp_path: Path, live: subprocess.Popen[str], number: signal.Signals
     ) -> None:
         live.send_signal(number)

@@ -43,7 +43,7 @@ def everything(folder: Path) -> Any:
 
 
 def watched(folder: Path, *words: Any) -> Any:
-    """What a command imports and opens."""
+    """Return the modules that a command imports and the files that it opens."""
     script = (
         "import json, sys\n"
         "from holdfast.cli.main import main\n"
@@ -64,7 +64,7 @@ class TestItself:
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
-    def test_saying_who_it_is_imports_nothing_heavy(self, tmp_path: Path, words: Any) -> None:
+    def test_version_and_help_import_nothing_heavy(self, tmp_path: Path, words: Any) -> None:
         imported = {name.partition(".")[0] for name in watched(tmp_path, *words)["imported"]}
         assert "click" in imported and "holdfast" in imported
         heavy = {
@@ -184,7 +184,7 @@ class TestEval:
         assert metrics(run_dir(tmp_path))["total"] == 1
 
     @pytest.mark.parametrize("limit", ["many", "0", "-1", "1.5", ""])
-    def test_a_limit_that_is_none_is_refused(self, type_in: Any, tmp_path: Path, limit: str) -> None:
+    def test_an_invalid_limit_is_refused(self, type_in: Any, tmp_path: Path, limit: str) -> None:
         ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
         assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
 
@@ -250,7 +250,7 @@ class TestEval:
             (f"s{number}", trial) for number in range(20) for trial in (1, 2, 3)
         ]
 
-    def test_the_command_to_go_on_with_can_be_typed_as_it_is_printed(self, type_in: Any, tmp_path: Path) -> None:
+    def test_the_printed_resume_command_works_as_typed(self, type_in: Any, tmp_path: Path) -> None:
         path = write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
         words = ["eval", str(path), "target.params={stop: ['[/b]', ':smile:']}", "system=it's [bold]x[/bold]"]
         ended = type_in(*words)
@@ -279,7 +279,7 @@ class TestDryRun:
             assert "system: Be brief." in ended.out and "runs/e/test-model-" in ended.out
         assert everything(tmp_path) == before and mock.requests == asked
 
-    def test_it_knows_what_is_there(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
+    def test_a_dry_run_counts_finished_and_pending_work(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4)
         type_in("eval", path)
         before = everything(tmp_path)

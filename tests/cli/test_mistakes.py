@@ -256,7 +256,7 @@ def test_a_row_without_an_id_is_named_by_its_line(type_in: Any, tmp_path: Path) 
 # Terminals
 
 
-def test_a_terminal_that_knows_only_ascii_gets_no_traceback(tmp_path: Path, mock: Server) -> None:
+def test_an_ascii_only_terminal_gets_no_traceback(tmp_path: Path, mock: Server) -> None:
     path = write_eval(tmp_path, mock.base_url, rows=2)
     done = subprocess.run(
         [*HOLDFAST, "eval", str(path)],

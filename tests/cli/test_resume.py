@@ -33,7 +33,7 @@ def live(lab: Cluster, invocation: Launched) -> list[str]:
 
 
 @pytest.mark.parametrize("by", ["id", "path"])
-def test_an_invocation_that_was_killed_goes_on_from_its_files(
+def test_a_killed_invocation_resumes_from_its_files(
     slurm: Cluster, invocation: Launched, tmp_path: Path, by: str
 ) -> None:
     running(invocation, slurm)
@@ -53,14 +53,14 @@ def test_an_invocation_that_was_killed_goes_on_from_its_files(
     assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]
 
 
-def test_what_is_done_is_not_begun_again(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+def test_finished_tasks_are_not_started_again(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     for task in (0, 1):
         invocation.state(task, phase="done", exit_code=0)
     stdout = holdfast("resume", invocation.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
     assert "all is done" in stdout and live(slurm, invocation) == []
 
 
-def test_a_stopped_task_begins_again_when_told_to(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+def test_a_stopped_task_can_be_resumed(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     invocation.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
     holdfast("resume", f"{invocation.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
     assert live(slurm, invocation) == [f"hf-{invocation.id}.1.main"]
@@ -87,7 +87,7 @@ def interrupted(folder: Path, base_url: str, **keys: Any) -> Path:
 
 
 @pytest.mark.faults
-def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_by_its_path(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
         before = len(lines(run / "outputs.jsonl"))
@@ -105,7 +105,7 @@ def test_anybody_with_the_path_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
+def test_a_moved_run_resumes_in_its_new_place(tmp_path: Path) -> None:
     with server(latency=0.005) as provider:
         run = interrupted(tmp_path / "work", provider.base_url)
         moved = tmp_path / "archive" / "kept"
@@ -130,7 +130,7 @@ def test_a_run_whose_data_changed_is_refused_and_left_as_it_is(tmp_path: Path) -
 
 
 @pytest.mark.faults
-def test_a_run_that_is_held_is_not_begun_twice(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_not_started_twice(tmp_path: Path) -> None:
     with server(latency=0.02) as provider:
         eval_file = write_eval(tmp_path, provider.base_url, rows=2000, limits={"concurrency": 2})
         process = start("eval", eval_file, cwd=tmp_path)

@@ -272,7 +272,7 @@ def test_tasks_that_are_one_run_and_wazas_own_keys_are_understood(folder: Path) 
     assert output.count("1 sample × 3 trials") == 2
 
 
-def test_of_tasks_that_are_one_run_only_the_first_begins_anew(folder: Path) -> None:
+def test_of_tasks_that_share_a_run_only_the_first_starts_fresh(folder: Path) -> None:
     with server() as model:
         write_eval(folder, model.base_url, rows=4)
         (folder / "c.yaml").write_text("deployment: {type: none}\nevaluation: {tasks: [e.yaml, e.yaml]}\n")

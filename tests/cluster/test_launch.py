@@ -500,7 +500,7 @@ def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> Non
         calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
 
 
-def test_results_go_where_they_are_to_go_and_a_failure_there_is_none_of_the_run(site: Site) -> None:
+def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Site) -> None:
     with server() as model:
         site.write(model.base_url, output={"export": ["csv"]}, execution={"auto_export": ["mlflow"]})
         config = json.loads((site.folder / "nano.yaml").read_text())

@@ -52,7 +52,7 @@ def results(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def statuses(run: Path, sample: str) -> dict[str, str]:
-    """What each grader says of a trial."""
+    """Return the status of each grader for a trial."""
     return {name: grade["status"] for name, grade in results(run)[sample]["grades"].items()}
 
 
@@ -122,7 +122,7 @@ def test_a_finished_run_with_a_stopped_conversation_has_nothing_left_to_do(lab: 
     assert again.work == (0, {}) and "already finished" in again.out
 
 
-def test_a_failed_checkpoint_that_continues_fails_the_trial_whatever_the_end_says(lab: Lab) -> None:
+def test_a_failed_checkpoint_that_continues_fails_the_trial_despite_a_passing_end(lab: Lab) -> None:
     lab.spec["checkpoints"][0]["on_failure"] = "continue"
     done = lab.eval()
     assert done.asked == 8
@@ -286,7 +286,7 @@ def test_a_stop_after_the_only_turn_cuts_nothing_short_and_editing_it_asks_nothi
     assert statuses(done.run, "good") == {"checkpoint@1/polite": "passed", "correct": "failed"}
 
 
-def test_a_threshold_lowered_below_the_score_lets_the_conversation_go_on(lab: Lab) -> None:
+def test_a_threshold_lowered_below_the_score_lets_the_conversation_continue(lab: Lab) -> None:
     lab.eval()
     lab.spec["checkpoints"][0]["graders"] = [polite(threshold=0)]
     done = lab.eval()

@@ -44,7 +44,7 @@ def lab(tmp_path: Path, provider: Server) -> Lab:
 
 
 def contents_of(run: Path) -> dict[str, list[str]]:
-    """All that was said, by sample, after a check that user and target take turns."""
+    """Return the contents of all messages by sample, and check that user and target take turns."""
     contents = {}
     for output in kept(run):
         spoken = [message for message in output["messages"] if message["role"] != "system"]
@@ -159,7 +159,7 @@ def test_a_simulated_user_that_raises_is_asked_again(lab: Lab) -> None:
     assert all("the responder raised RuntimeError: lost my words" in error["message"] for error in errors)
 
 
-def test_a_simulated_user_that_cannot_go_on_leaves_the_trial_pending_and_its_turns_safe(lab: Lab) -> None:
+def test_a_failing_simulated_user_leaves_the_trial_pending_and_its_turns_safe(lab: Lab) -> None:
     use_responder(
         lab,
         "from pathlib import Path\n"
@@ -472,7 +472,7 @@ def test_equal_calls_are_distinguished_by_their_number() -> None:
     assert [step.nth for step in new] == [3] and notices == []
 
 
-def test_calls_that_come_in_another_order_are_still_answered_from_the_record() -> None:
+def test_calls_in_another_order_are_answered_from_the_record() -> None:
     _, earlier, _ = make_calls(["x", "y"], [], "first")
     replies, new, notices = make_calls(["y", "x"], earlier, "second")
     assert (replies, new, notices) == (["first y", "first x"], [], [])

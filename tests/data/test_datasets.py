@@ -150,16 +150,14 @@ class TestFormats:
     @given(
         st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.booleans()), max_size=5)
     )
-    def test_any_rows_come_back_from_jsonl_as_they_were(
-        self, tmp_path_factory: pytest.TempPathFactory, rows: Any
-    ) -> None:
+    def test_any_rows_are_read_unchanged_from_jsonl(self, tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
         path = tmp_path_factory.getbasetemp() / "any.jsonl"
         path.write_bytes(as_jsonl(rows))
         assert [row for _, row in read_rows(path, Layout())] == rows
 
 
 class TestPaths:
-    def test_globs_come_in_sorted_order_and_lists_in_theirs(self, tmp_path: Path) -> None:
+    def test_globs_are_sorted_and_lists_keep_their_order(self, tmp_path: Path) -> None:
         for name in ("b", "a", "c"):
             write_rows(tmp_path / "parts" / f"{name}.jsonl", [{"id": name}])
         write_rows(tmp_path / "first.jsonl", [{"id": "first"}])
@@ -320,7 +318,9 @@ class TestWhatIsWrongWithFiles:
         ],
         ids=lambda value: value if isinstance(value, str) else repr(value)[:30],
     )
-    def test_it_is_said_with_file_and_line(self, tmp_path: Path, name: str, content: Any, words: Any) -> None:
+    def test_a_problem_is_reported_with_file_and_line(
+        self, tmp_path: Path, name: str, content: Any, words: Any
+    ) -> None:
         (tmp_path / name).write_bytes(content)
         message = refusal(tmp_path, name)
         for word in words:
@@ -443,7 +443,7 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["a changed row", "fewer rows", "more rows"],
     )
-    def test_it_is_noticed(self, tmp_path: Path, after: Any, where: str) -> None:
+    def test_a_change_is_noticed(self, tmp_path: Path, after: Any, where: str) -> None:
         write_rows(tmp_path / "d.jsonl", ROWS)
         identity = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
         write_rows(tmp_path / "d.jsonl", after)
@@ -463,7 +463,7 @@ class TestADatasetThatChangesUnderARun:
         ],
         ids=["fewer rows", "a changed row", "not JSON", "gone"],
     )
-    def test_it_is_noticed_at_the_report_too(self, tmp_path: Path, after: Any, message: str) -> None:
+    def test_a_change_is_noticed_at_the_report_too(self, tmp_path: Path, after: Any, message: str) -> None:
         """The last trial changes it: there is no row left to notice it by, and no report may be made of it."""
         write_rows(tmp_path / "d.jsonl", ROWS[:3])
         if after is not None:

@@ -65,7 +65,7 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 def asked(run: Any) -> Any:
-    """Who has a line about which samples."""
+    """Return the samples that each grader has a line for."""
     samples = {}
     for grade in lines(run.path / "grades.jsonl"):
         samples.setdefault(grade["grader"], set()).add(grade["sample"])
@@ -86,7 +86,7 @@ def without_time(metrics: Any) -> Any:
 
 
 class TestWhatDoesNotApply:
-    def test_it_has_no_line_and_no_number_and_nobody_waits_for_it(self, evaluate: Any) -> None:
+    def test_a_grader_that_does_not_apply_has_no_line_and_no_metric(self, evaluate: Any) -> None:
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
         assert len(lines(run.path / "grades.jsonl")) == 6
@@ -107,7 +107,7 @@ class TestWhatDoesNotApply:
         make_report_again(run)
         assert evaluate(HARD, rows=[ROWS[0]]).metrics.coverage == 1
 
-    def test_the_report_made_again_asks_nobody_and_says_the_same(self, evaluate: Any) -> None:
+    def test_a_rebuilt_report_is_the_same_without_requests(self, evaluate: Any) -> None:
         first = evaluate(HARD, LONG, NOT_D)
         before = first.path.joinpath("grades.jsonl").read_bytes()
         make_report_again(first)
@@ -115,7 +115,7 @@ class TestWhatDoesNotApply:
         assert first.path.joinpath("grades.jsonl").read_bytes() == before
         assert without_time(again.metrics) == without_time(first.metrics)
 
-    def test_outputs_that_are_graded_later_are_graded_by_those_who_look_at_them(self, evaluate: Any) -> None:
+    def test_outputs_graded_later_are_graded_by_the_graders_that_apply(self, evaluate: Any) -> None:
         evaluate(HARD, LONG, NOT_D, skip_graders=True)
         run = evaluate(HARD, LONG, NOT_D)
         assert run.exit_code == 0 and asked(run) == SEEN
@@ -161,7 +161,7 @@ class TestWhatDoesNotApply:
         with pytest.raises(ConfigError, match="'steps' is undefined"):
             evaluate({**steps, "where": "true"})
 
-    def test_among_workers_it_is_the_same(self, tmp_path: Path, evaluate: Any) -> None:
+    def test_workers_apply_the_same_conditions(self, tmp_path: Path, evaluate: Any) -> None:
         keys: dict[str, Any] = {"samples": ROWS, "prompt": "{{ id }}", "graders": [HARD, LONG, NOT_D]}
         (tmp_path / "e.yaml").write_text(
             json.dumps({"schemaVersion": "1.0", "name": "w", "target": {"python": "agent.py:reply"}, **keys})
@@ -349,7 +349,7 @@ class TestConditions:
         assert expression('level == "5"')({"level": value}) is False
 
 
-def test_the_survey_knows_how_many_rows_each_grader_looks_at(evaluate: Any) -> None:
+def test_the_survey_counts_the_rows_of_each_grader(evaluate: Any) -> None:
     run = evaluate(HARD, LONG, NOT_D)
     manifest = RunDir(run.path).read_manifest()
     panels = identify(eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)).survey.panels

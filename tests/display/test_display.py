@@ -1,4 +1,4 @@
-"""What a person or a program sees while a run is going on."""
+"""Displays: the output that a person or a program sees during a run."""
 
 from __future__ import annotations
 
@@ -191,14 +191,14 @@ class TestProgress:
         state.grade("judged", None)
         assert scores(state) == ["correct 0.750 (4)", "judged 0.500 (1)"]
 
-    def test_of_many_graders_those_that_are_behind_are_shown(self) -> None:
+    def test_of_many_graders_the_furthest_behind_are_shown(self) -> None:
         state = progress()
         for number in range(10):
             for _ in range(10 - number):
                 state.grade(f"g{number}", 1.0)
         assert scores(state) == [*(f"g{number} 1.000 ({10 - number})" for number in range(4, 10)), "4 more graders"]
 
-    def test_what_is_left_follows_from_what_is_done(self) -> None:
+    def test_the_remaining_work_follows_from_the_finished_work(self) -> None:
         remaining = progress(outputs=150, graded=120).remaining
         assert (remaining.finished, remaining.to_grade, remaining.to_run, remaining.total) == (120, 30, 50, 200)
 
@@ -261,7 +261,9 @@ class TestPlain:
         Plain().begin("gsm8k", "gpt-4o", "runs/x", plan())
         assert capsys.readouterr().err.splitlines() == ["gsm8k · gpt-4o · runs/x", str(plan())]
 
-    def test_it_speaks_now_and_then(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_plain_display_prints_at_intervals(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
         display = Plain()
@@ -358,7 +360,7 @@ class TestEvents:
 
 
 def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env: Any) -> Any:
-    """What the real command writes on a real terminal."""
+    """Return the output of the real command on a real terminal."""
     ours, theirs = pty.openpty()
     process = Forked(
         [*HOLDFAST, *map(str, arguments)],
@@ -432,7 +434,7 @@ class TestLive:
         stderr = capsys.readouterr().err
         assert "[bold]t[/bold]" in stderr and "[note]" in stderr
 
-    def test_on_a_terminal_it_is_alive_and_leaves_the_terminal_as_it_was(self, tmp_path: Path) -> None:
+    def test_the_live_display_updates_and_restores_the_terminal(self, tmp_path: Path) -> None:
         with server(latency=0.02) as mock:
             path = write_eval(tmp_path, mock.base_url, rows=40, limits={"concurrency": 2})
             text = on_a_terminal("eval", path, cwd=tmp_path, columns=100)

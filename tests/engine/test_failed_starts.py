@@ -64,7 +64,7 @@ FUNCTIONS = {
 
 
 def refused(folder: Path, text: str) -> str:
-    """What is said of an eval that cannot start, which leaves nothing behind."""
+    """Return the message about an eval that cannot start, and check that no file is left behind."""
     path = write(folder, text)
     with pytest.raises(UsageError) as caught:
         run_eval(load_any(read_document(path)), Options(folder / "runs"), Quiet())

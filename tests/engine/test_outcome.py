@@ -1,4 +1,4 @@
-"""What a command says when it ends: what it took, who paid for it, what was retried, and how to resume."""
+"""The summary at the end of a command: time, cost, retries, and how to resume."""
 
 from __future__ import annotations
 

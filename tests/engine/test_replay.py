@@ -73,7 +73,7 @@ def talk(folder: Path, provider: Server, names: str = "a", turns: int = TURNS, *
 
 
 def prompts_of(name: str) -> set[str]:
-    """What the server is asked in one of those conversations, each once."""
+    """Return the distinct prompts that the server receives in a conversation."""
     return {f"{name} turn {turn}{more}" for turn in range(1, TURNS + 1) for more in ("", " #1", " #2")}
 
 
@@ -86,7 +86,7 @@ def transcripts(run: Path) -> dict[str, Any]:
 
 
 def recorded(run: Path) -> Counter[tuple[Any, ...]]:
-    """Whole lines of steps.jsonl: a killed process may leave half of one."""
+    """Count the whole lines of steps.jsonl; a killed process may leave half a line."""
     counts: Counter[tuple[Any, ...]] = Counter()
     for path in journal_files(run, "steps"):
         text = path.read_text()
@@ -427,7 +427,7 @@ async def order(thing: str) -> str:
 
 @pytest.mark.faults
 def test_restarted_trials_do_not_count_as_failures_of_the_target(lab: Lab) -> None:
-    """As many in a row as would stop the run if the target had failed so often before its first answer."""
+    """Restart as many trials in a row as would stop the run if each were a failure of the target."""
     orders(lab)
     (lab.folder / "shop.py").write_text(CUT_OFF)
     lab.rows = [{"id": f"s{number}", "question": f"tea {number}", "expected": "x"} for number in range(30)]

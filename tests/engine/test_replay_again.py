@@ -97,7 +97,7 @@ def answers(run: Path) -> list[str]:
 
 
 def added(lab: Lab) -> list[list[str]]:
-    """What each process was told to add, in its order."""
+    """Return the values that each process was asked to add, in order."""
     each: dict[str, list[str]] = {}
     for line in (lab.folder / "added.txt").read_text().splitlines():
         process, thing = line.split(" ", 1)

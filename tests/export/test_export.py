@@ -283,7 +283,7 @@ def test_an_export_can_be_the_dataset_of_a_new_eval(
 
 
 def _answered(table: list[dict[str, Any]]) -> int:
-    """How many trials of a table have an output; the others are in it too."""
+    """Count the trials of a table that have an output."""
     assert len(table) == ROWS * TRIALS
     assert {row["status"] for row in table if not row["stop"]} <= {"error"}
     return sum(bool(row["stop"]) for row in table)
@@ -312,7 +312,7 @@ class TestWhatIsNotAsItShouldBe:
         assert "metrics.json" not in files, "which marks a finished evaluation"
 
     @pytest.mark.parametrize("format_name", FORMATS)
-    def test_a_run_whose_dataset_has_gone_is_exported_without_its_fields(
+    def test_a_run_whose_dataset_is_missing_is_exported_without_its_fields(
         self, tmp_path: Path, provider: Server, format_name: str
     ) -> None:
         lab = Lab(tmp_path, provider)
@@ -342,7 +342,7 @@ class TestWhatIsNotAsItShouldBe:
             assert row["half.status"] == "passed" and row["right.status"] == result["grades"]["right"]["status"]
 
     @pytest.mark.parametrize("format_name", ["xlsx", ""])
-    def test_a_format_that_is_none_is_refused(self, finished: Lab, format_name: str) -> None:
+    def test_an_unknown_format_is_refused(self, finished: Lab, format_name: str) -> None:
         holdfast("export", finished.run, "--to", format_name, cwd=finished.folder, check=2)
 
 
@@ -351,7 +351,7 @@ class TestNatWhileItRuns:
         return Lab(tmp_path, provider, rows=rows(30), spec={"output": {"nat": {"dir": "nat", **nat}}})
 
     @pytest.mark.faults
-    def test_lines_come_as_trials_finish_and_survive_a_kill_without_gap_or_repeat(self, tmp_path: Path) -> None:
+    def test_lines_are_written_as_trials_finish_and_survive_a_kill(self, tmp_path: Path) -> None:
         with server(latency=0.05) as slow:
             lab = self.lab(tmp_path, slow)
             lab.spec["limits"] = {"concurrency": 2}
@@ -429,7 +429,7 @@ class TestNatWhileItRuns:
         }
         assert {step["payload"]["name"] for row in lines(path) for step in row["intermediate_steps"]} == {"another"}
 
-    def test_lines_come_with_workers_too(self, tmp_path: Path) -> None:
+    def test_workers_write_lines_too(self, tmp_path: Path) -> None:
         with server(latency=0.05) as slow:
             lab = self.lab(tmp_path, slow)
             lab.spec["limits"] = {"concurrency": 1}

@@ -128,7 +128,7 @@ def holds(tracking: str, lab: Lab, run: Path) -> dict[str, Any]:
     return there
 
 
-def test_however_often_a_run_is_exported_it_is_there_once_and_as_it_is_now(lab: Lab, tracking: str) -> None:
+def test_repeated_exports_leave_one_current_run(lab: Lab, tracking: str) -> None:
     """One story, and so one server, whichever worker tells it."""
     run = lab.eval("--skip-graders").run
     assert "not finished" in export(run, MLFLOW_TRACKING_URI=tracking).stderr

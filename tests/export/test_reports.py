@@ -202,7 +202,7 @@ class TestPage:
         assert "g2 :" in failed and "g3" not in failed and failed.endswith("and 2 more")
 
     @pytest.mark.parametrize(("cost", "shown"), [(None, ""), (0.0, ""), (0.0000021, "<$0.0001"), (0.5, "$0.5000")])
-    def test_a_cost_of_nothing_or_that_nobody_knows_is_not_shown_with_a_trial(
+    def test_a_zero_or_unknown_cost_is_not_shown_with_a_trial(
         self, run: Path, tmp_path: Path, cost: float | None, shown: str
     ) -> None:
         whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, Trial))
@@ -234,7 +234,7 @@ class TestPage:
         page = Page((run / "export" / "html" / "report.html").read_text())
         assert "grader `idle` applies to no row: check its `where`" in page.text and "action_sequence" in page.text
 
-    def test_it_is_one_file_that_asks_for_nothing(self, run: Path) -> None:
+    def test_the_page_is_one_file_without_external_resources(self, run: Path) -> None:
         holdfast("export", run, "--to", "html", "-o", "page", cwd=run)
         text = (run / "page" / "report.html").read_text()
         assert [path.name for path in (run / "page").iterdir()] == ["report.html"]
@@ -287,7 +287,7 @@ def trial(draw: Any) -> Trial | Pending:
 
 @settings(max_examples=60)
 @given(trials=st.lists(trial(), max_size=5))
-def test_whatever_is_said_both_reports_are_well_formed_and_count_it(
+def test_any_text_gives_well_formed_reports_that_count_every_trial(
     run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[Trial | Pending]
 ) -> None:
     folder = tmp_path_factory.mktemp("said")

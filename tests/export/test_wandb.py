@@ -132,7 +132,7 @@ class TestLogin:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.chdir(tmp_path)
 
-    def test_none_is_none(self) -> None:
+    def test_without_a_login_nothing_is_detected(self) -> None:
         login = detect()
         assert (login.api_key, login.source, login.project, login.entity) == (None, None, None, None)
 
@@ -208,7 +208,7 @@ class TestOnline:
         assert "cannot export to wandb" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_without_the_package_the_command_that_installs_it_is_shown(lab: Lab) -> None:
+def test_a_missing_package_is_reported_with_the_command_to_install_it(lab: Lab) -> None:
     missing = lab.folder.parent / "missing"
     missing.mkdir()
     for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):

@@ -31,7 +31,7 @@ CONCURRENCY = 8
 
 
 def uninterrupted(folder: Path, provider: Server, **keys: Any) -> Path:
-    """The same eval in a folder of its own, run in one go. The server's counts start anew after it."""
+    """Run the eval without interruption in a folder of its own, then reset the server's counts."""
     holdfast("eval", write_eval(folder, provider.base_url, **keys), cwd=folder)
     provider.reset()
     return run_dir(folder)

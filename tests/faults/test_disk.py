@@ -450,7 +450,7 @@ def test_garbage_in_a_journal_counts_as_not_done(
 def test_zeros_after_the_last_line_cost_nothing(
     finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
 ) -> None:
-    """As some file systems leave them after a power cut."""
+    """Some file systems leave zeros after a power cut."""
     eval_file, run = finished
     for name in ("outputs", "grades"):
         with (run / f"{name}.jsonl").open("ab") as file:

@@ -85,7 +85,7 @@ def leave(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def done_by(run: Path, name: str) -> int:
-    """How many outputs a worker has written."""
+    """Count the outputs that a worker has written."""
     return len(lines(run / "workers" / name / "outputs.jsonl"))
 
 

@@ -41,7 +41,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def plan(config: Path) -> str:
-    """What the command would do. It needs no NAT for that."""
+    """Return the plan of the command, which is made without NAT."""
     done = subprocess.run(
         [*HOLDFAST, "eval", str(config), "--dry-run"],
         cwd=config.parent,
@@ -55,7 +55,7 @@ def plan(config: Path) -> str:
 
 
 def events(folder: Path) -> list[str]:
-    """What the workflow did, in order."""
+    """Return the actions of the workflow in order."""
     path = folder / "events.txt"
     return path.read_text().splitlines() if path.exists() else []
 

@@ -165,7 +165,7 @@ def test_a_table_gives_a_task_per_row_of_its_range(tmp_path: Path) -> None:
     assert by_id["b"]["name"] == "Second"
 
 
-def test_what_stands_in_a_row_is_never_a_template_of_ours(tmp_path: Path) -> None:
+def test_the_content_of_a_row_is_never_rendered_as_a_template(tmp_path: Path) -> None:
     shutil.copytree(DATA / "table", tmp_path / "table")
     run_command("eval", "table/eval.yaml", cwd=tmp_path)
     outputs = {output["sample"]: output["output"] for output in kept(run_dir(tmp_path, "table"))}
@@ -559,7 +559,7 @@ def test_a_missing_fixture_is_named_and_the_task_runs_without_it(tmp_path: Path)
     )
 
 
-def test_files_that_are_no_text_come_whole_into_the_workspace(tmp_path: Path) -> None:
+def test_binary_files_are_copied_whole_into_the_workspace(tmp_path: Path) -> None:
     path = tree(tmp_path, tasks_a_yaml="id: x\ncontext_dir: things\ninputs: {prompt: x, files: [{path: sub/b.bin}]}\n")
     (tmp_path / "things" / "sub").mkdir(parents=True)
     (tmp_path / "things" / "sub" / "b.bin").write_bytes(b"\xff\x00\xfe")
@@ -582,7 +582,7 @@ checkpoints:
 """
 
 
-def test_a_responder_belongs_to_its_task_and_a_checkpoint_it_never_comes_to_is_counted(tmp_path: Path) -> None:
+def test_a_responder_belongs_to_its_task_and_an_unreached_checkpoint_is_counted(tmp_path: Path) -> None:
     eval_yaml = EVAL.replace("skill: s", "inputs: {who: Eve}").replace("contains: [mock]", "contains: [o]")
     path = tree(tmp_path, eval_yaml=eval_yaml, tasks_r_yaml=RESPONDER, tasks_t_yaml=_follow_ups("t", 2))
     with server() as target, server(answer='{"action": "stop", "reason": "done"}') as user:
@@ -602,7 +602,7 @@ def _follow_ups(name: str, count: int) -> str:
 
 
 @pytest.mark.faults
-def test_a_killed_run_goes_on_from_its_directory_alone(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_directory_alone(tmp_path: Path) -> None:
     talks = {f"tasks_t{number}_yaml": _follow_ups(f"t{number}", 3) for number in range(4)}
     path = tree(tmp_path, eval_yaml=EVAL.replace("contains: [mock]", "contains: [more 2]"), **talks)
     path.parent.joinpath("tasks/a.yaml").unlink()
@@ -668,7 +668,7 @@ def test_a_choice_of_nothing_is_an_error_that_names_the_tasks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_samples_of_evals_of_ours_are_chosen_alike(tmp_path: Path, inline: bool) -> None:
+def test_samples_of_native_evals_are_selected_alike(tmp_path: Path, inline: bool) -> None:
     samples = [
         {"id": "a1", "question": "x", "tags": ["t"], "expected": "y"},
         {"id": "a2", "question": "x", "tags": "u", "expected": "y"},
@@ -764,14 +764,14 @@ def test_a_hook_that_must_not_fail_before_the_run_stops_it(tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "bad - -\n"
 
 
-def test_a_hook_that_may_fail_is_said_and_exit_codes_say_what_failing_is(tmp_path: Path) -> None:
+def test_a_hook_that_may_fail_is_reported_and_exit_codes_define_failure(tmp_path: Path) -> None:
     allowed = "{command: [sh, note.sh, bad-but], exit_codes: [0, 7], error_on_fail: true}"
     path = hooked(tmp_path, before_run=_note("bad"), before_task=allowed)
     done = run_command("eval", path, cwd=tmp_path)
     assert "hooks.before_run: sh ended with 7: oh no" in done.stderr and "before_task" not in done.stderr
 
 
-def test_evals_of_ours_have_hooks_too(tmp_path: Path, provider: Server) -> None:
+def test_native_evals_have_hooks_too(tmp_path: Path, provider: Server) -> None:
     lab = Lab(tmp_path, provider)
     lab.spec["hooks"] = {"before_run": [{"command": ["missing-program"]}], "after_task": [{"command": "touch done"}]}
     done = lab.eval()

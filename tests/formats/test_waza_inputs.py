@@ -1,4 +1,4 @@
-"""What waza's evals bring along: files found from several folders, repositories, mocked servers, an environment."""
+"""Inputs of waza's evals: files searched in several folders, repositories, mocked servers, an environment."""
 
 from __future__ import annotations
 
@@ -439,7 +439,7 @@ def test_mocked_commands_are_first_on_the_path_of_a_program(tmp_path: Path) -> N
     assert metrics["command_mock/az"]["score"] == 1.0  # of the one task that says how often
 
 
-def test_a_command_that_is_called_too_often_or_as_nobody_expected_fails(tmp_path: Path) -> None:
+def test_a_mocked_command_called_too_often_or_unexpectedly_fails(tmp_path: Path) -> None:
     agent = "az unknown; echo $?; echo mock"
     holdfast("eval", commands(tmp_path), "-t", "one", f'target.command=[sh, -c, "{agent}"]', cwd=tmp_path)
     run = run_dir(tmp_path, "small")

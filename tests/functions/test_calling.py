@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def scores(folder: Path, code: Any, row: Any, function: str = "check", **block: Any) -> Any:
-    """What a grader of this code comes to for one row."""
+    """Return the scores of a grader with this code for one row."""
     (folder / "checks.py").write_text(code)
     run = holdfast.evaluate(
         name="e",
@@ -303,7 +303,7 @@ class TestOneOtherRow:
     """A row with its expected value under a name of its own changes nothing about the other rows."""
 
     @pytest.mark.parametrize(("rows", "new"), [(PLAIN, OTHERS[0]), (OTHERS, PLAIN[0])], ids=["other", "plain"])
-    def test_it_is_the_only_one_that_is_graded(self, grading: Any, rows: Any, new: Any) -> None:
+    def test_only_the_new_row_is_graded(self, grading: Any, rows: Any, new: Any) -> None:
         assert grading.evaluate(rows)[2] == [f"check {row['id']}" for row in rows]
         assert grading.evaluate([*rows, new]) == (1, 0, [f"check {new['id']}"])
         assert "4 reused, 1 to run (1 row new); 4 outputs from" in str(grading.plan)

@@ -66,7 +66,7 @@ class TestLoadedOnce:
         assert get() == 7
 
     @pytest.mark.parametrize("name", ["tools.py", "lib/kit.py"])
-    def test_it_is_loaded_again_when_its_code_or_that_of_a_helper_changed(self, folder: Path, name: str) -> None:
+    def test_a_function_is_reloaded_when_its_code_or_a_helper_changed(self, folder: Path, name: str) -> None:
         (folder / "lib" / "kit.py").write_text("WORD = 'old'\n")
         (folder / "tools.py").write_text(EXTENDS + "from kit import WORD\ndef get(): return WORD + ' old'\n")
         assert loaded(folder, "tools.py:get")[0]() == "old old"
@@ -211,7 +211,7 @@ class TestThroughTheCommand:
         assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
     def test_an_import_that_nothing_shows_is_named(self, tmp_path: Path) -> None:
-        """As when an installed package imports a user's module by an entry point."""
+        """An installed package may import a user's module by an entry point."""
         (tmp_path / "hidden.py").write_text("WORD = 'x'\n")
         (tmp_path / "agent.py").write_text("__builtins__['__import__']('hidden')\ndef reply(prompt): return 'x'\n")
         write_spec(tmp_path, samples=[{"id": "a"}], prompt="x", target={"python": "agent.py:reply"}, graders=None)
@@ -260,9 +260,7 @@ class TestCommands:
             (["python", "-m"], set()),
         ],
     )
-    def test_modules_that_python_is_told_to_run_are_files_of_the_command(
-        self, project: Any, words: Any, files: Any
-    ) -> None:
+    def test_modules_run_with_python_m_are_files_of_the_command(self, project: Any, words: Any, files: Any) -> None:
         assert set(command_files(project, words)) == files
 
     def test_an_edited_package_runs_again(self, project: Any) -> None:

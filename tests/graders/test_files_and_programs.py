@@ -287,7 +287,7 @@ class TestIsolation:
         assert verdict.feedback == "a" and not outside.exists() and kept.read_text() == "mine"
         assert verdict.details["isolation"].writes
 
-    def test_neither_by_assertions(self, tmp_path: Path) -> None:
+    def test_assertions_cannot_change_files_outside_either(self, tmp_path: Path) -> None:
         outside = _outside()
         block = {
             "type": "code",

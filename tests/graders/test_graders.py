@@ -135,7 +135,7 @@ CHOICES = [
 
 class TestChoice:
     @pytest.mark.parametrize(("answer", "letter"), CHOICES, ids=[repr(answer)[:50] for answer, _ in CHOICES])
-    def test_the_letter_is_found_however_it_is_said(self, tmp_path: Path, answer: Any, letter: Any) -> None:
+    def test_the_letter_is_found_in_every_usual_phrasing(self, tmp_path: Path, answer: Any, letter: Any) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected=letter)
         assert (verdict.details, verdict.score) == ({"found": letter}, 1)
 
@@ -171,9 +171,7 @@ class TestChoice:
         assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
 
     @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
-    def test_an_expected_choice_that_is_none_is_an_error_and_not_a_score(
-        self, tmp_path: Path, expected: int | str
-    ) -> None:
+    def test_an_invalid_expected_choice_is_an_error_and_not_a_score(self, tmp_path: Path, expected: int | str) -> None:
         error = grade(tmp_path, {"type": "choice", "choices": "ABCD"}, "A", expected=expected)
         assert isinstance(error, AttemptError) and not error.retry and "not a letter of ABCD" in error.message
 
@@ -345,9 +343,7 @@ class TestJsonSchema:
         ],
         ids=str,
     )
-    def test_a_schema_that_is_none_is_refused(
-        self, tmp_path: Path, block: Any, content: str | None, words: str
-    ) -> None:
+    def test_an_invalid_schema_is_refused(self, tmp_path: Path, block: Any, content: str | None, words: str) -> None:
         folder = tmp_path / "inner"
         folder.mkdir()
         if content is not None:
@@ -537,7 +533,7 @@ class TestPython:
         assert re.fullmatch(r"checks\.py:\d+: KeyError: 'lost'", records["a", "raises"]["feedback"])
 
 
-def test_a_bug_in_a_grader_of_ours_ends_neither_the_run_nor_the_other_graders(
+def test_a_bug_in_a_built_in_grader_stops_neither_the_run_nor_other_graders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -573,7 +569,7 @@ class TestThresholds:
             ({"type": "exact", "threshold": 0}, 0),
         ],
     )
-    def test_checks_pass_at_one_and_opinions_at_a_half_unless_told(
+    def test_default_thresholds_are_one_for_checks_and_a_half_for_opinions(
         self, tmp_path: Path, block: Any, expected: float | int
     ) -> None:
         assert threshold(load(tmp_path, graders=[block]).graders[0]) == expected

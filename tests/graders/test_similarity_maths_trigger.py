@@ -119,7 +119,7 @@ class TestMath:
             "no mathematics found in the answer",
         )
 
-    def test_an_answer_that_takes_for_ever_fails_and_holds_up_nobody(self, tmp_path: Path) -> None:
+    def test_an_endless_comparison_fails_and_blocks_no_other(self, tmp_path: Path) -> None:
         run = holdfast.evaluate(
             name="maths",
             samples=[{"id": "endless", "say": "$10^{10^{10^{10}}}$"}, {"id": "easy", "say": "$\\frac{10}{2}$"}],
@@ -185,7 +185,7 @@ class TestMath:
 
 
 @pytest.mark.parametrize(("kind", "package"), [("similarity", "rapidfuzz"), ("math", "math-verify")])
-def test_a_missing_extra_is_said_before_anything_runs(
+def test_a_missing_extra_is_reported_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
 ) -> None:
     monkeypatch.setattr("holdfast.graders.build.find_spec", lambda _: None)
@@ -386,7 +386,7 @@ class TestTranscripts:
         ],
         ids=lambda value: value["type"] if isinstance(value, dict) else None,
     )
-    def test_all_is_everything_the_target_has_said_so_far(
+    def test_transcript_all_covers_every_reply_so_far(
         self, tmp_path: Path, block: Any, last: float | int, everything: float | int
     ) -> None:
         fields = {"messages": list(self.MESSAGES)}
@@ -425,7 +425,7 @@ def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> No
     assert run.exit_code == 3 and len(lines(run.path / "outputs.jsonl")) == 1
 
 
-def test_a_row_of_which_where_can_say_nothing_is_an_error_of_that_grade_alone(tmp_path: Path) -> None:
+def test_a_row_that_where_cannot_evaluate_is_an_error_of_that_grade_only(tmp_path: Path) -> None:
     run = holdfast.evaluate(
         name="choosy",
         samples=[{"id": "a", "level": 5}, {"id": "b", "level": "hard"}, {"id": "c", "level": 1}],

@@ -75,7 +75,7 @@ class TestOneAnswer:
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
     @pytest.mark.parametrize("expected", ["  ", [], ["a", ""], None])
-    def test_without_a_reference_it_is_an_error(self, tmp_path: Path, kind: str, expected: Any) -> None:
+    def test_a_missing_reference_is_an_error(self, tmp_path: Path, kind: str, expected: Any) -> None:
         assert isinstance(grade(tmp_path, {"type": kind}, "x", expected=expected), AttemptError)
 
     @pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge", "char_f1", "wer", "cer"])
@@ -93,7 +93,7 @@ class TestOneAnswer:
         assert caught.value.remedy == "pip install rouge-score"
 
 
-def test_numbers_of_the_whole_run_come_of_summed_counts(tmp_path: Path) -> None:
+def test_run_wide_metrics_are_computed_from_summed_counts(tmp_path: Path) -> None:
     rows = [
         {"id": str(n), "say": answer, "expected": refs}
         for n, (answer, refs) in enumerate(zip(SAID, REFERENCES, strict=True))

@@ -46,7 +46,7 @@ def verdict_of(folder: Path, block: Any, *calls: Any, **fields: Any) -> Any:
 
 
 class TestReadingCalls:
-    def test_calls_of_all_turns_come_in_their_order_with_what_came_of_them(self) -> None:
+    def test_calls_of_all_turns_are_read_in_order_with_their_results(self) -> None:
         messages = [*talk(call("read", path="a")), *talk(call("edit", path="b"), call("run"))]
         calls = calls_in_messages(messages)
         assert [(one.name, one.arguments, one.result) for one in calls] == [
@@ -98,7 +98,7 @@ class TestBehavior:
         assert verdict_of(tmp_path, {"type": "behavior", **block}, call("read"), call("run"), **spent).score == score
 
     @pytest.mark.parametrize("usage", [Usage(), Usage(10, None), Usage(None, 20)])
-    def test_tokens_that_nobody_counted_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
+    def test_uncounted_tokens_are_an_error_and_never_a_pass(self, tmp_path: Path, usage: Any) -> None:
         error = grade(tmp_path, {"type": "behavior", "max_tokens": 100}, "x", fields={"usage": usage})
         assert isinstance(error, AttemptError) and "does not report its tokens" in error.message
 

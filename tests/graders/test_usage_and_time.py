@@ -67,7 +67,7 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 def forget_output(run: Any) -> None:
-    """As if it had been lost: its verdicts are there, and it has to be made anew."""
+    """Remove the output of a trial and keep its verdicts, so that the output is generated again."""
     for name in ("outputs.jsonl", "steps.jsonl", "metrics.json", "results.json"):
         (run.path / name).unlink(missing_ok=True)
 
@@ -88,7 +88,7 @@ def last(run: Any, name: Any) -> Any:
     return grades(run, name)[-1]
 
 
-def test_the_same_words_made_anew_are_looked_at_again_by_those_who_read_more_than_words(evaluate: Any) -> None:
+def test_a_regenerated_text_is_graded_again_only_by_graders_of_usage_and_time(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     first = evaluate(graders, {})
     assert statuses_of(first) == dict.fromkeys(graders, "passed")
@@ -128,7 +128,7 @@ class TestCheckpoints:
         assert evaluate({}, {}, checkpoints=[CHECKPOINT]).exit_code == 0
         assert {count(run, name) for name in READS} == {1}
 
-    def test_a_conversation_that_goes_on_later_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
+    def test_a_resumed_conversation_keeps_the_verdicts_of_its_first_turns(self, evaluate: Any) -> None:
         """The time that a turn took is the time that it took, also for the process that only reads of it."""
         keys: dict[str, Any] = {"checkpoints": [CHECKPOINT], "follow_ups": ["more"]}
         first = evaluate({}, {"fails": "more"}, **keys)

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def calls(folder: Path) -> list[str]:
-    """What the agent and its tool were asked."""
+    """Return the recorded calls of the agent and its tool."""
     path = folder / "calls.txt"
     return sorted(path.read_text().splitlines()) if path.exists() else []
 

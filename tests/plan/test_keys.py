@@ -34,7 +34,7 @@ rows = st.dictionaries(st.text(min_size=1, max_size=6), leaves, min_size=1, max_
 
 
 def reordered(value: Any, choose: Any) -> Any:
-    """The same value with the keys of its mappings in another order."""
+    """Return a value with the keys of its mappings in another order."""
     if isinstance(value, dict):
         keys = choose(st.permutations(list(value)))
         return {key: reordered(value[key], choose) for key in keys}
@@ -42,7 +42,7 @@ def reordered(value: Any, choose: Any) -> Any:
 
 
 def with_floats(value: Any) -> Any:
-    """The same value with its whole numbers as floats where a float can hold them."""
+    """Return a value with its whole numbers as floats where a float can hold them."""
     if isinstance(value, dict):
         return {key: with_floats(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -51,7 +51,7 @@ def with_floats(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> Any:
-    """Whether two values mean the same in JSON: 1 is 1.0, but not true."""
+    """Report whether two values are equal in JSON: 1 is 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -76,7 +76,7 @@ class TestCanonicalJson:
         assert (digest(one) == digest(other)) == same(one, other)
 
     @given(values)
-    def test_it_is_json_that_reads_back_as_the_same_value(self, value: Any) -> None:
+    def test_canonical_json_reads_back_as_the_same_value(self, value: Any) -> None:
         assert same(json.loads(canonical(value)), value)
 
     def test_the_digest_is_tagged_and_can_be_made_with_any_tool(self) -> None:
@@ -468,7 +468,7 @@ class TestPathsAreInNoKey:
         shutil.copytree(agent, tmp_path / "moved" / "elsewhere")
         assert who(tmp_path / "moved" / "elsewhere", **keys).id == before.id
 
-    def test_the_same_rows_have_the_same_keys_in_whatever_file_they_come(self, tmp_path: Path, base: Any) -> None:
+    def test_rows_have_the_same_keys_in_every_file_format(self, tmp_path: Path, base: Any) -> None:
         plain = write_rows(tmp_path / "rows.jsonl", ROWS)
         (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
         (tmp_path / "list.json").write_text(json.dumps(ROWS))

@@ -209,7 +209,7 @@ class TestReasons:
 
 class TestRubbishInTheRunsDirectory:
     def litter(self, lab: Lab) -> int:
-        """All that should not be there; returns how many of it look like runs."""
+        """Write files that belong to no run, and return how many look like runs."""
         folder = lab.runs / "e"
         good = next(folder.glob("test-model-*/"))
         manifest = json.loads((good / "manifest.json").read_text())

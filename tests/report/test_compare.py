@@ -35,7 +35,7 @@ def test_mcnemar_holds_for_very_many_samples() -> None:
 
 
 def permuted(differences: list[float]) -> float:
-    """All combinations of signs, by scipy."""
+    """Return scipy's p-value over all combinations of signs."""
     result = stats.permutation_test(
         (np.array(differences),), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True
     )
@@ -121,7 +121,7 @@ def strong(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def weak(place: Path) -> Path:
-    """The same samples, 8 right."""
+    """A run over the samples of `strong` with 8 right answers."""
     return finished_run(place / "weak", answered(8, 12))
 
 

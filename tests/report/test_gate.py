@@ -29,7 +29,7 @@ def base(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def worse(place: Path) -> Path:
-    """The same samples, 6 right: 25 % lower."""
+    """A run over the samples of `base` with 6 right answers: 25 % lower."""
     return finished_run(place / "worse", answered(6, 4))
 
 
@@ -45,7 +45,7 @@ def gate(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Any:
 
 
 def checks(gate: Any, *arguments: Any) -> dict[str, tuple[bool, str]]:
-    """What the gate looked at, in its order; the exit code says the same as the JSON."""
+    """Return the gate's checks in order, and check that exit code and JSON agree."""
     ended = gate(*arguments, "--format", "json")
     report = json.loads(ended.out)
     assert report["passed"] == all(check["passed"] for check in report["checks"])
@@ -77,7 +77,7 @@ def test_a_metric_may_fall_by_as_much_as_is_allowed_and_no_more(
 
 
 @pytest.mark.parametrize("allowed", ["-1", "some"])
-def test_an_allowance_that_is_none_is_wrong_usage(gate: Any, base: Path, allowed: str) -> None:
+def test_an_invalid_allowance_is_a_usage_error(gate: Any, base: Path, allowed: str) -> None:
     assert gate(base, "--baseline", base, "--max-regression-pct", allowed).code == 2
 
 

@@ -189,11 +189,11 @@ class TestWhatIsRead:
         assert (spec.graders[0].name, spec.graders[0].weight) == ("exact", 1)
 
     @pytest.mark.parametrize("written", ['"1.0"', "1.0", "1.1", "'1.7'"])
-    def test_a_version_it_can_read_however_it_is_written(self, tmp_path: Path, written: str) -> None:
+    def test_a_supported_version_is_accepted_in_every_spelling(self, tmp_path: Path, written: str) -> None:
         (tmp_path / "e.yaml").write_text(f"schemaVersion: {written}\n{BASE}")
         assert load_eval(tmp_path / "e.yaml").name == "e"
 
-    def test_it_is_yaml_one_point_two(self, tmp_path: Path) -> None:
+    def test_eval_files_are_yaml_1_2(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(
             BASE.replace("question: q", "question: no, on: yes, time: 2024-01-02, octal: 010")
         )
@@ -323,7 +323,7 @@ class TestWhatIsRefused:
         ],
         ids=lambda value: value if isinstance(value, str) else None,
     )
-    def test_it_says_what_is_wrong_and_on_which_line(
+    def test_an_error_is_reported_with_its_line(
         self, tmp_path: Path, old: Any, new: Any, line: Any, words: Any
     ) -> None:
         assert old in BASE
@@ -369,7 +369,7 @@ graders:
         assert any("name: is missing" in problem for problem in problems)
         assert len(problems) == 6
 
-    def test_a_judge_needs_a_model_where_the_target_is_none(self, tmp_path: Path) -> None:
+    def test_a_judge_needs_a_model_if_the_target_is_not_a_model(self, tmp_path: Path) -> None:
         message = refused(
             tmp_path, BASE.replace("{model: m}", "{command: [x]}").replace("{type: exact}", "{type: prompt, rubric: r}")
         )
@@ -557,7 +557,7 @@ BROKEN = {
 
 
 class TestTheCommand:
-    """What a user sees: exit code 2, the place, and nothing written."""
+    """A wrong file gives exit code 2 and its place, and nothing is written."""
 
     @pytest.mark.parametrize("name", [*BROKEN, "missing.yaml", "folder.yaml"])
     def test_a_file_that_cannot_be_read_as_an_eval_ends_with_two(
@@ -574,7 +574,7 @@ class TestTheCommand:
         assert ended.out == ""
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_a_missing_file_comes_with_what_to_do(
+    def test_a_missing_file_is_reported_with_a_hint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert "holdfast init" in command(monkeypatch, capsys, tmp_path, "eval", "missing.yaml").err

@@ -146,7 +146,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestEarlierVerdicts:
-    def test_only_those_that_came_of_a_repr_are_given_again(
+    def test_only_verdicts_based_on_a_repr_are_graded_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -211,7 +211,7 @@ def test_a_list_in_a_dataset_file_is_graded_by_the_command(
     assert ended.code == 0 and json.loads(metrics.read_text())["score"] == 0.5
 
 
-def test_flexevals_references_are_texts_whatever_the_row_has(tmp_path: Path) -> None:
+def test_references_for_flexeval_are_always_texts(tmp_path: Path) -> None:
     from holdfast.formats.flexeval import write_flexeval
 
     rows = [

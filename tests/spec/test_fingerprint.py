@@ -94,7 +94,7 @@ def test_layout_changes_nothing(tmp_path: Path, change: Any) -> None:
 
 
 def tokens_that_matter() -> Any:
-    """Where each token of the code stands that is more than layout."""
+    """Return the tokens of the code that are more than layout."""
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     tokens = tokenize.generate_tokens(io.StringIO(CODE).readline)
     return [token for token in tokens if token.type not in layout and token.string.strip()]

@@ -90,7 +90,7 @@ graders: [{type: exact}]
 
 
 def become(tmp_path: Path, text: Any) -> Any:
-    """What a text becomes."""
+    """Return the migrated text."""
     path = tmp_path / "e.yaml"
     path.write_bytes(text.encode())
     return migrated(path).after
@@ -134,7 +134,7 @@ class TestAFile:
         (tmp_path / "e.yaml").write_text(become(tmp_path, text))
         assert [grader.name for grader in load_eval(tmp_path / "e.yaml").graders] == [kind, "n"]
 
-    def test_run_as_it_is_it_is_refused_with_every_place_and_the_command(self, tmp_path: Path) -> None:
+    def test_running_an_unmigrated_file_is_refused_with_every_place_and_the_command(self, tmp_path: Path) -> None:
         (tmp_path / "e.yaml").write_text(OLD)
         with pytest.raises(ConfigError) as caught:
             load_eval(tmp_path / "e.yaml")
@@ -334,7 +334,7 @@ class TestTheCommand:
     @pytest.mark.faults
     @needs_strace
     @pytest.mark.parametrize("fault", ["rename:signal=SIGKILL:when=1", "rename:signal=SIGKILL:when=2"])
-    def test_killed_anywhere_the_file_is_whole_and_the_same_command_goes_on(self, tmp_path: Path, fault: str) -> None:
+    def test_a_killed_migration_leaves_a_whole_file_and_can_be_repeated(self, tmp_path: Path, fault: str) -> None:
         (tmp_path / "old.yaml").write_text(OLD)
         holdfast_with_faults("migrate", "old.yaml", faults=[fault], cwd=tmp_path, check=-signal.SIGKILL)
         assert (tmp_path / "old.yaml").read_text() == OLD

@@ -76,7 +76,7 @@ class TestTheRule:
         assert check_version("x.yaml", written, "1.1") is None
 
     @pytest.mark.parametrize("written", ["1.2", "1.10", "1.100"])
-    def test_a_newer_minor_is_accepted_with_a_word(self, written: str) -> None:
+    def test_a_newer_minor_version_is_accepted_with_a_notice(self, written: str) -> None:
         notice = check_version("x.yaml", written, "1.1")
         assert notice is not None and f"version {written} is newer than this Holdfast, which knows 1.1" in notice
 
@@ -118,13 +118,13 @@ class TestEvalFiles:
             self.read(tmp_path, 'schemaVersion: "1.0"\nshiny: 1\n')
         assert "than this Holdfast" not in str(caught.value)
 
-    def test_a_file_without_one_is_read_and_told_how_to_get_one(self, tmp_path: Path) -> None:
+    def test_a_file_without_a_version_is_read_with_a_hint_to_add_it(self, tmp_path: Path) -> None:
         assert self.read(tmp_path, "").notices == (
             f"{tmp_path}/e.yaml has no schemaVersion; to add it: holdfast migrate {tmp_path}/e.yaml",
         )
 
     @pytest.mark.parametrize(("head", "word"), [('schemaVersion: "1.7"\n', "1.7 is newer"), ("", "holdfast migrate")])
-    def test_the_command_says_it_once_and_goes_on(self, tmp_path: Path, head: str, word: str) -> None:
+    def test_the_command_prints_the_hint_once_and_runs(self, tmp_path: Path, head: str, word: str) -> None:
         text = EVAL.replace("{model: m}", "{command: [echo, x]}") + "baseline: {command: [echo, y]}\n"
         (tmp_path / "e.yaml").write_text(head + text)
         for arguments in ([], ["--dry-run"], ["--display", "none"]):
@@ -216,9 +216,7 @@ class TestRuns:
         assert "not 2.0" in holdfast("eval", "e.yaml", cwd=tmp_path, check=2).stderr
         assert (run / "manifest.json").read_bytes() == before
 
-    def test_numbers_of_another_version_are_made_anew_where_the_run_is_ours(
-        self, run: Any, finished: Any, tmp_path: Path
-    ) -> None:
+    def test_metrics_of_another_version_are_recomputed(self, run: Any, finished: Any, tmp_path: Path) -> None:
         for file in ("e.yaml", "agent.py"):
             shutil.copy(finished.parents[2] / file, tmp_path)
         say(run, "2.0", "metrics.json")
@@ -232,7 +230,7 @@ class TestRuns:
         assert listed["path"] == str(run.relative_to(tmp_path))
 
     @pytest.mark.parametrize("version", [5, "new", ["1.0"]])
-    def test_a_manifest_whose_version_is_none_is_damaged(self, run: Any, tmp_path: Path, version: Any) -> None:
+    def test_a_manifest_with_an_invalid_version_is_damaged(self, run: Any, tmp_path: Path, version: Any) -> None:
         say(run, version, "manifest.json")
         assert "holdfast repair" in holdfast("grade", run, cwd=tmp_path, check=2).stderr
 

@@ -144,7 +144,7 @@ class TestLines:
 class TestJournal:
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_any_sequence_of_records_comes_back_in_its_order(self, written: Any) -> None:
+    def test_any_sequence_of_records_is_read_in_order(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             places, size, notices = append(folder, written)
@@ -159,7 +159,7 @@ class TestJournal:
 
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_the_index_knows_the_last_word_on_every_key(self, written: Any) -> None:
+    def test_the_index_holds_the_last_record_of_every_key(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             append(Path(name), written)
             index = RunDir(Path(name)).load(mend=False)
@@ -177,7 +177,7 @@ class TestJournal:
             assert index.spent.requests == sum(u.requests for u in used)
             assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
 
-    def test_appending_goes_on_behind_what_is_there(self, tmp_path: Path) -> None:
+    def test_appending_continues_after_existing_lines(self, tmp_path: Path) -> None:
         first, second = numbered(4)[:2], numbered(4)[2:]
         append(tmp_path, [("outputs", record) for record in first])
         append(tmp_path, [("outputs", record) for record in second])
@@ -267,7 +267,7 @@ class TestDamage:
             for mend in (False, True, True):
                 assert RunDir(Path(name)).load(mend=mend).outputs.keys() == expected
 
-    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path: Path) -> None:
+    def test_a_torn_tail_is_set_aside_and_writing_continues_in_its_place(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
         torn = to_line(second)[:40]
         (tmp_path / "outputs.jsonl").write_bytes(to_line(first) + torn)
@@ -345,7 +345,7 @@ class TestASecondWriter:
         fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
         assert fault.kind == "lease_lost" and content == first + others
 
-    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path: Path) -> None:
+    def test_a_failed_background_write_stops_the_run_too(self, tmp_path: Path) -> None:
         faults = []
 
         async def main() -> None:

@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount f
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Whatever a test did to it, Holdfast leaves no process and no temporary file behind."""
+    """Check that Holdfast leaves no process and no temporary file behind."""
     yield
     remaining = leftovers(tmp_path)
     for process in remaining:

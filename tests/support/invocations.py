@@ -103,7 +103,7 @@ def launched(
 
 
 def register(invocation: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
-    """Make it known to whoever has `home` as HOLDFAST_HOME."""
+    """Add an invocation to the registry below `home`."""
     Registry(home / "invocations").add(entry_of(invocation, host=host, tasks=tasks))
 
 
@@ -123,7 +123,7 @@ def public_folder() -> Iterator[Path]:
 
 
 def end_all(lab: Cluster, *invocations: Launched) -> None:
-    """Leave no job."""
+    """Cancel all jobs of invocations."""
     slurm = Slurm(lab.here)
     for one in invocations:
         slurm.cancel({job.name for job in slurm.jobs(invocation=one.id) if job.active})

@@ -155,7 +155,7 @@ def rows(count: int, *, ids: bool = True, start: int = 0) -> list[dict[str, Any]
 
 
 def tree(folder: Path) -> dict[str, Any]:
-    """Everything below a folder: names, contents, times."""
+    """Return names, contents and times of everything below a folder."""
     return {
         str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.lstat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

@@ -39,7 +39,7 @@ PATIENCE = 300.0
 
 
 def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """As `wait_for`, where looking is work for the machine that is waited for."""
+    """Wait like `wait_for`, but poll rarely, since polling loads the machine."""
 
     def look() -> Any:
         time.sleep(0.1)
@@ -215,7 +215,7 @@ class Site:
         return [job for job in self.chain(invocation).live(role) if job.state == "running"]
 
     def logs(self, invocation: Invocation) -> str:
-        """All that was said."""
+        """Return the text of all logs."""
         paths = sorted(Path(invocation.directory).rglob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
 

@@ -97,7 +97,7 @@ def grade(
     files: dict[str, str] | None = None,
     **row: Any,
 ) -> Verdict | AttemptError:
-    """What a grader says of an answer; the AttemptError where it cannot say.
+    """Return a grader's verdict on an answer, or the AttemptError that it raises.
 
     `said` are further fields of the output, `files` those of the trial's workspace.
     """

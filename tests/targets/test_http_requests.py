@@ -216,7 +216,7 @@ class TestRunsOfEarlierVersions:
         assert service.evaluate(MIXED) == (1, ["1"])
         assert service.evaluate(MIXED) == (0, [])
 
-    def test_a_conversation_that_they_have_begun_goes_on_in_its_middle(
+    def test_a_conversation_begun_with_text_values_resumes_in_the_middle(
         self, tmp_path: Path, by_run: pytest.MonkeyPatch
     ) -> None:
         fails = {"second": True}

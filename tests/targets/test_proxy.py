@@ -185,7 +185,7 @@ def test_rate_limits_reach_the_program_with_the_time_to_wait(lab: Lab, provider:
     assert kept(done.run)[0]["usage"]["requests"] == 1
 
 
-def test_an_answer_after_an_outage_that_was_not_got_over_is_none(lab: Lab, provider: Server) -> None:
+def test_an_answer_after_an_unresolved_outage_does_not_count(lab: Lab, provider: Server) -> None:
     use(lab, "try:\n    print(text(sys.argv[1]))\nexcept urllib.error.HTTPError:\n    print('I do not know')\n")
     lab.spec["limits"] = {"retries": 1}
     provider.control(status=503)
@@ -439,7 +439,7 @@ async def answer_as_others_do(request: web.Request) -> web.StreamResponse:
 
 
 @needs_framework
-def test_the_client_that_everybody_uses_finds_what_it_knows() -> None:
+def test_the_openai_client_works_with_the_proxy() -> None:
     import openai
 
     async def test(_: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
@@ -573,9 +573,7 @@ def use_framework(lab: Lab) -> None:
 
 @pytest.mark.faults
 @needs_framework
-def test_a_framework_from_pypi_killed_in_the_middle_goes_on_where_it_was(
-    lab: Lab, provider: Server, tmp_path: Path
-) -> None:
+def test_a_killed_framework_from_pypi_resumes_in_the_middle(lab: Lab, provider: Server, tmp_path: Path) -> None:
     calm = Lab(tmp_path / "calm", provider, rows=lab.rows)
     use_framework(calm)
     use_framework(lab)

@@ -83,7 +83,7 @@ def agent_eval(folder: Path, name: str, **keys: Any) -> Path:
 
 
 def events(folder: Path) -> list[str]:
-    """What the target did, in order."""
+    """Return the actions of the target in order."""
     path = folder / "events.txt"
     return path.read_text().splitlines() if path.exists() else []
 

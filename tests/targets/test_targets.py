@@ -57,7 +57,7 @@ def completion(text: Any, **more: Any) -> Any:
 
 
 class TestModel:
-    def test_it_is_sent_model_params_and_messages_and_its_text_is_the_answer(self, evaluate: Any) -> None:
+    def test_the_request_has_model_params_and_messages_and_the_reply_is_the_output(self, evaluate: Any) -> None:
         with workflow(lambda asked: completion(asked.body["messages"][-1]["content"])) as service:
             run = evaluate(
                 {"model": "m", "base_url": f"{service.url}/v1", "params": {"temperature": 0.5, "stop": ["x"]}},
@@ -194,7 +194,7 @@ class TestModel:
             evaluate({"model": "m"})
         assert not (tmp_path / "runs").exists()
 
-    def test_the_key_named_is_sent_and_none_where_there_is_none(
+    def test_the_named_api_key_is_sent_and_no_header_without_one(
         self, evaluate: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MY_KEY", "sk-mine")
@@ -338,7 +338,7 @@ class TestPython:
         assert {kind for kind, _ in errors(run)} == {"agent"}
         assert all(words in message for _, message in errors(run))
 
-    def test_an_agent_that_works_again_goes_on_with_what_failed(self, agent: Any, tmp_path: Path) -> None:
+    def test_a_repaired_agent_is_asked_again_for_failed_trials(self, agent: Any, tmp_path: Path) -> None:
         (tmp_path / "flaky.py").write_text(FLAKY)
         keys: dict[str, Any] = {
             "name": "flaky",
@@ -355,7 +355,7 @@ class TestPython:
         assert second.finished and second.path == first.path
         assert (outputs(second)["a"]["attempt"], outputs(second)["b"]["attempt"]) == (1, 2)
 
-    def test_a_parameter_nobody_can_give_is_refused(self, tmp_path: Path, evaluate: Any) -> None:
+    def test_an_unknown_required_parameter_is_refused(self, tmp_path: Path, evaluate: Any) -> None:
         (tmp_path / "a.py").write_text("def reply(question): return ''\n")
         with pytest.raises(
             ConfigError, match=r"(?s)asks for question; no sample has .*ask for prompt, messages, sample, context"
@@ -650,7 +650,7 @@ class TestSecrets:
             stdout = run_command("eval", path, "-d", *options, cwd=tmp_path).stdout
             assert SECRET not in stdout and "(hidden)" in stdout and "${NAME}" in stdout
 
-    def test_another_query_is_another_target_and_a_manifest_knows_it_again(self, tmp_path: Path) -> None:
+    def test_another_query_is_another_target_and_is_recognised_from_the_manifest(self, tmp_path: Path) -> None:
         def run(query: Any, *words: Any) -> Any:
             target = {"http": service.url + query, "request": {}, "response": "value"}
             write_spec(tmp_path, target=target)

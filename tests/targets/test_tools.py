@@ -165,11 +165,11 @@ def test_functions_that_cannot_be_tools_are_refused() -> None:
         ({"city": "Rome", "town": "Rome"}, "town: Extra inputs are not permitted"),
     ],
 )
-def test_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_reported_to_the_model(arguments: dict[str, Any], message: str) -> None:
     assert run_tool(google, **arguments) == f"Error: wrong arguments: {message}"
 
 
-def test_arguments_come_as_their_types() -> None:
+def test_arguments_are_converted_to_their_types() -> None:
     assert run_tool(sphinx, city="Rome", unit="celsius") == "Rome Unit.C"
     assert run_tool(google, city="Rome", days="5", tags=["a"]) == "Rome 5 c ['a']"
 

@@ -331,7 +331,7 @@ def test_a_task_given_as_a_path_is_chosen_by_its_name(folder: Path) -> None:
         assert len(launched(folder, "hosted", tasks=[name]).tasks) == 1
 
 
-def test_an_unknown_task_is_refused_with_those_there_are(folder: Path) -> None:
+def test_an_unknown_task_is_refused_with_the_available_ones(folder: Path) -> None:
     message = refused(folder, "newer", tasks=["mmul"])
     assert message == "-t mmul: no such task (did you mean 'mmlu'?); there are mmlu, mmlu, hellaswag"
 
@@ -352,7 +352,7 @@ def test_a_task_without_a_file_lists_the_paths_that_were_tried(folder: Path) -> 
     assert "no package that provides tasks is installed" in message
 
 
-def test_a_provider_knows_tasks_by_name(folder: Path) -> None:
+def test_a_provider_resolves_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
         return folder / "evals" / "hellaswag.yaml" if name == "gpqa" else None
 
@@ -517,7 +517,7 @@ def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunn
     assert (launch.host is not None) is ssh
 
 
-def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path) -> None:
+def test_sbatch_options_and_the_rest_of_the_profile_are_passed_on(folder: Path) -> None:
     more = (
         'exclusive = true\ncpus_per_task = 4\nmem = "0"\nsetup_lines = "module load x"\nstartup_commands = ["date"]\n'
     )
@@ -532,7 +532,7 @@ def test_sbatch_options_and_the_rest_of_the_profile_come_through(folder: Path) -
     assert deployment_of(launch).mounts == ("/l:/l",)
 
 
-def test_gpus_come_from_gres_and_a_model_is_spread_over_them(folder: Path) -> None:
+def test_gpus_are_read_from_gres_and_a_model_is_spread_over_them(folder: Path) -> None:
     run = launched(folder, "newer", None, "execution.gres=gpu:h100:4")
     assert run.execution.gpus_per_node == 4
     assert "--tensor-parallel-size 4 " in deployment_of(run).command

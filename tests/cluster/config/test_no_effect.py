@@ -140,7 +140,7 @@ def value_for(key: str, block: type[Block]) -> Any:
 
 
 def effect(launch: Launch) -> Any:
-    """All that reaches the cluster: what a task is told, its scripts, the way there, and what images are made with."""
+    """Return everything that reaches the cluster: tasks, scripts, the transport and the settings of images."""
     env = launch.env
     way = (launch.host, launch.execution.username, env.identity, env.remote_job_dir)
     build = (env.build_partition, env.build_time, env.build_include_gpus, env.python)

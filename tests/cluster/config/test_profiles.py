@@ -94,7 +94,7 @@ def test_every_key_of_the_table_is_read(tmp_path: Path) -> None:
     assert loaded.fields.time == "24:00:00"
 
 
-def test_keys_for_other_executors_are_let_be_and_never_passed_on(tmp_path: Path) -> None:
+def test_keys_for_other_executors_are_ignored(tmp_path: Path) -> None:
     keys = "\n".join(f'{key} = "hush"' for key in OTHER_KEYS)
     loaded = profile(tmp_path, f'[p]\nexecutor = "local"\n{keys}\n')
     assert loaded.values == {"executor": "local"}
@@ -194,7 +194,7 @@ def test_wandb_is_read_without_a_profile(tmp_path: Path) -> None:
     assert (block.project, places["project"]) == ("nano", "env.toml:2")
 
 
-def test_lines_are_those_of_keys_and_not_of_text_that_looks_like_them(tmp_path: Path) -> None:
+def test_line_numbers_are_those_of_keys_and_not_of_similar_text(tmp_path: Path) -> None:
     text = '[p]\nsetup_lines = """\n[q]\naccount = 1\n"""\nexecutor = "local"\n"user" = "u"\n'
     loaded = profile(tmp_path, text)
     assert loaded.origins == {"setup_lines": "env.toml:2", "executor": "env.toml:6", "user": "env.toml:7"}

@@ -271,10 +271,10 @@ def test_a_port_is_one_jobs_at_a_time_and_the_next_waits_for_it(tmp_path: Path) 
     second.stop()
 
 
-def test_workers_that_cannot_stay_are_not_queued_for_ever(
+def test_workers_that_cannot_start_are_not_queued_forever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the jobs around a main job; Slurm's part is played here."""
+    """Simulate Slurm for the jobs around a main job."""
     queued: list[str] = []
 
     class Gone:

@@ -66,7 +66,7 @@ def test_a_partial_submission_is_reported_with_the_submitted_jobs(site: Site, wh
         holdfast("kill", invocation, cwd=site.folder, env=env)
 
 
-def test_a_job_that_could_not_be_recorded_is_kept_in_mind(site: Site) -> None:
+def test_a_job_that_could_not_be_recorded_is_remembered(site: Site) -> None:
     site.write(None, execution={"sbatch_extra_flags": HELD})
     ledgers = f"{site.base}/holdfast/*/jobs-*.jsonl"  # once sbatch has accepted the job, nothing can be written to them
     fill = f'for file in {ledgers}; do mv "$file" "$file.kept" && ln -s /dev/full "$file"; done'

@@ -133,7 +133,7 @@ def test_a_server_in_a_container_is_started_by_srun() -> None:
     assert server_line(served, 1, pyxis=False) == "ulimit -n 9\nvllm serve '/a b'"
 
 
-def test_secrets_survive_their_file_whatever_they_are() -> None:
+def test_any_secret_survives_its_file() -> None:
     values = {"A": "plain", "B": "with = and \" and ' and\nnew lines $HOME `reboot` ü"}
     assert read_secrets(write_secrets(values)) == values
 

@@ -162,7 +162,7 @@ def test_a_users_own_settings_hide_no_job(slurm: Cluster, invocation: str) -> No
     assert job.submitted is not None
 
 
-def test_without_accounting_there_is_none(slurm: Cluster) -> None:
+def test_without_accounting_the_job_history_is_unavailable(slurm: Cluster) -> None:
     assert Slurm(slurm.here).accounted(["hf-x"], since=0.0) is None
 
 

@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.fixture
 def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
-    """What really went over the transport: arguments, and the number of bytes of the input."""
+    """Record what was sent over the transport: arguments, and the number of bytes of the input."""
     calls: list[tuple[list[str], int]] = []
     real = transport._try
 
@@ -57,7 +57,7 @@ def test_arguments_and_input_arrive_unchanged(transport: Transport) -> None:
         assert (done.code, done.text) == (0, repr((arguments, "the input\n"))), done.stderr
 
 
-def test_bytes_come_back_unchanged(transport: Transport) -> None:
+def test_bytes_are_returned_unchanged(transport: Transport) -> None:
     data = bytes(range(256)) * 4096
     assert transport.run(["cat"], input=data).stdout == data
 

@@ -77,7 +77,7 @@ def test_kill_cancels_all_jobs_of_an_invocation_and_no_others(
             slurm.here.check(["scancel", f"--name={name}", job_id])
 
 
-def test_a_job_that_has_come_by_an_id_of_ours_stays_alive(slurm: Cluster, invocation: Launched) -> None:
+def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, invocation: Launched) -> None:
     here = Slurm(slurm.here)
     name = f"somebody-{new_invocation()}"
     job = foreign(here, name)
