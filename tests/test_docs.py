@@ -80,7 +80,7 @@ def test_generated_tables_are_current(tables: ModuleType) -> None:
 
 def test_examples_of_files_have_the_fields_of_their_tables() -> None:
     examples = re.findall(
-        r"```json\n(.*?)```\n\n<!-- fields: .+? -->\n(.*?)<!-- end -->", FORMATS.read_text(), re.DOTALL
+        r"```json\n([^`]*)```\n\n<!-- fields: .+? -->\n(.*?)<!-- end -->", FORMATS.read_text(), re.DOTALL
     )
     assert len(examples) == 6
     for example, table in examples:
