@@ -47,12 +47,13 @@ FOREIGN = {
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """The modules of ours that a file imports, also for the type checker alone, each as its parts and a line."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
         for name in names:
             package, *inside = name.split(".")
             if package == "holdfast":
