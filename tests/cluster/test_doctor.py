@@ -67,7 +67,7 @@ def test_people_get_one_line_each_with_a_sign_and_the_remedy_below(slurm: Lab, t
     env = env_of(slurm, tmp_path / "home", HOME=str(tmp_path))
     said = holdfast("doctor", "lab", cwd=tmp_path, env=env, check=1).stdout
     assert "✓ env.toml: env.toml, [lab] in line 1" in said
-    assert "✗ partition: there is no mian\n    env.toml:3: there are low, lowgrace, main." in said
+    assert "✗ partition: there is no mian\n    hint: env.toml:3: there are low, lowgrace, main." in said
     assert "✗ account, partition and time: " in said and "nvalid partition" in said
     assert "– compute node: no job was run: Slurm would not accept it" in said
 

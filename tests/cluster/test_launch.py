@@ -542,7 +542,7 @@ def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
         (tmp_path / "env.toml").write_text((tmp_path / "env.toml").read_text() + '[wandb]\nproject = "p"\n')
         env = {"HOLDFAST_HOME": str(tmp_path / "home"), "WANDB_API_KEY": key, "WANDB_MODE": "offline"}
         done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
-        assert "[info] Detected W&B login, setting WANDB_API_KEY" in done.stdout
+        assert "note: detected a W&B login, setting WANDB_API_KEY" in done.stdout
         assert key not in done.stdout + done.stderr
         (invocation,) = Registry(tmp_path / "home" / "invocations").all()
         assert site.await_over(invocation).phase == "done", site.logs(invocation)

@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
 from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags
 from holdfast.cli.runs import runs_dir_option
@@ -193,7 +194,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
     baseline = baseline_of(spec)
     if flags.dry_run:
         for message in spec.notices:
-            click.echo(message, err=True)
+            show_note(message)
         return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
     outcome = _run(spec, flags)
@@ -263,7 +264,7 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
-        click.echo(message, err=True)
+        show_note(message)
     options = flags.options()
     previews = [preview_run(spec, options) for spec in specs]
     print_compiled(previews, as_json=flags.json)

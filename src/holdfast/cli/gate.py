@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_note
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.errors import UsageError
 
@@ -79,7 +80,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     rules = Rules(flags["max_regression_pct"], golden, dict(map(_minimum, minima)), flags["new"], flags["removed"])
     result = gate_run(view, base, rules, golden_rows=not flags["ignore_golden_rows"])
     for notice in result.notices:
-        click.echo(notice, err=True)
+        show_note(notice)
     _show(result, flags["shape"])
     return 0 if result else 1
 

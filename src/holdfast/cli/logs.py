@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
 from holdfast.errors import UsageError
 
@@ -111,7 +112,7 @@ def _show(logs: Mapping[str, Logs], is_over: Callable[[], bool] | None, kind: st
     if is_over is None:
         show()
     else:
-        repeat(show, lambda message: click.echo(message, err=True))
+        repeat(show, show_warning)
     if not current:
         folder = next(iter(logs.values())).folder
         raise UsageError(

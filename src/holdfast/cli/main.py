@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from holdfast import __version__
-from holdfast.cli.errors import show_error
+from holdfast.cli.errors import show_error, show_usage_error
 from holdfast.engine.signals import Signals
 from holdfast.errors import HoldfastError
 
@@ -102,7 +102,7 @@ def main() -> None:
         show_error(error)
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        show_usage_error(error)
         code = 2
     except (click.Abort, KeyboardInterrupt) as stopped:
         from holdfast.cli.runs import command_line

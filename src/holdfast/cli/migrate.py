@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.errors import show_error
+from holdfast.cli.errors import show_error, show_warning
 from holdfast.errors import ConfigError, Fault, HoldfastError, UsageError
 from holdfast.spec.schema import SCHEMA_VERSION
 
@@ -63,7 +63,7 @@ def _places(path: Path) -> Iterator[Path | HoldfastError]:
         try:
             data = read_document(file).data
         except ConfigError as error:
-            click.echo(f"skipped: {error.message}", err=True)
+            show_warning(f"skipped: {error.message}")
             continue
         if is_eval(data) or find_format(data) is not None:
             count += 1

@@ -10,6 +10,7 @@ import click
 from holdfast.canonical import canonical
 from holdfast.cli.completion import complete_runs
 from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.errors import show_note
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.runs import home_of, runs_dir_option, runs_directory, subject_of
 from holdfast.errors import RunHeld, UsageError
@@ -98,7 +99,7 @@ def _resume_invocation(subject: Subject) -> int:
     finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
     unfinished = [n for n in numbers if n not in finished and n not in live]
     for number, state in sorted(live.items()):
-        click.echo(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}", err=True)
+        show_note(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}")
     if live and not unfinished:
         raise RunHeld(f"{subject.name} is being worked on", remedy=f"To stop it first: holdfast kill {subject.name}")
     if not unfinished:
@@ -145,7 +146,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
         )
     identity = match_outputs((rundir, manifest), identify(spec))
     if identity.place is None and _grades_differently(manifest, identity):
-        click.echo("this version grades some outputs differently: resuming with these outputs as another run", err=True)
+        show_note("this version grades some outputs differently: reusing these outputs in a new run")
     elif identity.place is None:
         raise UsageError(
             f"{path} cannot be resumed: its data, code or graders have changed since it was created",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.errors import show_note
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def find_run(name: str, runs_dir: Path) -> Path:
     with suppress(UsageError):  # reported where the run is read
         manifest = rundir.read_manifest()
         if manifest is not None and (newer := rundir.newer(manifest)) is not None:
-            click.echo(newer, err=True)
+            show_note(newer)
     return rundir.path
 
 

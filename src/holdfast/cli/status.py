@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from holdfast.cli.completion import complete_runs
+from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
 from holdfast.display.format import duration
 from holdfast.errors import UsageError
@@ -109,7 +110,7 @@ def _list(as_json: bool) -> int:
         ]
         click.echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
         for why in dict.fromkeys(unreachable.values()):
-            click.echo(f"not reachable: {why}", err=True)
+            show_warning(f"not reachable: {why}")
     return UNREACHABLE if unreachable else 0
 
 

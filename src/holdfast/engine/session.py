@@ -138,11 +138,16 @@ class Session:
         """Show a message to the user, and write it to run.log."""
         show_notice(self.display, self.log, message)
 
+    def warn(self, message: str) -> None:
+        """Show a failure that does not end the run, and write it to run.log."""
+        self.display.warning(message)
+        self.log.write(f"warning {message}")
+
     def live_exporters(self) -> list[LiveExporter]:
         """Return the exporters that follow this process's work. Those of several workers follow from outside."""
         if self.worker is not None or not self.generates:
             return []
-        return live_exporters(self.identity, self.rundir, self.notice)
+        return live_exporters(self.identity, self.rundir, self.warn)
 
     def work(self, source: Supply | None = None) -> tuple[Plan, Reason | None]:
         """Run trials from `source`, by default all that remain; return what still remains, and why, if known."""

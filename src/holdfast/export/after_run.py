@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, with_hint
 from holdfast.store.durable import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -80,7 +80,7 @@ def _write_nat(view: RunView, spec: Eval, report: Callable[[str], None], warn: C
         _report_files(write_nat(view, folder, spec.output.nat.step_filter, lines=True), report)
     except (HoldfastError, OSError) as error:
         hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, 'nat')} -o DIR"
-        warn(f"output.nat: cannot write {folder}: {error}\n  {hint}")
+        warn(with_hint(f"output.nat: cannot write {folder}: {error}", hint))
 
 
 def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -98,8 +98,8 @@ def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], w
         try:
             registry.describe(block.to, registry.export(view, block), report)
         except (HoldfastError, OSError) as error:
-            again = registry.export_command(rundir, block.to)
-            warn(f"{error}\n  The run itself is complete. Repeat the export with: {again}")
+            hint = f"The run itself is complete. Repeat the export with: {registry.export_command(rundir, block.to)}"
+            warn(with_hint(str(error), hint))
 
 
 def _write_copies(view: RunView, log_samples: bool, output_path: Path | None) -> list[Path]:

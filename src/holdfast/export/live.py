@@ -17,7 +17,7 @@ _NAT: Final = "holdfast.formats.nat.mirror:NatMirror"
 
 
 class LiveExporter(Protocol):
-    """Follows a run from `start` to `close`. Its failures are notices and change neither the run nor its exit code."""
+    """Follows a run from `start` to `close`. Its failures are warnings and change neither the run nor its exit code."""
 
     def start(self) -> None:
         """Begin to follow the run; return at once."""

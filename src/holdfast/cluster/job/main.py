@@ -47,7 +47,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import job_command
 from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared
 from holdfast.cluster.remote.transport import Here
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, with_hint
 from holdfast.store.index import Index
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
@@ -193,7 +193,7 @@ class Attempt:
             if ended.kind == "refused":
                 self._servers.await_death()
             if ended.kind and ended.kind != "lease_lost":
-                return _stopped(f"{ended.message}\nhint: {ended.remedy}" if ended.remedy else ended.message)
+                return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
             if code == _HELD or ended.kind == "lease_lost":  # another process worked, so no progress is expected of us
                 last_size = -1

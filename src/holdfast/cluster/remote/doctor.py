@@ -22,7 +22,7 @@ from holdfast.cluster.remote.ledger import Ledger, Submitter
 from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.cluster.remote.transport import Here, connect
-from holdfast.errors import ClusterError, HoldfastError, Unreachable
+from holdfast.errors import ClusterError, HoldfastError, Unreachable, with_hint
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Check(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         sign = {"ok": "✓", "failed": "✗", "skipped": "–"}[self.state]
-        return f"{sign} {self.name}: {self.said}" + (f"\n    {self.remedy}" if self.remedy else "")
+        return with_hint(f"{sign} {self.name}: {self.said}", self.remedy, indent="    ")
 
 
 def ok(name: str, message: str, advice: str = "") -> Check:

@@ -68,7 +68,7 @@ def ensure_python(
     place = f"{base}/holdfast/env/{key[:32]}"
     requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
-        say(f"[info] Installing Holdfast {holdfast.__version__} on {transport.place} (once per version)")
+        say(f"note: installing Holdfast {holdfast.__version__} on {transport.place} (once per version)")
     completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
     if completed.code != 0:
         output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])

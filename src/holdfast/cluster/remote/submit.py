@@ -66,7 +66,7 @@ def submit(
         server.name: _find_image(launch, server, transport, base, say, force=force_squash) for server in launch.servers
     }
     if force_squash and not launch.servers:
-        say("[info] --force-squash: no image is imported, because no server is started in a container")
+        say("note: --force-squash: no image is imported, because no server is started in a container")
     number = new_invocation()
     directory = f"{base}/holdfast/{number}"
     tasks = []
@@ -215,7 +215,7 @@ def _find_python(launch: Launch, transport: Transport, base: str, say: Callable[
             reason = completed.stderr.strip().splitlines()[-1:]
             raise ClusterError(f"{transport.place}: {python} has no Holdfast: {reason}")
         if (version := completed.text.strip()) != holdfast.__version__:
-            say(f"[info] {python} has Holdfast {version}, this is {holdfast.__version__}")
+            say(f"note: {python} has Holdfast {version}, this is {holdfast.__version__}")
         return python
     if executor_named(launch.execution.type).is_local:
         return sys.executable
@@ -230,15 +230,15 @@ def _find_image(
     image = server.image
     if image is None or executor_named(launch.execution.type).is_local:
         if force:
-            say("[info] --force-squash: no image is imported, because no server is started in a container")
+            say("note: --force-squash: no image is imported, because no server is started in a container")
         return image
     if image.endswith(".sqsh"):
         if force:
-            say(f"[info] --force-squash: {image} is a .sqsh file already; only Docker references are imported again")
+            say(f"note: --force-squash: {image} is a .sqsh file already; only Docker references are imported again")
         return image
     if transport.run(["sh", "-c", "srun --help | grep -q -e --container-image"]).code != 0:
         say(
-            f"[info] no pyxis on {transport.place} (srun has no --container-image): {image} is neither imported nor "
+            f"note: no pyxis on {transport.place} (srun has no --container-image): {image} is neither imported nor "
             "used, the server runs as a plain process of the node, with what is installed there"
         )
         return None

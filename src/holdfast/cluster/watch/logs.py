@@ -133,7 +133,7 @@ def follow(transport: Transport, invocation: Invocation, write: Callable[[str], 
             task.show()
         return all(task.over for task in tasks)
 
-    repeat(show, lambda message: write(f"[info] {message}"))
+    repeat(show, lambda message: write(f"warning: {message}"))
     return max((task.exit_code for task in tasks), default=0)
 
 
@@ -186,7 +186,7 @@ class _FollowedTask:
         try:
             live = self._active_jobs()
         except ClusterError as error:
-            self._write(f"[info] cannot ask why it is pending: {error.message}")
+            self._write(f"warning: cannot ask why it is pending: {error.message}")
             self._asked = float("inf")
             return
         pending = bool(live) and all(job.state == "pending" for job in live)
@@ -194,7 +194,7 @@ class _FollowedTask:
         first = min(live, key=lambda job: int(job.id)) if pending else None
         reason = f"job {first.handle} is pending: {first.why}" if first and first.why else ""
         if reason and reason != self._reason:
-            self._write(f"[info] {reason}")
+            self._write(f"note: {reason}")
         self._reason = reason or self._reason
 
     def _active_jobs(self) -> list[JobState]:
