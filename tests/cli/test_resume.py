@@ -49,7 +49,7 @@ def test_an_invocation_that_was_killed_goes_on_from_its_files(
     assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]  # the other one is done
     assert not (made.directory / "stop").exists()
     refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
-    assert "is being worked on" in refused and "job " in refused
+    assert "is already running" in refused and "job " in refused
     assert live(slurm, made) == [f"hf-{made.id}.0.main-2"]
 
 
@@ -57,11 +57,11 @@ def test_what_is_done_is_not_begun_again(slurm: Lab, made: Launched, tmp_path: P
     for task in (0, 1):
         made.state(task, phase="done", exit_code=0)
     said = holdfast("resume", made.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
-    assert "all is done" in said and live(slurm, made) == []
+    assert "already finished" in said and live(slurm, made) == []
 
 
 def test_a_stopped_task_begins_again_when_told_to(slurm: Lab, made: Launched, tmp_path: Path) -> None:
-    made.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
+    made.state(1, phase="stopped", reason="no progress in this job", exit_code=3)
     holdfast("resume", f"{made.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
     assert live(slurm, made) == [f"hf-{made.id}.1.main"]
 

@@ -115,8 +115,8 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) 
         ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
         ("[c]", "its defaults form a cycle: config/c.yaml → config/c.yaml"),
         ("[{override deployment: vllm}]", "`override deployment` is not supported"),
-        ("[3]", "an entry is a file's name, `group: name` or _self_"),
-        ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
+        ("[3]", "an entry must be a file's name, `group: name` or _self_"),
+        ("{a: b}", "config/c.yaml:1: defaults: must be a list of groups and files"),
     ],
 )
 def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, said: str) -> None:
@@ -404,7 +404,7 @@ def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
+    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration must be a mapping of keys")
     assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 

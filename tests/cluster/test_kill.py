@@ -92,12 +92,12 @@ def test_one_task_can_be_ended_alone(slurm: Lab, made: Launched, tmp_path: Path)
     register(made, tmp_path / "home", tasks=("gsm8k", "mmlu"))
     env = env_of(slurm, tmp_path / "home")
     said = holdfast("kill", f"{made.id}.1", cwd=tmp_path, env=env).stdout
-    assert f"hf-{made.id}.1.main" in said and "ended 1 job\n" in said and f"holdfast resume {made.id}.1" in said
+    assert f"hf-{made.id}.1.main" in said and "cancelled 1 job\n" in said and f"holdfast resume {made.id}.1" in said
     first, second = look(Subject(slurm.here, str(made.directory))).tasks
     assert (first.status, second.status) == ("starting", "stopped")
     assert not (made.directory / "stop").exists() and (made.directory / "1" / "stop").exists()
-    assert "ended 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
-    assert "it had no jobs left" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
+    assert "cancelled 1 job\n" in holdfast("kill", made.directory, cwd=tmp_path, env=env).stdout
+    assert "no jobs were running" in holdfast("kill", made.id[:5], cwd=tmp_path, env=env).stdout
 
 
 def test_kill_does_not_offer_to_resume_a_finished_invocation(slurm: Lab, made: Launched, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
         wait_for(lambda: outputs.stat().st_size, "an output")
         run = run_dir(tmp_path)
         said = holdfast("kill", run, cwd=tmp_path).stdout
-        assert f"ended process {process.pid}" in said and f"holdfast resume {run}" in said
+        assert f"stopped process {process.pid}" in said and f"holdfast resume {run}" in said
         process.communicate(timeout=300)
     assert process.returncode == 143
     assert lines(outputs) and not (run / "metrics.json").exists()

@@ -188,7 +188,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ("execution.mounts.evaluation={/a: /b}", "because the evaluation runs in no container"),
         ("deployment.haproxy_port=5009", "because requests are spread over the instances by Holdfast itself"),
         ("evaluation.tasks.0.dataset_dir=/d", "write overrides: {dataset.path: …}"),
-        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the model that is measured is the one that is served"),
+        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the served model is the one evaluated"),
         ("export.wandb.log_mode=multi_task", "`holdfast export --to wandb` has no such option"),
         ("run.env.nproc_per_node=8", "because nothing is started by torchrun"),
     ],

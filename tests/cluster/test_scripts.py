@@ -333,5 +333,5 @@ def test_the_interpreter_of_a_profile_must_have_holdfast(tmp_path: Path) -> None
     folder = lay_out(tmp_path)
     (folder / "env.toml").write_text('[here]\nexecutor = "local"\npython = "/usr/bin/env"\n')
     done = holdfast("eval", "-c", "hosted", "--batch", "here", cwd=folder, env={"API_KEY": "k"}, check=3)
-    assert "/usr/bin/env has no Holdfast" in done.stderr
+    assert "Holdfast is not installed in /usr/bin/env" in done.stderr
     assert sys.executable not in done.stderr

@@ -209,7 +209,7 @@ def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.Monk
     monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:
         Ssh("cluster", user="nobody", config=sshd.ssh_config, pauses=(60,)).run(["true"])
-    assert "without a question" in str(caught.value) and 60 not in pauses
+    assert "without a password prompt" in str(caught.value) and 60 not in pauses
 
 
 def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provi
     await_waiting(other, first.pid)
     assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=300)
-    assert other.returncode == 3 and "ended without a report" in out, out + err
+    assert other.returncode == 3 and "exited without writing the report" in out, out + err
     assert not (run / "metrics.json").exists()
     (tmp_path / "hold").unlink()
     leave(worker(run, "c"))

@@ -179,11 +179,11 @@ class TestAFile:
     @pytest.mark.parametrize(
         ("more", "said"),
         [
-            ("model: m\n", "e.yaml:6: model: is now target, which the file has as well"),
+            ("model: m\n", "e.yaml:6: model: was renamed to target, which the file already has"),
             ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
             (
                 "trials: 1\ntrials_per_sample: 2\n",
-                "e.yaml:7: trials_per_sample: is now trials, which the file has as well",
+                "e.yaml:7: trials_per_sample: was renamed to trials, which the file already has",
             ),
             ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
         ],
@@ -327,7 +327,7 @@ class TestTheCommand:
         path.write_text(OLD)
         found = migrated(path)
         path.write_text(OLD + "\n# and more")
-        with pytest.raises(UsageError, match="changed by somebody else"):
+        with pytest.raises(UsageError, match="modified by another process"):
             found.save()
         assert path.read_text() == OLD + "\n# and more"
 

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     "--max-regression-pct",
     type=click.FloatRange(0),
     default=0.0,
+    show_default=True,
     metavar="PCT",
-    help="How far a metric may fall below the baseline, in percent of its value [default: 0].",
+    help="How far a metric may fall below the baseline, in percent of its value.",
 )
 @click.option(
     "--min",
     "minima",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="Minimum for a grader, score or passed, such as correct=0.8. Repeatable.",
+    help="Minimum for a grader, GRADER/pass@K, score or passed, such as correct=0.8 or correct/pass@3=0.9. Repeatable.",
 )
 @click.option(
     "--golden",

@@ -46,7 +46,7 @@ def _kill_jobs(subject: Subject) -> int:
             remedy=f"Slurm was asked to cancel them; check with: holdfast status {subject.name}",
         )
     jobs = "1 job" if len(ended) == 1 else f"{len(ended)} jobs"
-    click.echo(f"ended {jobs}" if ended else "it had no jobs left")
+    click.echo(f"cancelled {jobs}" if ended else "no jobs were running")
     files = read_files(subject.transport, subject.directory)
     numbers = range(len(files.invocation.tasks)) if subject.task is None else [subject.task]
     if all(number in files.states and files.states[number].phase == "done" for number in numbers):
@@ -73,7 +73,7 @@ def _kill_process(path: Path) -> int:
             remedy="Ask the owner to stop it.",
         ) from None
     for holder in ended:
-        click.echo(f"ended {holder}")
+        click.echo(f"stopped {holder}")
     if remain or elsewhere:
         raise ClusterError(
             f"still running: {', '.join(map(str, [*remain, *elsewhere]))}",

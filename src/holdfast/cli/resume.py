@@ -101,9 +101,9 @@ def _resume_invocation(subject: Subject) -> int:
     for number, state in sorted(live.items()):
         show_note(f".{number} {files.invocation.tasks[number]}: job {state.handle} is {state.state}")
     if live and not unfinished:
-        raise RunHeld(f"{subject.name} is being worked on", remedy=f"To stop it first: holdfast kill {subject.name}")
+        raise RunHeld(f"{subject.name} is already running", remedy=f"To stop it first: holdfast kill {subject.name}")
     if not unfinished:
-        click.echo(f"{subject.name}: all is done")
+        click.echo(f"{subject.name}: already finished")
         return 0
     for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in unfinished)):
         remove_stop(subject.transport, marked)

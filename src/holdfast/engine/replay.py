@@ -275,7 +275,7 @@ class RecordedCalls:
 
     def _check_not_over(self) -> None:
         if self._over:
-            raise AttemptError("agent", "this attempt was over before its call was", retry=False)
+            raise AttemptError("agent", "the attempt ended before this call returned", retry=False)
 
     def _next_key(self, kind: str, request: Any) -> Key:
         self._check_not_over()

@@ -58,7 +58,7 @@ def export_after_run(
         try:
             _report_files(_write_copies(view, log_samples, output_path), report)
         except OSError as error:
-            remedy = f"The run itself is whole in {rundir.path}: name another place and run the same command."
+            remedy = f"The run is complete in {rundir.path}; choose another folder and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     for name in exports:
         registry.describe(name, registry.export(view, registry.export_block(view, name)), report)

@@ -158,8 +158,8 @@ def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
         identity = recall(owner, values)
         if not _is_json(identity):
             raise UsageError(
-                f"{getattr(function, '__qualname__', function)} carries {', '.join(identity)}, and Holdfast cannot "
-                "tell when these change",
+                f"{getattr(function, '__qualname__', function)} captures {', '.join(identity)}, whose changes "
+                "Holdfast cannot detect",
                 remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
             )
         keep(owner, identity)

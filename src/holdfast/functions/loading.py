@@ -114,7 +114,7 @@ def find_function(reference: str, folder: Path, where: str) -> Reference:
     place, _, name = reference.rpartition(":")
     if reference.startswith(SESSION):
         raise ConfigError(
-            [Problem(where, f"{name} was typed into a notebook or an interpreter, and is in no file")],
+            [Problem(where, f"{name} is defined in a notebook or interpreter, not in a file")],
             remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",
         )
     if not place.endswith(".py"):

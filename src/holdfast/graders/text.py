@@ -111,7 +111,9 @@ def _expand(parts: list[str], fields: dict[str, Any]) -> list[str]:
     for part in parts:
         texts = expected_texts(part, fields)
         if "" in texts:
-            raise AttemptError("grader", f"{part!r} is empty for this row, and so in every answer", retry=False)
+            raise AttemptError(
+                "grader", f"{part!r} renders to empty text for this row, which matches every answer", retry=False
+            )
         expanded += texts
     return expanded
 

@@ -59,7 +59,7 @@ def _paid(usage: Usage, judges: Usage, spent: Spent | None) -> str | None:
         worth = usage.cost + judges.cost
         if dollars(worth) == dollars(spent.cost):
             return None
-        return f"of the {dollars(worth)} this run paid {dollars(spent.cost)} itself{_why(worth, spent.cost)}"
+        return f"total {dollars(worth)}, of which this run paid {dollars(spent.cost)}{_why(worth, spent.cost)}"
     if usage.tokens is None or judges.tokens is None or spent.unmetered:
         return None
     tokens = usage.tokens + judges.tokens

@@ -46,7 +46,7 @@ class Matcher(Block):
     def _one_way(self) -> Self:
         matchers = [name for name in self.model_fields_set if name == "equals" or getattr(self, name) is not None]
         if len(matchers) != 1:
-            raise ValueError(f"is exactly one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         return self
 
 

@@ -43,7 +43,7 @@ class HttpWorkflow(Target):
         headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
         url = filled(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
-            raise UsageError("target.http is not the address of a web service once its variables are filled in")
+            raise UsageError("target.http is not an HTTP URL after variable substitution")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]
         named = [value for value in values if "://" not in value]  # addresses are no secrets
         self._client = Client(

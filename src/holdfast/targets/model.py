@@ -193,7 +193,7 @@ class Model(Target):
             except (AttributeError, TypeError) as error:
                 raise AttemptError("bad_reply", f"not an event of a completion: {str(event)[:200]}") from error
         if stop is None:
-            raise AttemptError("bad_reply", "the stream ended before the answer did")
+            raise AttemptError("bad_reply", "the stream ended before the answer was complete")
         text = "".join(parts)
         message: Message = {"role": "assistant", "content": text if parts or not calls else None}
         if calls:

@@ -161,7 +161,7 @@ def compile_launch(
     )
     compiled = reader.read(tasks)
     if deployment is not None and any(key == ("target", "model") for key, _ in eval_overrides):
-        message = "the model that is measured is the one that is served; name it with deployment.served_model_name=…"
+        message = "the served model is the one evaluated; set deployment.served_model_name=…"
         findings.problems.append(Problem("command line: target.model", message))
     _check_flags(tree, execution, findings)
     _check_folders(tree, blocks, shared.options, executor, findings)
@@ -308,7 +308,7 @@ def _read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict
     variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
     older = tree.get("execution", "env_vars")
     if isinstance(older, dict):
-        message = "is of the older dialect: write env_vars under deployment, evaluation and export"
+        message = "deprecated: use env_vars under deployment, evaluation and export"
         findings.notice(tree, ("execution", "env_vars"), message)
         for name in sorted(set(older) - set(SCOPES)):
             message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"

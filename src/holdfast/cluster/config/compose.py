@@ -161,7 +161,7 @@ class _Files:
         """Yield the entries of a `defaults:` list, in order; None for `_self_`."""
         entries = [listed] if isinstance(listed, str) else listed or []
         if not isinstance(entries, list):
-            raise ConfigError([Problem(document.where(("defaults",)), "is a list of groups and files")])
+            raise ConfigError([Problem(document.where(("defaults",)), "must be a list of groups and files")])
         if not self.reading[:-1]:
             named = {str(key) for entry in entries if isinstance(entry, dict) for key in entry}
             entries = [*({key: value} for key, value in self.choices.items() if key not in named), *entries]
@@ -182,7 +182,7 @@ class _Files:
                     if layer is not None:
                         yield place, layer
             else:
-                raise ConfigError([Problem(place, "an entry is a file's name, `group: name` or _self_")])
+                raise ConfigError([Problem(place, "an entry must be a file's name, `group: name` or _self_")])
 
     def placed(
         self, entry: str, folder: Path, group: tuple[str, ...], place: str
@@ -310,7 +310,7 @@ def _choice(path: Path, folder: Path) -> str:
 
 
 def _read(path: Path, name: str) -> Document:
-    shape = "a configuration is a mapping of keys such as defaults, execution, deployment, evaluation"
+    shape = "a configuration must be a mapping of keys such as defaults, execution, deployment, evaluation"
     return parse_document(read_text(path), Path(name), shape)
 
 
@@ -343,7 +343,7 @@ def _check_mapping(tree: Tree, *location: str) -> None:
     """Raise if a section that is merged is not a mapping; the rest is checked when all is composed."""
     block = tree.get(*location)
     if block is not None and not isinstance(block, dict):
-        raise ConfigError([Problem(tree.where(location), f"is a mapping of keys, not {block!r}")])
+        raise ConfigError([Problem(tree.where(location), f"must be a mapping of keys, not {block!r}")])
 
 
 def _add_defaults_of_types(

@@ -192,7 +192,7 @@ def _refused(tree: Tree) -> Iterator[Problem]:
             yield Problem(tree.where(location), f"{text}: the variable's name is written out, as in ${{oc.env:NAME}}")
         for name, _ in _VARIABLE.findall(text):
             if "env_vars" in location:
-                message = f"would write the value into files; write host:{name}, which stays a name until it is used"
+                message = f"would write the value into files; write host:{name}, which is resolved only in the job"
                 yield Problem(tree.where(location), f"${{oc.env:{name}}} {message}")
             elif looks_secret(name):
                 message = "would write a secret into files and process lists; pass it as an environment variable"

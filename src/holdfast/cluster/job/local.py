@@ -54,6 +54,6 @@ def child_workers(job: JobContext) -> Iterator[None]:
             try:
                 worker.wait(30)
             except subprocess.TimeoutExpired:
-                say(f"worker {worker.pid} does not stop, and is killed")
+                say(f"worker {worker.pid} did not stop; killing it")
                 worker.kill()
                 worker.wait()

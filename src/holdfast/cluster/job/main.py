@@ -187,7 +187,7 @@ class Attempt:
                 return self._finish(prepared)
             size = journal_size(self._state.run_dir)
             if size == last_size:
-                return _stopped(f"an attempt added nothing: {last_error(self._state.run_dir)}")
+                return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
             ended, code = self._work(prepared)
             if ended.kind == "refused":
@@ -338,12 +338,12 @@ class Attempt:
         if self._job.signal != signal.SIGUSR2:
             return self._continue(name)
         if not self._has_progressed():
-            return _stopped("an attempt added nothing in the whole time of its job")
+            return _stopped("no progress in this job, in all its time")
         return self._continue("the time limit is near")
 
     def _after_server_failure(self, error: ServerFailed) -> Ending:
         if not self._has_progressed():
-            return _stopped(f"an attempt added nothing: {error}")
+            return _stopped(f"no progress in this job: {error}")
         say(str(error))
         return self._continue(error.message.splitlines()[0])
 

@@ -146,7 +146,7 @@ def start_attempt(
     if any(job.open for job in ledger.jobs()) and (doubtful := executor.settle(ledger)):
         processes = ", ".join(f"{job.intent.host} (pid {job.intent.pid})" for job in doubtful)
         raise ClusterError(
-            f"{invocation.id} may be being submitted just now, by {processes}",
+            f"{invocation.id}: another process may be submitting it: {processes}",
             remedy="Wait two minutes, then run the same command again.",
         )
     started: list[Job] = []
@@ -213,7 +213,7 @@ def _find_python(launch: Launch, transport: Transport, base: str, say: Callable[
         completed = transport.run([python, "-c", "import holdfast; print(holdfast.__version__)"])
         if completed.code != 0:
             reason = completed.stderr.strip().splitlines()[-1:]
-            raise ClusterError(f"{transport.place}: {python} has no Holdfast: {reason}")
+            raise ClusterError(f"{transport.place}: Holdfast is not installed in {python}: {reason}")
         if (version := completed.text.strip()) != holdfast.__version__:
             say(f"note: {python} has Holdfast {version}, this is {holdfast.__version__}")
         return python

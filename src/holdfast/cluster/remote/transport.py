@@ -449,7 +449,7 @@ class Ssh(Transport):
         lines = done.stderr.strip().splitlines() or ["the connection broke"]
         raise Unreachable(
             f"{self.place}: {lines[-1]}",
-            remedy=f"`ssh {self.place} true` must work without a question; jobs there are not affected by this.",
+            remedy=f"`ssh {self.place} true` must work without a password prompt; jobs there are not affected by this.",
         )
 
 

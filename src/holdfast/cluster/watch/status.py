@@ -137,7 +137,7 @@ def read_files(transport: Transport, directory: str) -> Files:
     try:
         mine, contents = transport.read_tree(directory, _SMALL_FILES)
     except FileNotFoundError:
-        raise UsageError(f"{transport.place}: {directory} is gone, or may not be entered") from None
+        raise UsageError(f"{transport.place}: {directory} does not exist or is not accessible") from None
     path = layout.invocation_path(directory)
     if "invocation.json" not in contents:
         raise UsageError(f"{transport.place}: {path} does not exist, or cannot be read")

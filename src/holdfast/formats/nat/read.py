@@ -144,7 +144,7 @@ class _Translation:
         for name, block in self._block(("eval", "evaluators")).items():
             place: Location = ("eval", "evaluators", name)
             if not isinstance(block, dict) or not isinstance(block.get("_type"), str):
-                self._wrong(place, "is an evaluator's block with a `_type`")
+                self._wrong(place, "must be an evaluator's block with a `_type`")
                 continue
             grader: dict[str, Any] = {"type": "nat", "name": name, "evaluator": name, "config_file": self._name}
             grader["question"] = f"{{{{ {rows.question} }}}}"
@@ -197,7 +197,7 @@ class _Translation:
         for part in location:
             node = node.get(part) if isinstance(node, dict) else None
         if node is not None and not isinstance(node, dict):
-            self._wrong(location, "is a mapping of keys to values")
+            self._wrong(location, "must be a mapping of keys to values")
         return node if isinstance(node, dict) else {}
 
     def _wrong(self, location: Location, message: str) -> None:

@@ -71,7 +71,7 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
     source = task.document if task.document.data.get("command_mocks") is not None else document
     listed = source.data.get("command_mocks") or []
     if not isinstance(listed, list):
-        findings.wrong(source, ("command_mocks",), "is a list of {name: …, responses: …}")
+        findings.wrong(source, ("command_mocks",), "must be a list of {name: …, responses: …}")
         return
     for number in range(len(listed)):
         place: Location = ("command_mocks", number)
@@ -94,7 +94,7 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
                 TranslatedGrader({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {})
             )
         elif expected is not None:
-            findings.wrong(source, (*place, "expect_calls"), f"is a number from 0, not {expected!r}")
+            findings.wrong(source, (*place, "expect_calls"), f"must be a number from 0, not {expected!r}")
 
 
 def _responses(findings: Findings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
@@ -109,7 +109,7 @@ def _responses(findings: Findings, source: Document, mock: Location) -> Iterator
             findings.wrong(source, place, "needs either args or args_regex")
             continue
         if type(code) is not int or not 0 <= code <= 255:
-            findings.wrong(source, (*place, "exit_code"), f"is a number from 0 to 255, not {code!r}")
+            findings.wrong(source, (*place, "exit_code"), f"must be a number from 0 to 255, not {code!r}")
             continue
         if workdir is not None and not is_below(str(workdir)):
             findings.wrong(source, (*place, "workdir"), "names a folder of the workspace, without `..`")

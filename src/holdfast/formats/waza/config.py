@@ -108,7 +108,7 @@ def read_config(findings: Findings, document: Document) -> Config:
         value = values.get(key)
         if value is None or (type(value) is int and value >= least):
             return value
-        findings.wrong(document, ("config", key), f"is a number from {least}, not {value!r}")
+        findings.wrong(document, ("config", key), f"must be a number from {least}, not {value!r}")
         return None
 
     workers = number("workers", 0) or None
@@ -139,7 +139,7 @@ def _defaults(findings: Findings) -> tuple[dict[str, Any], tuple[str, ...]]:
     block = findings.block(project, (), "defaults")
     values = {key: block[name] for name, key in _DEFAULTS.items() if block.get(name) is not None}
     if values:
-        findings.notice(project, ("defaults",), f"taken where the eval says nothing: {', '.join(values)}")
+        findings.notice(project, ("defaults",), f"defaults taken from .waza.yaml: {', '.join(values)}")
     if findings.block(project, (), "graders"):
         findings.notice(project, ("graders",), "is not read; a program grader has its own timeout")
     skills = findings.block(project, (), "paths").get("skills")

@@ -39,7 +39,7 @@ def task_files(findings: Findings, task: Document, fixtures: Path) -> dict[str, 
     for number in range(len(listed) if isinstance(listed, list) else 0):
         contents |= _listed(findings, task, ("inputs", "files", number), fixtures)
     if not isinstance(listed, list):
-        findings.wrong(task, ("inputs", "files"), "is a list of {path: …} or {path: …, content: …}")
+        findings.wrong(task, ("inputs", "files"), "must be a list of {path: …} or {path: …, content: …}")
     if sum(map(len, contents.values())) > LARGEST:
         findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
         return {}

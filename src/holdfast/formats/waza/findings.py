@@ -44,7 +44,7 @@ class Findings(findings.Findings):
         """Return a mapping inside a mapping; an empty one if there is none."""
         value = at(document, location).get(key)
         if value is not None and not isinstance(value, dict):
-            self.wrong(document, (*location, key), "is a mapping of keys to values")
+            self.wrong(document, (*location, key), "must be a mapping of keys to values")
         return value if isinstance(value, dict) else {}
 
     def texts(self, document: Document, location: Location) -> list[str]:
@@ -55,7 +55,7 @@ class Findings(findings.Findings):
             return []
         if isinstance(value, list) and all(isinstance(text, str | int | float) for text in value):
             return [str(text) for text in value]
-        self.wrong(document, location, "is a list of texts")
+        self.wrong(document, location, "must be a list of texts")
         return []
 
     def keys(

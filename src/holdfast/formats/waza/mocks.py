@@ -21,7 +21,7 @@ def mocked_tools(findings: Findings, document: Document) -> list[dict[str, Any]]
     """Return the tools of all mocked servers, each named as agents see it: `server-tool`."""
     listed = document.data.get("mcp_mocks") or []
     if not isinstance(listed, list):
-        findings.wrong(document, ("mcp_mocks",), "is a list of {name: …, tools: …}")
+        findings.wrong(document, ("mcp_mocks",), "must be a list of {name: …, tools: …}")
         return []
     tools: list[dict[str, Any]] = []
     servers: set[str] = set()

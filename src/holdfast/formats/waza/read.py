@@ -365,7 +365,7 @@ class _Translation:
             else:
                 unmeasured.append(name)
         if unmeasured:
-            message = f"waza measures none of these, and they are not here: {', '.join(unmeasured)}"
+            message = f"not measured (nor by waza): {', '.join(unmeasured)}"
             self._findings.notice(self._document, ("metrics",), message)
         return gate
 

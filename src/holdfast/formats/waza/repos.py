@@ -29,7 +29,7 @@ def read_repos(findings: Findings, task: Document) -> dict[str, Any]:
     place: Location = ("inputs", "repos")
     listed = at(task, ("inputs",)).get("repos") or []
     if not isinstance(listed, list):
-        findings.wrong(task, place, "is a list of {type: worktree, source: …, commit: …, dest: …}")
+        findings.wrong(task, place, "must be a list of {type: worktree, source: …, commit: …, dest: …}")
         return {}
     files: dict[str, Any] = {}
     for number in range(len(listed)):

@@ -182,7 +182,7 @@ class Tasks:
             return 1, float("inf")
         if isinstance(bounds, list) and len(bounds) == 2 and all(type(end) is int for end in bounds):
             return bounds[0], bounds[1]
-        self._findings.wrong(self._document, ("range",), "is [first, last], counted from 1, both included")
+        self._findings.wrong(self._document, ("range",), "must be [first, last], counted from 1, both included")
         return 1, float("inf")
 
     def _task(self, document: Document, variables: Mapping[str, str]) -> Task | None:
@@ -224,7 +224,7 @@ class Tasks:
         if type(timeout) is int and timeout >= 1:
             task.timeout = timeout
         elif timeout is not None:
-            findings.wrong(document, ("timeout_seconds",), f"is a number from 1, not {timeout!r}")
+            findings.wrong(document, ("timeout_seconds",), f"must be a number from 1, not {timeout!r}")
         task.instructions = instructions(findings, document, ("instruction_files",))
         task.graders = [
             *self._graders.translate_expected(document),
@@ -256,7 +256,7 @@ class Tasks:
             place = ("inputs", "prompt_file")
             near = document.path.parent if document.path else self._folder
             if Path(str(file)).is_absolute() or ".." in Path(str(file)).parts:
-                findings.wrong(document, place, "is a path below the task file's folder")
+                findings.wrong(document, place, "must be a path below the task file's folder")
                 return None
             try:
                 prompt = (near / str(file)).read_text(encoding="utf-8")
@@ -296,10 +296,10 @@ class Tasks:
         if task.row["follow_ups"]:
             findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
         if type(maximum) is not int or maximum < 1:
-            findings.wrong(document, (*place, "max_followups"), f"is a number from 1, not {maximum!r}")
+            findings.wrong(document, (*place, "max_followups"), f"must be a number from 1, not {maximum!r}")
             return
         if not isinstance(text, str) or not text.strip():
-            findings.wrong(document, (*place, "instructions"), "says who the user is and what it wants")
+            findings.wrong(document, (*place, "instructions"), "must say who the user is and what the user wants")
             return
         text = self._render(task, (*place, "instructions"), text, variables)
         task.row |= {"instructions": text, "max_followups": maximum}
@@ -310,7 +310,7 @@ class Tasks:
         blocks = task.document.data.get("checkpoints") or []
         wrong = self._findings.wrong
         if not isinstance(blocks, list):
-            wrong(task.document, ("checkpoints",), "is a list of checkpoints")
+            wrong(task.document, ("checkpoints",), "must be a list of checkpoints")
             return
         turns: set[int] = set()
         for number in range(len(blocks)):
@@ -320,10 +320,10 @@ class Tasks:
             turn, on_failure = block.get("after_turn"), block.get("on_failure") or "continue"
             graders = self._graders.translate_all(task.document, (*place, "graders"))
             if type(turn) is not int or turn < 1:
-                wrong(task.document, (*place, "after_turn"), f"is a number from 1, not {turn!r}")
+                wrong(task.document, (*place, "after_turn"), f"must be a number from 1, not {turn!r}")
                 continue
             if on_failure not in ("continue", "stop"):
-                wrong(task.document, (*place, "on_failure"), f"is continue or stop, not {on_failure!r}")
+                wrong(task.document, (*place, "on_failure"), f"must be continue or stop, not {on_failure!r}")
             if turn in turns:
                 wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
             if turn > task.turns and "max_followups" not in task.row:
