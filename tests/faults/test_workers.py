@@ -439,11 +439,11 @@ def test_evals_that_workers_cannot_run_are_rejected(tmp_path: Path, provider: Se
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    assert "has no divided work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
     assert "'../a' is not a worker id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
-    assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+    assert "no longer the one whose work was divided" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 
 
 class TestTwice:

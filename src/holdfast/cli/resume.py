@@ -93,7 +93,7 @@ def _resume_invocation(subject: Subject) -> int:
         name.task: state
         for state in jobs_of(subject.transport, files)
         if state.active and (name := JobName.parse(state.name)) is not None
-        # Workers alone do not continue: without a main job there is nobody who shares the work out.
+        # Workers alone do not continue: without a main job nothing divides the work.
         if name.task in numbers and name.role.startswith("main")
     }
     finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]

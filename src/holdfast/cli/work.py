@@ -1,4 +1,4 @@
-"""`holdfast work`: join a distributed run as a worker."""
+"""`holdfast work`: join a run that is divided among workers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         )
         name = begin_round(rundir, claim_round).name
         chunks = len(claim_round.chunks)
-        run.log.write(f"shared out in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
+        run.log.write(f"divided in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
         return SharedRun(identity, rundir, run.plan)
 
 
@@ -103,8 +103,8 @@ def shared_eval(
     newest = newest_round(rundir)
     if newest is None:
         raise UsageError(
-            f"{rundir.path} has no distributed work to join",
-            remedy="`holdfast eval FILE --workers N` distributes what is left, and starts N workers.",
+            f"{rundir.path} has no divided work to join",
+            remedy="`holdfast eval FILE --workers N` divides what is left, and starts N workers.",
         )
     folder, claim_round = newest
     target = claim_round.eval.get("target", {})
@@ -144,8 +144,8 @@ def run_worker(
     if identity.place is None:
         raise Fault(
             "dataset_changed",
-            f"the eval is no longer the one whose work was distributed in {rundir.path}",
-            remedy=f"Distribute it again: {claim_round.command}",
+            f"the eval is no longer the one whose work was divided in {rundir.path}",
+            remedy=f"Divide it again: {claim_round.command}",
         )
 
     def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:

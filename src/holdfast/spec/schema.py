@@ -432,7 +432,8 @@ class Limits(Block):
     """Time limit for a whole trial with its retries. Waiting for a rate limit does not count. Default for the
     embedded model: 6 hours."""
     retries: int = Field(default=5, ge=0)
-    """How often one process retries a failed attempt. A rate limit is not a failure."""
+    """How many retries each turn has, per process. Waiting for a rate limit uses none; an attempt that got further than
+    the last starts the count again."""
     max_cost: float | None = Field(default=None, gt=0)
     """Budget of the whole run in US dollars. Once it is spent, no more trials start."""
     token_budget: int | None = Field(default=None, gt=0)

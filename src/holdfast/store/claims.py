@@ -3,12 +3,12 @@
     claims/0001/plan.json       the chunks, and the eval that the workers run
     claims/0001/00017.free      not yet claimed
     claims/0001/00017.by.w3     claimed by worker w3
-    claims/0001/00017.left      released unfinished: the next worker reads the existing records first
+    claims/0001/00017.left      released unfinished, or its worker died; the next worker reads the existing records
     claims/0001/00017.done      finished
 
-Each step renames a file whose name only one state has, so of several workers that try the same step one succeeds, on
-network file systems, too. A claim lives as long as its worker's lease: only the process that takes over the lease of a
-dead worker may take its claims. Each preparation of a run starts a new round; only the newest round counts.
+Each step is a rename from one state's name to another's, so of several workers that try the same step one succeeds,
+on network file systems, too. A claim lives as long as its worker's lease: only the process that takes over the lease
+of a dead worker may take its claims. Each preparation of a run starts a new round; only the newest round counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cut(pending: Iterable[int], workers: int) -> list[tuple[int, int]]:
 
 
 def begin_round(rundir: RunDir, plan: Round) -> Path:
-    """Distribute the pending trials and delete earlier rounds. Needs the run's lease."""
+    """Divide the pending trials into chunks and delete earlier rounds. Needs the run's lease."""
     make_directory(rundir.claims)
     earlier = [path for path in rundir.claims.iterdir() if path.is_dir()]
     number = 1 + max((int(path.name) for path in earlier if path.name.isdigit()), default=0)
@@ -106,7 +106,7 @@ def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"{places[0] / 'plan.json'}: cannot be read ({error})",
-            remedy="Distribute the work again: holdfast eval FILE --workers N",
+            remedy="Divide the work again: holdfast eval FILE --workers N",
         ) from error
 
 
@@ -182,7 +182,7 @@ class Claims:
             names = sorted(path.name for path in self._place.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost", f"{self._place} is gone", remedy="The run was finished or distributed again."
+                "lease_lost", f"{self._place} is gone", remedy="The run was finished or divided again."
             ) from None
         parts = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in parts}

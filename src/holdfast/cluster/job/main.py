@@ -1,17 +1,16 @@
-"""The main job of a task: serve the model, share out the work, do a part of it, and end so that nothing is lost.
+"""The main job of a task: serve the model, divide the work, do a part of it, and end so that nothing is lost.
 
-Before anything else the job queues its successor, which continues if this job fails. So an end that must not be
-continued counts as success for Slurm, with the reason in state.json: a fault that would hit every trial, a budget, an
-attempt that added nothing.
+Before anything else the job queues its successor. The successor starts only if this job fails. So where nothing may
+continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
 
-    waiting     the attempt is recorded, and the successor is queued
+    waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one
     draining    asked to stop: requests in flight are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
-Preparing and working repeat until nothing is left, or an attempt adds nothing.
+Preparing and working repeat until nothing is left, or a round makes no progress.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ class Attempt:
     # Prepare
 
     def _prepare(self) -> Prepared:
-        """Open the run and share out what is left, in a child process."""
+        """Open the run and divide what is left, in a child process."""
         urls, env = self._servers.addresses("127.0.0.1")
         process = subprocess.Popen(
             [
