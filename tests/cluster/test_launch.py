@@ -23,7 +23,7 @@ from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.local import LocalExecutor
 from holdfast.cluster.remote.registry import Registry
-from holdfast.cluster.remote.submit import start_attempt
+from holdfast.cluster.remote.submit import start_jobs
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
@@ -196,7 +196,7 @@ def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed(site: S
         assert (state.phase, state.reason, state.attempt) == ("stopped", said, 1), site.logs(invocation)
         calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor")
         assert len(site.chain(invocation).known("main")) == 2, "no further job was queued"
-        start_attempt(site.transport, invocation.directory)
+        start_jobs(site.transport, invocation.directory)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
         at_most_twice(model, 200, 4)
@@ -303,7 +303,7 @@ def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code) == ("stopped", 3)
         assert "max_walltime" in state.reason
-        start_attempt(site.transport, invocation.directory)  # whoever resumes is told the same, and nothing is lost
+        start_jobs(site.transport, invocation.directory)  # whoever resumes is told the same, and nothing is lost
         assert site.await_over(invocation).done >= 20
 
 
@@ -322,9 +322,9 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         invocation = calmly(second_intent, "the second intent")
         submitting.kill()
         submitting.communicate()
-        started = start_attempt(site.lab.here, invocation.directory)
+        started = start_jobs(site.lab.here, invocation.directory)
         assert len(started) == 1, "the main job, and not the workers again"
-        assert start_attempt(site.lab.here, invocation.directory) == []
+        assert start_jobs(site.lab.here, invocation.directory) == []
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
@@ -342,7 +342,7 @@ def test_a_stopped_invocation_is_resumed_from_its_files_alone(site: Site) -> Non
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
         layout.remove_stop(site.transport, invocation.directory)
-        start_attempt(site.transport, invocation.directory)
+        start_jobs(site.transport, invocation.directory)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
         at_most_twice(model, 200, 4)
@@ -433,7 +433,7 @@ def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> 
     (job,) = running_processes(ledger, invocation.id)
     os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
     calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
-    start_attempt(site.transport, invocation.directory)
+    start_jobs(site.transport, invocation.directory)
     state = site.await_over(invocation)
     assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
     counts = Counter((tmp_path / "asked.txt").read_text().splitlines())

@@ -129,9 +129,9 @@ def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Lab, made: 
     made.submit("main", script=b"#!/bin/sh\nexit 1\n")
     name = str(JobName(made.id, 0, "main"))
     wait_for_job(Slurm(slurm.here), name, lambda seen: not seen.active)
-    layout.append_attempt(made.place(), Begin(attempt=1, job="1", node="node1", time=1.0))
+    layout.append_start(made.place(), Begin(attempt=1, job="1", node="node1", time=1.0))
     assert look(Subject(slurm.here, str(made.directory))).tasks[0].reason == "no job is left; the last one: failed"
-    layout.append_attempt(made.place(), End(attempt=1, job="1", time=2.0, why="the server died"))
+    layout.append_start(made.place(), End(attempt=1, job="1", time=2.0, why="the server died"))
     assert "the server died" in look(Subject(slurm.here, str(made.directory))).tasks[0].reason
 
 

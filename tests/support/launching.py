@@ -190,9 +190,9 @@ class Site:
         path = Path(self.place(invocation, task).state)
         return layout.decode(path.read_bytes(), State, str(path)) if path.exists() else State()
 
-    def attempts(self, invocation: Invocation) -> list[layout.AttemptRecord]:
+    def attempts(self, invocation: Invocation) -> list[layout.StartRecord]:
         """The attempts of the first task."""
-        return layout.read_attempts(self.lab.here, self.place(invocation))
+        return layout.read_starts(self.lab.here, self.place(invocation))
 
     def await_over(self, invocation: Invocation, patience: float = PATIENCE, task: int = 0) -> State:
         """The state a task ends in."""

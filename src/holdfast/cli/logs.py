@@ -71,7 +71,7 @@ def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: b
         logs[prefix] = Logs(subject.transport, TaskPlace(subject.directory, number).logs, f"{kind}-*.log")
     if not everything:
         for log in logs.values():
-            log.skip_earlier_attempts()
+            log.skip_earlier_starts()
 
     def is_over() -> bool:
         return all(task.status not in LIVE and task.status != "unknown" for task in look(subject).tasks)

@@ -83,7 +83,7 @@ def _resume_invocation(subject: Subject) -> int:
     from holdfast.cluster.remote.invocation import TaskPlace, remove_stop
     from holdfast.cluster.remote.registry import Registry
     from holdfast.cluster.remote.slurm import JobName
-    from holdfast.cluster.remote.submit import start_attempt
+    from holdfast.cluster.remote.submit import start_jobs
     from holdfast.cluster.watch.status import jobs_of, read_files
 
     files = read_files(subject.transport, subject.directory)
@@ -108,7 +108,7 @@ def _resume_invocation(subject: Subject) -> int:
     for marked in (subject.directory, *(TaskPlace(subject.directory, number).path for number in unfinished)):
         remove_stop(subject.transport, marked)
     mirror = Registry().mirror(subject.entry.id) if subject.entry else None
-    started = start_attempt(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
+    started = start_jobs(subject.transport, subject.directory, tasks=unfinished, mirror=mirror)
     for job in started:
         click.echo(f"submitted {job.intent.name} (job {job.id})")
     click.echo(f"Follow it with: holdfast logs -f {subject.name}")

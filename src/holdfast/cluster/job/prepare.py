@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def prepare_task(folder: Path, base_urls: Sequence[str], *, first: bool = False) -> int:
     """Divide what is left of a task's run among workers, and write a `Prepared` to standard output.
 
-    `first` is True at the first attempt, the only one that --fresh and --retry-failed apply to.
+    `first` is True at the first start, the only one that --fresh and --retry-failed apply to.
     """
     try:
         prepared = _prepare(folder, base_urls, first=first)

@@ -30,7 +30,7 @@ class Executor(ExecutorRules, Protocol):
 
     is_local: bool = False
     queues_successors: bool = False
-    """a main job queues the job that continues it, and jobs of workers; else one process makes all attempts at a task,
+    """a main job queues the job that continues it, and jobs of workers; else one process does all of a task,
     and starts its workers itself"""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The `local` executor: jobs are processes on this machine that outlive the command.
 
-Folders, files and code are those of a cluster; instead of queueing successors the main process makes its attempts
+Folders, files and code are those of a cluster; instead of queueing successors the main process repeats its work
 itself. A process is identified by its id and its start.
 """
 

@@ -1,6 +1,6 @@
 """Submit a compiled configuration: put everything on the cluster, then start the jobs, and nothing twice.
 
-`submit` begins an invocation, `start_attempt` continues one, from its files alone.
+`submit` begins an invocation, `start_jobs` continues one, from its files alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def submit(
     )
     registry.add(invocation)
     try:
-        start_attempt(transport, directory, mirror=registry.mirror(number))
+        start_jobs(transport, directory, mirror=registry.mirror(number))
     except Unreachable as error:
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits the rest."
         raise
@@ -129,7 +129,7 @@ def _describe_request(launch: Launch) -> str:
     return f"Slurm was asked for {', '.join(parts) or 'nothing in particular'}{check}."
 
 
-def start_attempt(
+def start_jobs(
     transport: Transport,
     directory: str,
     *,

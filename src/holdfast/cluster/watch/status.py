@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import executor_named
-from holdfast.cluster.remote.invocation import AttemptRecord, End, InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.invocation import StartRecord, End, InvocationFile, State, TaskPlace
 from holdfast.cluster.remote.ledger import NOT_FOUND, Record, fold
 from holdfast.cluster.remote.registry import Registry
 from holdfast.cluster.remote.slurm import ACTIVE, JobName
@@ -120,7 +120,7 @@ class Files(msgspec.Struct, frozen=True):
 
     invocation: InvocationFile
     states: dict[int, State]
-    attempts: dict[int, list[AttemptRecord]]
+    starts: dict[int, list[StartRecord]]
     jobs: list[Job]
     stop: str | None
     stopped: frozenset[int]
@@ -158,7 +158,7 @@ def read_files(transport: Transport, directory: str) -> Files:
     return Files(
         invocation,
         states,
-        {number: layout.decode_attempts(contents.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
+        {number: layout.decode_starts(contents.get(f"{number}/attempts.jsonl", b"")) for number in numbers},
         fold(records),
         None if stop is None else stop.decode(errors="replace").strip(),
         frozenset(number for number in numbers if f"{number}/stop" in contents),
@@ -313,9 +313,9 @@ def _why_unsubmitted(files: Files, number: int) -> str:
 
 def _why_interrupted(files: Files, number: int, main: Sequence[JobPicture]) -> str:
     """Return why no job is left, as far as this is known."""
-    last = files.attempts[number][-1] if files.attempts[number] else None
+    last = files.starts[number][-1] if files.starts[number] else None
     if isinstance(last, End):
-        return f"the last attempt ended: {last.why}"
+        return f"the last job ended: {last.why}"
     words = [job.state.replace("_", " ") for job in main if job.state != "gone"]
     return f"no job is left; the last one: {words[-1]}" if words else "no job is left"
 
