@@ -18,7 +18,7 @@ from filelock import FileLock
 
 import holdfast
 from holdfast.cluster.config.compile import compile_launch
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import submit
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
@@ -225,7 +225,7 @@ class TestExecutors:
 
         monkeypatch.setattr(os, "posix_spawnp", recorded)
         launch = compile_launch("manners", "quiet")
-        registry = Registry(tmp_path / "invocations")
+        registry = InvocationRegistry(tmp_path / "invocations")
         lines: list[str] = []
         code = follow(Here(), submit(launch, os.environ, registry=registry), lines.append)
         assert code == 0, "\n".join(lines)

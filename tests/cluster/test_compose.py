@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.interpolate import escaped, interpolate
+from holdfast.cluster.config.interpolate import escape, interpolate
 from holdfast.cluster.config.profiles import load_profile
 from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
 from holdfast.errors import UsageError
@@ -461,7 +461,7 @@ def _mixed(*trees: Tree) -> bool:
 
 @given(st.text(alphabet="a$\\{}:.", max_size=12))
 def test_an_escaped_text_means_itself(text: str) -> None:
-    assert interpolate(Tree({"a": escaped(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
+    assert interpolate(Tree({"a": escape(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
 @settings(max_examples=20)

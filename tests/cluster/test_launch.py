@@ -22,7 +22,7 @@ from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.local import LocalExecutor
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import start_jobs
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
@@ -85,7 +85,7 @@ def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site)
         assert found is not None
         for verb in ("status", "logs", "kill"):
             assert f"holdfast {verb} {found[1]}" in said
-        invocation = Registry(site.folder / "home" / "invocations").get(found[1])
+        invocation = InvocationRegistry(site.folder / "home" / "invocations").get(found[1])
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
@@ -313,7 +313,7 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         # The second sbatch never returns: the workers are submitted, the main job is not.
         env = site.env(sbatch='test -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec "$REAL" "$@"')
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
-        registry = Registry(site.folder / "home" / "invocations")
+        registry = InvocationRegistry(site.folder / "home" / "invocations")
 
         def second_intent() -> Invocation | None:
             found = registry.all() if registry.folder.exists() else []
@@ -449,7 +449,7 @@ def test_ctrl_c_detaches_and_the_evaluation_continues(site: Site) -> None:
         calmly(lambda: model.requests > 10, "work")
         attached.send_signal(signal.SIGINT)
         _, said = attached.communicate(timeout=300)
-        (invocation,) = Registry(site.folder / "home" / "invocations").all()
+        (invocation,) = InvocationRegistry(site.folder / "home" / "invocations").all()
         assert attached.returncode == 130
         assert "Detached" in said and f"holdfast kill {invocation.id}" in said
         assert site.await_over(invocation).done == 100
@@ -544,7 +544,7 @@ def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
         done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
         assert "note: detected a W&B login, setting WANDB_API_KEY" in done.stdout
         assert key not in done.stdout + done.stderr
-        (invocation,) = Registry(tmp_path / "home" / "invocations").all()
+        (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
         assert site.await_over(invocation).phase == "done", site.logs(invocation)
     assert "export to wandb: done" in site.logs(invocation), site.logs(invocation)
     assert key not in site.logs(invocation)

@@ -40,9 +40,9 @@ BLOCKS: dict[str, type[Block]] = {
     "evaluation.nemo_evaluator_config.config": fields.TaskConfig,
     "evaluation.nemo_evaluator_config.config.params": fields.Params,
     "evaluation.tasks.0": fields.TaskBlock,
-    "export": fields.ExportBlock,
-    "export.wandb": fields.WandbExport,
-    "export.mlflow": fields.MlflowExport,
+    "export": fields.LaunchExportBlock,
+    "export.wandb": fields.LaunchWandbExport,
+    "export.mlflow": fields.LaunchMlflowExport,
     "export.local": fields.LocalExport,
 }
 VALUES: dict[str, Any] = {

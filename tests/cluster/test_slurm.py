@@ -163,7 +163,7 @@ def test_a_users_own_settings_hide_no_job(slurm: Lab, invocation: str) -> None:
 
 
 def test_without_accounting_there_is_none(slurm: Lab) -> None:
-    assert Slurm(slurm.here).accounted(["hf-x"], since=0.0) is None
+    assert Slurm(slurm.here).query_accounting(["hf-x"], since=0.0) is None
 
 
 def test_a_machine_without_slurm_is_reported(slurm: Lab) -> None:

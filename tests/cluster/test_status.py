@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Intent, Ledger
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look
@@ -77,7 +77,7 @@ def test_a_path_alone_is_enough(slurm: Lab, made: Launched, tmp_path: Path, way:
 
 
 def test_a_colleague_sees_the_same_by_reading_alone(slurm: Lab, tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "none" / "invocations")
+    registry = InvocationRegistry(tmp_path / "none" / "invocations")
     with public_folder() as base:
         made = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
         theirs, mine = (Subject(way, str(made.directory)) for way in (slurm.ssh("colleague"), slurm.here))
@@ -230,7 +230,7 @@ def test_status_writes_nothing_into_the_invocation(slurm: Lab, made: Launched) -
     running(made, slurm)
     made.state(phase="running", done=1, total=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in made.base.rglob("*"))
-    look(Subject(slurm.here, str(made.directory)), Registry(made.base.parent / "elsewhere" / "invocations"))
+    look(Subject(slurm.here, str(made.directory)), InvocationRegistry(made.base.parent / "elsewhere" / "invocations"))
     assert sorted((path, path.stat().st_mtime_ns) for path in made.base.rglob("*")) == before
 
 

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import parse_document, read_document
 from holdfast.spec.legacy import GRADERS, KEYS, WRAPPED
 from holdfast.spec.load import load_eval
-from holdfast.spec.migrate import migrated
+from holdfast.spec.migrate import migrate
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
@@ -93,7 +93,7 @@ def become(tmp_path: Path, text: Any) -> Any:
     """What a text becomes."""
     path = tmp_path / "e.yaml"
     path.write_bytes(text.encode())
-    return migrated(path).after
+    return migrate(path).after
 
 
 class TestAFile:
@@ -325,7 +325,7 @@ class TestTheCommand:
     def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "e.yaml"
         path.write_text(OLD)
-        found = migrated(path)
+        found = migrate(path)
         path.write_text(OLD + "\n# and more")
         with pytest.raises(UsageError, match="modified by another process"):
             found.save()

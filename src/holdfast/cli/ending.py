@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-def run_shown(
+def run_and_report(
     run: Callable[[Display], Outcome],
     display_name: str | None,
     after: Callable[[Outcome], None],

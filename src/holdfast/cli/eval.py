@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.ending import export_results, run_and_report
 from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
@@ -254,7 +254,7 @@ def _run(spec: Eval, flags: EvalFlags) -> Outcome:
 
         return run_eval(spec, options, display)
 
-    return run_shown(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
+    return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
 
 def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:

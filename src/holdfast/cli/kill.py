@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.completion import complete_runs
-from holdfast.cli.runs import runs_dir_option, runs_directory, subject_of
+from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
 from holdfast.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(what: str, runs_dir: Path | None) -> int:
     """
     from holdfast.cluster.watch.find import Subject
 
-    subject = subject_of(what, runs_directory(runs_dir))
+    subject = find_subject(what, runs_directory(runs_dir))
     return _kill_jobs(subject) if isinstance(subject, Subject) else _kill_process(subject)
 
 

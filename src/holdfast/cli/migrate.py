@@ -89,14 +89,14 @@ def _migrate(place: Path | HoldfastError, dry_run: bool) -> dict[str, Any]:
 def _eval(path: Path, dry_run: bool) -> dict[str, Any]:
     from holdfast.formats import find_format
     from holdfast.spec.document import read_document
-    from holdfast.spec.migrate import migrated
+    from holdfast.spec.migrate import migrate
 
     document = read_document(path)
     if (foreign := find_format(document.data)) is not None:
         name, tool = foreign
         tool.check(document)
         return {"path": str(path), "kind": name, "from": document.data.get("schemaVersion"), "status": name}
-    rewritten = migrated(path)
+    rewritten = migrate(path)
     entry: dict[str, Any] = {"path": str(path), "kind": "eval", "from": rewritten.version}
     if rewritten.after == rewritten.before:
         return {**entry, "status": "current"}

@@ -213,7 +213,7 @@ class _LocalWorkers:
                 f"workers exited before all trials were done (exit codes {', '.join(map(str, codes))})",
                 remedy="Their finished trials are saved.",
             )
-        index = rundir.load(mend=False)
+        index = rundir.load(repair=False)
         return Outcome(
             rundir,
             make_plan(identity.survey, identity.work, index),

@@ -31,7 +31,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
-from holdfast.engine.again import AgainCalls, Unrepeatable
+from holdfast.engine.replay_again import AgainCalls, Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, Step, ToolCall, ToolResponse, Usage
 from holdfast.targets.trace import Trace, as_listed
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from holdfast.engine.again import Key
     from holdfast.engine.recorder import Recorder
+    from holdfast.engine.replay_again import Key
     from holdfast.engine.workspace import Workspace
     from holdfast.plan.plan import PendingTrial
     from holdfast.targets.types import Closing, FindHome, ReplayPolicy, Reply

@@ -27,7 +27,7 @@ import msgspec
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import UsageError
 from holdfast.functions.loading import (
-    compiled,
+    find_compiled,
     imported_files,
     is_what_the_file_says,
     methods_of,
@@ -326,7 +326,7 @@ def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, None
-    if function.__name__ == "<lambda>" or not any(compiled(text, function.__code__)):
+    if function.__name__ == "<lambda>" or not any(find_compiled(text, function.__code__)):
         return None, None  # such as code that was typed in later under the same name
     return text, tree
 

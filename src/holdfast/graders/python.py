@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import AttemptError, HoldfastError
 from holdfast.functions import Function, find_function, function_source, load_function, user_error
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import PythonGrader
 
@@ -119,7 +119,7 @@ class PythonCheck(WaitingGrader):
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
-                offered[name] = rendered(self.block.expected, fields)
+                offered[name] = render_text(self.block.expected, fields)
             elif holders := [field for field in self.sought(name) if field in fields]:
                 offered[name] = fields[holders[0]]
         return {**offered, **self.block.params}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spec.origin import Origin
 
 
-def rendered(value: Any, fields: dict[str, Any]) -> str:
+def render_text(value: Any, fields: dict[str, Any]) -> str:
     """Render a template over the row, or return a plain value as text."""
     if not isinstance(value, str):
         return str(value)

@@ -42,7 +42,7 @@ class Rewritten:
         return backup
 
 
-def migrated(path: Path) -> Rewritten:
+def migrate(path: Path) -> Rewritten:
     """Return the migration of an eval file, and write nothing; raise ConfigError where it cannot be migrated safely."""
     text = read_text(path)
     document = parse_document(text, path)

@@ -98,14 +98,14 @@ def end_rounds(rundir: RunDir) -> None:
 
 def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
     """Return the round that workers join."""
-    places = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
-    if not places:
+    folders = sorted(rundir.claims.glob("[0-9]*"), reverse=True)
+    if not folders:
         return None
     try:
-        return places[0], msgspec.json.decode((places[0] / "plan.json").read_bytes(), type=Round)
+        return folders[0], msgspec.json.decode((folders[0] / "plan.json").read_bytes(), type=Round)
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"{places[0] / 'plan.json'}: cannot be read ({error})",
+            f"{folders[0] / 'plan.json'}: cannot be read ({error})",
             remedy="Divide the work again: holdfast eval FILE --workers N",
         ) from error
 
@@ -113,8 +113,8 @@ def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:
 class Claims:
     """One worker's view of a round."""
 
-    def __init__(self, place: Path, count: int, worker: str, rundir: RunDir) -> None:
-        self._place = place
+    def __init__(self, folder: Path, count: int, worker: str, rundir: RunDir) -> None:
+        self._folder = folder
         self._count = count
         self._worker = worker
         self._rundir = rundir
@@ -179,19 +179,19 @@ class Claims:
     def _states(self) -> dict[str, str]:
         """Return the state of each chunk by its number, in order."""
         try:
-            names = sorted(path.name for path in self._place.iterdir())
+            names = sorted(path.name for path in self._folder.iterdir())
         except FileNotFoundError:
             raise Fault(
-                "lease_lost", f"{self._place} is gone", remedy="The run was finished or divided again."
+                "lease_lost", f"{self._folder} is gone", remedy="The run was finished or divided again."
             ) from None
         parts = (name.partition(".") for name in names if name[:1].isdigit())
         return {chunk: state for chunk, _, state in parts}
 
     def _move(self, chunk: str, before: str, after: str) -> bool:
         """Change the state of a chunk; False if another worker was faster."""
-        new = self._place / f"{chunk}.{after}"
+        new = self._folder / f"{chunk}.{after}"
         try:
-            (self._place / f"{chunk}.{before}").rename(new)
+            (self._folder / f"{chunk}.{before}").rename(new)
         except FileNotFoundError:
             # NFS may repeat a rename whose reply was lost, and then reports that the old name does not exist.
             return new.exists()

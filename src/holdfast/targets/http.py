@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, UsageError
-from holdfast.spec.redact import VARIABLE, filled, shown_url
+from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.targets.nat_stream import read_step, usage_of
@@ -40,8 +40,8 @@ class HttpWorkflow(Target):
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
             raise origin.error(f"target.response is not a JMESPath: {error}") from error
-        headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
-        url = filled(block.http, "target.http")
+        headers = {name: fill_variables(value, "target.headers") for name, value in block.headers.items()}
+        url = fill_variables(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
             raise UsageError("target.http is not an HTTP URL after variable substitution")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]

@@ -24,10 +24,10 @@ from holdfast.cluster.config.schema import (
     DeploymentBlock,
     EvaluationBlock,
     ExecutionBlock,
-    ExportBlock,
     LaunchBlock,
+    LaunchExportBlock,
+    LaunchTargetBlock,
     RunBlock,
-    TargetBlock,
 )
 from holdfast.cluster.config.servers import (
     build_server,
@@ -198,8 +198,8 @@ class _Blocks(NamedTuple):
     run: RunBlock
     execution: ExecutionBlock
     deployment: DeploymentBlock
-    target: TargetBlock
-    export: ExportBlock
+    target: LaunchTargetBlock
+    export: LaunchExportBlock
 
 
 def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
@@ -209,8 +209,8 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     run = _read_block(tree, findings, RunBlock, "run")
     execution = _read_block(tree, findings, ExecutionBlock, "execution")
     deployment = _read_block(tree, findings, DeploymentBlock, "deployment")
-    target = _read_block(tree, findings, TargetBlock, "target")
-    export = _read_block(tree, findings, ExportBlock, "export")
+    target = _read_block(tree, findings, LaunchTargetBlock, "target")
+    export = _read_block(tree, findings, LaunchExportBlock, "export")
     unknown_executor = executor_problem(tree.get("execution", "type"))
     if unknown_executor is not None:
         findings.wrong(tree, ("execution", "type"), unknown_executor)
@@ -221,7 +221,7 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     if run is None or execution is None or deployment is None or unknown_executor is not None:
         findings.raise_problems()
     assert run is not None and execution is not None and deployment is not None
-    return _Blocks(run, execution, deployment, target or TargetBlock(), export or ExportBlock())
+    return _Blocks(run, execution, deployment, target or LaunchTargetBlock(), export or LaunchExportBlock())
 
 
 def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: str) -> _Model | None:

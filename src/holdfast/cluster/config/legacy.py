@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.config.provenance import Tree
-from holdfast.spec.document import dotted
+from holdfast.spec.document import format_location
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def move_keys(values: Tree, moves: Sequence[Move], findings: Findings) -> Tree:
         value = values.get(*old)
         if value is None:
             continue
-        findings.notice(values, old, f"deprecated: use {dotted(new)}")
+        findings.notice(values, old, f"deprecated: use {format_location(new)}")
         moved = Tree()
         if isinstance(value, dict):
             moved = values.below(old).at(new)

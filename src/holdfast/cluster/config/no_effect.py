@@ -22,7 +22,7 @@ from holdfast.cluster.config.schema import (
     TaskBlock,
 )
 from holdfast.cluster.config.servers import api_root
-from holdfast.spec.document import dotted
+from holdfast.spec.document import format_location
 from holdfast.spec.load_exports import export_schema
 from holdfast.spec.schema import Block
 
@@ -53,7 +53,7 @@ def keys_without_effect(tree: Tree, referenced: frozenset[str], *, is_local: boo
         if tree.get(*location) not in (None, {}, []) and not is_default and key not in referenced:
             reasons.setdefault(why, []).append(location)
     for why, locations in reasons.items():
-        names = ", ".join(dict.fromkeys(map(dotted, locations)))
+        names = ", ".join(dict.fromkeys(map(format_location, locations)))
         yield f"{tree.origin(locations[0])}: {names}: no effect here, because {why}"
 
 

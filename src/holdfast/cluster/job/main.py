@@ -255,7 +255,7 @@ class JobRun:
         self._rounds += 1
         self._offer(prepared)
         self._set(phase="running", reason="")
-        progress = Progress(prepared)
+        progress = JobProgress(prepared)
         process = WorkProcess(self._job, prepared.run_dir, "main", *self._servers.addresses("127.0.0.1"))
         updated = queued = time.monotonic()
         # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
@@ -443,7 +443,7 @@ def last_error(run_dir: str | None) -> str:
     return "no trial failed" if last is None else f"{last.where}: {last.kind}: {last.message}"
 
 
-class Progress:
+class JobProgress:
     """The progress of all workers of a run together."""
 
     def __init__(self, prepared: Prepared) -> None:

@@ -36,7 +36,7 @@ class QueuedJobs:
 
     def is_disowned(self) -> bool:
         """Return True if another process has given this job up, and submitted another one."""
-        return self._submitter.ledger.disowned(os.environ.get(INTENT, ""))
+        return self._submitter.ledger.is_disowned(os.environ.get(INTENT, ""))
 
     def cancelled_predecessor(self) -> str | None:
         """Return the id of the job that this one was queued to continue, if a user cancelled that job."""

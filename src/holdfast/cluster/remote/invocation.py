@@ -158,7 +158,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """why there can be no work"""
 
 
-class TaskPlace:
+class TaskFolder:
     """The folder of a task, and the paths of its files. Nothing is read or written."""
 
     def __init__(self, directory: str | Path, number: int) -> None:
@@ -176,7 +176,7 @@ class TaskPlace:
         self.stops = (f"{self.invocation}/stop", f"{self.path}/stop")
 
     @classmethod
-    def of(cls, folder: str | Path) -> TaskPlace:
+    def of(cls, folder: str | Path) -> TaskFolder:
         """Return the place of a folder."""
         path = Path(folder).absolute()
         if not path.name.isdigit():
@@ -194,12 +194,12 @@ def read_invocation(transport: Transport, directory: str) -> InvocationFile:
     return decode(transport.read(invocation_path(directory)), InvocationFile, invocation_path(directory))
 
 
-def read_task(transport: Transport, place: TaskPlace) -> TaskFile:
+def read_task(transport: Transport, place: TaskFolder) -> TaskFile:
     """Read a task."""
     return decode(transport.read(place.task), TaskFile, place.task)
 
 
-def read_state(transport: Transport, place: TaskPlace) -> State:
+def read_state(transport: Transport, place: TaskFolder) -> State:
     """Read the progress of a task; a task without a job so far is waiting."""
     try:
         return decode(transport.read(place.state), State, place.state)
@@ -207,7 +207,7 @@ def read_state(transport: Transport, place: TaskPlace) -> State:
         return State()
 
 
-def read_starts(transport: Transport, place: TaskPlace) -> list[StartRecord]:
+def read_starts(transport: Transport, place: TaskFolder) -> list[StartRecord]:
     """Read the starts so far. Torn and damaged lines do not count."""
     try:
         return decode_starts(transport.read(place.starts))
@@ -230,12 +230,12 @@ def remove_stop(transport: Transport, directory: str) -> None:
     transport.check(["rm", "-f", "--", f"{directory.rstrip('/')}/stop"])
 
 
-def write_state(place: TaskPlace, state: State) -> None:
+def write_state(place: TaskFolder, state: State) -> None:
     """Replace state.json in one step, from a job."""
     write(Path(place.state), msgspec.structs.replace(state, updated=time.time()))
 
 
-def append_start(place: TaskPlace, record: StartRecord) -> None:
+def append_start(place: TaskFolder, record: StartRecord) -> None:
     """Add a line, on the medium when this returns. Only the main job of a task writes this file."""
     from holdfast.cluster.remote.transport import Here
 

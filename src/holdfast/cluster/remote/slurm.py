@@ -234,7 +234,7 @@ class Slurm:
         output = completed.text.strip()
         job = re.search(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
         if job is None:
-            raise Unreachable(f"{self.transport.place}: sbatch succeeded, but named no job: {output!r}")
+            raise Unreachable(f"{self.transport.host}: sbatch succeeded, but named no job: {output!r}")
         return job[1]
 
     def jobs(
@@ -276,7 +276,7 @@ class Slurm:
             for job in jobs
         ]
 
-    def accounted(self, names: Collection[str], *, since: float) -> list[JobState] | None:
+    def query_accounting(self, names: Collection[str], *, since: float) -> list[JobState] | None:
         """List the jobs of these names with `sacct`, also long after their end; None without accounting.
 
         Accounting learns of a job's end some seconds late, and of its comment only if the cluster stores comments.
@@ -316,7 +316,7 @@ class Slurm:
             return completed
         lines = (line.strip() for line in completed.stderr.splitlines())
         message = " ".join(filter(None, lines)) or f"exit code {completed.code}"
-        place = self.transport.place
+        place = self.transport.host
         if completed.code == 127:
             raise ClusterError(
                 f"{place}: there is no {program}",

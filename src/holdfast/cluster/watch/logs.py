@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import active_main_jobs, executor_named
-from holdfast.cluster.remote.invocation import TaskPlace
+from holdfast.cluster.remote.executor import active_main_jobs, find_executor
+from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.errors import ClusterError, Unreachable
 
@@ -143,7 +143,7 @@ class _FollowedTask:
     def __init__(self, transport: Transport, invocation: Invocation, number: int, write: Callable[[str], None]) -> None:
         self._transport = transport
         self._invocation = invocation
-        self._place = TaskPlace(invocation.directory, number)
+        self._place = TaskFolder(invocation.directory, number)
         self._logs = Logs(transport, self._place.logs, "main-*.log")
         self._prefix = task_prefix(invocation.tasks, number)
         self._write_line = write
@@ -198,7 +198,7 @@ class _FollowedTask:
         self._reason = reason or self._reason
 
     def _active_jobs(self) -> list[JobState]:
-        executor = executor_named(self._invocation.executor)
+        executor = find_executor(self._invocation.executor)
         ledger = Ledger(self._transport, self._invocation.directory)
         return active_main_jobs(executor, ledger, self._invocation.id, self._place.number)
 

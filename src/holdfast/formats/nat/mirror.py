@@ -47,7 +47,7 @@ class NatMirror:
         self._folder = NatFolder(spec.folder / spec.output.nat.dir)
         self._run = run
         self._graders = [place.name for place in grader_places(spec)]
-        self._wanted = frozenset(spec.output.nat.step_filter)
+        self._filter = frozenset(spec.output.nat.step_filter)
         self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
         self._trials = spec.trials
         self._work = work
@@ -110,7 +110,7 @@ class NatMirror:
 
     def _begin(self) -> None:
         """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
-        self._folder.claim(self._run, self._graders)
+        self._folder.take_over(self._run, self._graders)
         rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
             for ref, key in self._waiting:
@@ -130,7 +130,7 @@ class NatMirror:
 
     def _line(self, ref: OutputRef, key: str) -> bytes:
         recorded = read_steps(self._journals.steps.get(key, ()))
-        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._wanted)
+        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._filter)
 
 
 class _StepKey(msgspec.Struct):

@@ -14,8 +14,8 @@ from holdfast.formats.waza.repos import is_below
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.formats.waza.findings import Findings
-    from holdfast.formats.waza.tasks import Task
+    from holdfast.formats.waza.findings import WazaFindings
+    from holdfast.formats.waza.tasks import WazaTask
     from holdfast.spec.document import Document, Location
 
 FOLDER: Final = ".command-mocks"
@@ -66,7 +66,7 @@ sys.exit(count != int(sys.argv[2]))
 """
 
 
-def mock_commands(findings: Findings, document: Document, task: Task) -> None:
+def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) -> None:
     """Put the mocked programs of a task into its workspace; the task's mocks replace the eval's."""
     source = task.document if task.document.data.get("command_mocks") is not None else document
     listed = source.data.get("command_mocks") or []
@@ -97,7 +97,7 @@ def mock_commands(findings: Findings, document: Document, task: Task) -> None:
             findings.wrong(source, (*place, "expect_calls"), f"must be a number from 0, not {expected!r}")
 
 
-def _responses(findings: Findings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
+def _responses(findings: WazaFindings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
     listed = at(source, mock).get("responses")
     for number in range(len(listed) if isinstance(listed, list) else 0):
         place: Location = (*mock, "responses", number)

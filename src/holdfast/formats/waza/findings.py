@@ -22,7 +22,7 @@ _ALIKE: Final = 0.8
 """similarity from which an unknown key counts as a typing error; other unknown keys are common"""
 
 
-class Findings(findings.Findings):
+class WazaFindings(findings.Findings):
     """Problems and notices, each with its place, and the files that an eval names."""
 
     def __init__(self, root: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from holdfast.formats.waza.findings import Findings
+    from holdfast.formats.waza.findings import WazaFindings
     from holdfast.spec.document import Document, Location
     from holdfast.spec.grader_schema import GraderBlock
 
@@ -68,7 +68,7 @@ class TranslatedGrader(NamedTuple):
 class Graders:
     """Translates graders one by one."""
 
-    def __init__(self, findings: Findings, folder: Path, judge: str | None, *, own_judge: bool) -> None:
+    def __init__(self, findings: WazaFindings, folder: Path, judge: str | None, *, own_judge: bool) -> None:
         self._findings = findings
         self._folder = folder
         self._judge = judge
