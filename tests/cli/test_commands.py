@@ -140,7 +140,7 @@ class TestItself:
         write_spec(tmp_path)
         monkeypatch.setenv("HOLDFAST_LOCK_TIMEOUT", "soon")
         ended = type_in("eval", "eval.yaml")
-        assert ended.code == 2 and "HOLDFAST_LOCK_TIMEOUT is 'soon'" in ended.err
+        assert ended.code == 2 and "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in ended.err
 
 
 class TestEval:

@@ -180,12 +180,12 @@ class TestAFile:
         ("more", "said"),
         [
             ("model: m\n", "e.yaml:6: model: was renamed to target, which the file already has"),
-            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
+            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: was renamed to token_budget"),
             (
                 "trials: 1\ntrials_per_sample: 2\n",
                 "e.yaml:7: trials_per_sample: was renamed to trials, which the file already has",
             ),
-            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
+            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: was renamed to follow_ups"),
         ],
     )
     def test_a_file_that_cannot_be_rewritten_safely_is_left_to_the_user(
@@ -228,7 +228,7 @@ class TestTheCommand:
         assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
         assert "old.yaml: schemaVersion 1.2 is added" in done.stdout
-        assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
+        assert "old.yaml:7: follow_up_prompts: was renamed to follow_ups" in done.stdout
         assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; backup: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:

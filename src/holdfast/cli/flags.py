@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,7 @@ class Positive(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse a number and check that it is at least 1."""
-        return cast("int", click.IntRange(1).convert(value, param, ctx))
+        return click.IntRange(1).convert(value, param, ctx)
 
 
 class Duration(click.ParamType[float]):

@@ -60,7 +60,7 @@ class Callables:
         """Add a function; returns its reference, and a version for the values that it carries."""
         if isinstance(function, functools.partial):
             raise UsageError(
-                "a functools.partial has no source of its own, so Holdfast cannot tell when its arguments change",
+                "a functools.partial has no source of its own, so Holdfast cannot detect when its arguments change",
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -131,7 +131,7 @@ def _file(function: Callable[..., Any]) -> str | None:
     if code is None and not _typed_in(holder):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise UsageError(
-            f"{name} is not written in Python, so Holdfast cannot tell when it changes",
+            f"{name} is not written in Python, so Holdfast cannot detect when it changes",
             remedy="Write a function that calls it.",
         )
     return None

@@ -132,7 +132,7 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
             yield from ((f"execution.{name}", why) for name in ("cpu_partition", "endpoint_readiness_timeout"))
         yield "execution.env_vars.deployment", why
         return
-    why = "the model that is measured is the one that is served"
+    why = "the served model is the one evaluated"
     yield "target.api_endpoint.url", why
     yield "target.api_endpoint.model_id", why
     if tree.get("execution", "workers") in (None, 1):
@@ -184,7 +184,7 @@ def _task_rules(tree: Tree) -> Iterator[Rule]:
         for place in ("evaluation", *numbers):
             for name in ("nemo_evaluator_config", "config"):
                 key = f"{place}.{name}.target.api_endpoint.url"
-                yield key, "the model that is measured is the one that is served"
+                yield key, "the served model is the one evaluated"
 
 
 def _export_rules(tree: Tree) -> Iterator[Rule]:
