@@ -219,7 +219,7 @@ def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Lab
     both = holdfast("status", "abc", cwd=tmp_path, env=env, check=2).stderr
     assert two[0].id in both and two[1].id in both
     assert "no invocation 'ffff'" in holdfast("status", "ffff", cwd=tmp_path, env=env, check=2).stderr
-    assert "is gone" in holdfast("status", "abc1", cwd=tmp_path, env=env, check=2).stderr
+    assert "does not exist or is not accessible" in holdfast("status", "abc1", cwd=tmp_path, env=env, check=2).stderr
     assert "there is no .7" in holdfast("status", "abc1.7", cwd=tmp_path, env=env, check=2).stderr
     (tmp_path / "empty").mkdir()
     wrong = holdfast("status", "./empty", cwd=tmp_path, env=env, check=2).stderr

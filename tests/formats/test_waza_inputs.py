@@ -450,7 +450,7 @@ def test_a_command_that_is_called_too_often_or_as_nobody_expected_fails(tmp_path
     [
         ("name: az", "name: ../az", "command_mocks[0].name: names a program"),
         ("name: az", "name: python3", "command_mocks[0].name: names a program, and not env or python3"),
-        ("name: real-program", "name: az", "command_mocks[1].name: a second program called 'az'"),
+        ("name: real-program", "name: az", "command_mocks[1].name: duplicate program name 'az'"),
         ("args: [login]", "stderr: x", "command_mocks[0].responses[0]: needs either args or args_regex"),
         ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: must be a number from 0 to 255"),
         ("workdir: sub", "workdir: /sub", "command_mocks[0].responses[2].workdir: names a folder of the workspace"),

@@ -380,9 +380,7 @@ def _checkpoints(
         graders = read_graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         for grader in graders:
             if (block.after_turn, grader.name) in named:
-                message = (
-                    f"a second grader called {grader.name!r} after turn {block.after_turn}; give each its own name"
-                )
+                message = f"duplicate grader name {grader.name!r} after turn {block.after_turn}"
                 problems.append(Problem(document.where(("checkpoints", number)), message))
         named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:

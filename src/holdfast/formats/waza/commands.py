@@ -82,7 +82,7 @@ def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) ->
         if not _NAME.fullmatch(name) or name in ("env", "python3"):
             findings.wrong(source, (*place, "name"), "names a program, and not env or python3, which run the mocks")
         elif f"{FOLDER}/{name}" in task.checkout:
-            findings.wrong(source, (*place, "name"), f"a second program called {name!r}")
+            findings.wrong(source, (*place, "name"), f"duplicate program name {name!r}")
         elif not responses:
             findings.wrong(source, place, "needs `responses`, a list of {args: …, stdout: …}")
         else:

@@ -32,7 +32,7 @@ def mocked_tools(findings: WazaFindings, document: Document) -> list[dict[str, A
         if not server:
             findings.wrong(document, (*place, "name"), "is missing")
         elif server in servers:
-            findings.wrong(document, (*place, "name"), f"a second server called {server!r}")
+            findings.wrong(document, (*place, "name"), f"duplicate server name {server!r}")
         servers.add(server)
         blocks = {**_fixtures(findings, document, place), **findings.block(document, place, "tools")}
         if not blocks:

@@ -327,7 +327,7 @@ class Tasks:
             if on_failure not in ("continue", "stop"):
                 wrong(task.document, (*place, "on_failure"), f"must be continue or stop, not {on_failure!r}")
             if turn in turns:
-                wrong(task.document, (*place, "after_turn"), f"a second checkpoint after turn {turn}")
+                wrong(task.document, (*place, "after_turn"), f"duplicate checkpoint after turn {turn}")
             if turn > task.turns and "max_followups" not in task.row:
                 message = f"{turn} is never reached: the task has at most {task.turns} turns"
                 wrong(task.document, (*place, "after_turn"), message)
