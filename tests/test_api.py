@@ -151,7 +151,7 @@ class TestFunctions:
 
     def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
-            with pytest.raises(UsageError, match="cannot tell when"):
+            with pytest.raises(UsageError, match="Holdfast cannot detect"):
                 evaluate(target=target)
         assert not (tmp_path / "runs").exists()
 
@@ -216,7 +216,7 @@ class TestWhatAFunctionCarries:
     def test_is_refused_where_a_change_of_it_could_not_be_noticed(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
-        with pytest.raises(UsageError, match=r"(?s)carries (self\.)?suffix.*Give plain values"):
+        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Give plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 
@@ -369,7 +369,7 @@ class TestClassesAndObjects:
     def test_values_that_a_class_closes_over_are_part_of_its_key(self, agents: Any, calls: Any) -> None:
         runs = [calls(agents.made(suffix)) for suffix in "121"]
         assert runs[0][0] == runs[2][0] != runs[1][0] and [len(called) for _, called in runs] == [12, 12, 0]
-        with pytest.raises(UsageError, match=r"carries .*suffix"):
+        with pytest.raises(UsageError, match=r"captures .*suffix"):
             calls(agents.made(object()))
 
     @pytest.mark.parametrize("make", [lambda agents: agents.Agent, lambda agents: agents.Agent()])
@@ -394,7 +394,7 @@ class TestClassesAndObjects:
             {"responder": agents.Agent},
             {"target": {"python": agents.Agent, "tools": [agents.Check]}},
         ):
-            with pytest.raises(UsageError, match=r"(?s)is a class, and only a target can be one.*Pass an object"):
+            with pytest.raises(UsageError, match=r"(?s)is a class; only targets may be classes.*Pass an object"):
                 calls(keys.pop("target", agents.Agent), **keys)
         assert not (tmp_path / "runs").exists()
 
@@ -450,7 +450,7 @@ class TestClassesAndObjects:
         target = agents.Agent()
         calls(target)
         target.client = [object()]
-        with pytest.raises(UsageError, match=r"carries self\.client"):
+        with pytest.raises(UsageError, match=r"captures self\.client"):
             calls(target)
 
     def test_a_run_that_was_refused_or_failed_leaves_an_object_as_it_was(self, agents: Any, calls: Any) -> None:
@@ -773,9 +773,9 @@ class TestWorkers:
     def test_what_they_cannot_do_is_refused_before_anything_is_written(
         self, evaluate: Any, eval_file: Any, tmp_path: Path
     ) -> None:
-        with pytest.raises(UsageError, match=r"cannot be given .*:shout"):
+        with pytest.raises(UsageError, match=r"cannot be passed to worker processes: .*shout"):
             evaluate(target=shout, graders=[{"type": "exact"}], workers=2)
-        with pytest.raises(UsageError, match="1 or more"):
+        with pytest.raises(UsageError, match="at least 1, not"):
             evaluate(eval_file, workers=0)
         assert not (tmp_path / "runs").exists()
 

@@ -85,6 +85,28 @@ def test_imports_never_point_back(part: str) -> None:
     assert back == []
 
 
+def test_public_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: lines for name, lines in homes.items() if len(lines) > 1} == {}
+
+
+def test_names_say_what_they_hold() -> None:
+    """Variables, parameters and fields are not named for how their values came about."""
+    banned = {"found", "said", "given", "made", "told", "wanted"}
+    bound = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    if name.lstrip("_") in banned:
+                        bound.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
+    assert bound == []
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_packages_of_cluster_import_one_way(room: str) -> None:
     """Names for the type checker count, too."""

@@ -273,7 +273,7 @@ class TestALiveRun:
         before = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
         for choice in ([run["id"]], ["--all"], ["--model", "test"]):
             refused = holdfast("cache", "rm", "-y", *choice, cwd=tmp_path, check=4)
-            assert "being written" in refused.stderr and run["path"] in refused.stderr
+            assert "not removed, in use" in refused.stderr and run["path"] in refused.stderr
         after = {name: content for name, (content, _) in tree(tmp_path / "runs").items() if "lock" not in name}
         assert after == before and live.poll() is None
 

@@ -103,6 +103,14 @@ class TestItself:
         ended = type_in(verb, "--help")
         assert ended.code == 0 and re.search(rf"^Usage: .*{verb}", ended.out) and "--help" in ended.out
 
+    def test_wrong_usage_is_an_error_with_a_hint_after_the_usage(self, type_in: Any) -> None:
+        usage, *message = type_in("gate", "--nonsense").err.splitlines()
+        assert re.match(r"Usage: .*gate", usage)
+        assert re.fullmatch(r"error: No such option.*--nonsense.*", message[0])
+        assert re.fullmatch(r"hint: \S* ?gate --help lists all options\.", message[1]) and len(message) == 2
+        message = type_in("nonsense").err.splitlines()[1:]
+        assert message[0].startswith("error: No such command") and message[1].endswith("--help lists all commands.")
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -132,7 +140,7 @@ class TestItself:
         write_spec(tmp_path)
         monkeypatch.setenv("HOLDFAST_LOCK_TIMEOUT", "soon")
         ended = type_in("eval", "eval.yaml")
-        assert ended.code == 2 and "HOLDFAST_LOCK_TIMEOUT is 'soon'" in ended.err
+        assert ended.code == 2 and "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in ended.err
 
 
 class TestEval:

@@ -49,7 +49,7 @@ def test_a_killed_invocation_resumes_from_its_files(
     assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]  # the other one is done
     assert not (invocation.directory / "stop").exists()
     refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
-    assert "is being worked on" in refused and "job " in refused
+    assert "is already running" in refused and "job " in refused
     assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]
 
 
@@ -57,11 +57,11 @@ def test_finished_tasks_are_not_started_again(slurm: Cluster, invocation: Launch
     for task in (0, 1):
         invocation.state(task, phase="done", exit_code=0)
     stdout = holdfast("resume", invocation.directory, cwd=tmp_path, env=env_of(slurm, tmp_path / "home")).stdout
-    assert "all is done" in stdout and live(slurm, invocation) == []
+    assert "already finished" in stdout and live(slurm, invocation) == []
 
 
 def test_a_stopped_task_can_be_resumed(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
-    invocation.state(1, phase="stopped", reason="an attempt added nothing", exit_code=3)
+    invocation.state(1, phase="stopped", reason="no progress in this job", exit_code=3)
     holdfast("resume", f"{invocation.directory}/1", cwd=tmp_path, env=env_of(slurm, tmp_path / "home"))
     assert live(slurm, invocation) == [f"hf-{invocation.id}.1.main"]
 

@@ -16,7 +16,7 @@ from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent
 from holdfast.cluster.remote.preview import RunPreviews, preview
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.transport import Here
 from holdfast.formats import load_any
 from holdfast.plan.identity import identify
@@ -216,7 +216,7 @@ def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) ->
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
     command.communicate()
-    (invocation,) = Registry(tmp_path / "home" / "invocations").all()
+    (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
     (job,) = site.chain(invocation).live("main")
     assert job.comment.endswith(" for the paper")
     (intended,) = site.chain(invocation).known("main")

@@ -22,8 +22,8 @@ from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.local import LocalExecutor
-from holdfast.cluster.remote.registry import Registry
-from holdfast.cluster.remote.submit import start_attempt
+from holdfast.cluster.remote.registry import InvocationRegistry
+from holdfast.cluster.remote.submit import start_jobs
 from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
@@ -85,7 +85,7 @@ def test_a_detached_launch_shows_how_to_follow_it_and_finishes_alone(site: Site)
         assert match is not None
         for verb in ("status", "logs", "kill"):
             assert f"holdfast {verb} {match[1]}" in output
-        invocation = Registry(site.folder / "home" / "invocations").get(match[1])
+        invocation = InvocationRegistry(site.folder / "home" / "invocations").get(match[1])
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
@@ -196,7 +196,7 @@ def test_cancelling_the_main_job_ends_the_evaluation_until_it_is_resumed(site: S
         assert (state.phase, state.reason, state.attempt) == ("stopped", reason, 1), site.logs(invocation)
         calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor")
         assert len(site.chain(invocation).known("main")) == 2, "no further job was queued"
-        start_attempt(site.transport, invocation.directory)
+        start_jobs(site.transport, invocation.directory)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
         at_most_twice(model, 200, 4)
@@ -304,7 +304,7 @@ def test_max_walltime_of_all_jobs_together_ends_the_chain(site: Site) -> None:
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code) == ("stopped", 3)
         assert "max_walltime" in state.reason
-        start_attempt(site.transport, invocation.directory)  # whoever resumes is told the same, and nothing is lost
+        start_jobs(site.transport, invocation.directory)  # whoever resumes is told the same, and nothing is lost
         assert site.await_over(invocation).done >= 20
 
 
@@ -315,7 +315,7 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         # The second sbatch never returns: the workers are submitted, the main job is not.
         env = site.env(sbatch='test -e "$0.used" && exec sleep 600\ntouch "$0.used"\nexec "$REAL" "$@"')
         submitting = start("eval", "-c", "nano", "--batch", "lab", cwd=site.folder, env=env)
-        registry = Registry(site.folder / "home" / "invocations")
+        registry = InvocationRegistry(site.folder / "home" / "invocations")
 
         def second_intent() -> Invocation | None:
             invocations = registry.all() if registry.folder.exists() else []
@@ -324,9 +324,9 @@ def test_a_submitter_killed_between_two_jobs_leaves_nothing_lost_and_nothing_twi
         invocation = calmly(second_intent, "the second intent")
         submitting.kill()
         submitting.communicate()
-        started = start_attempt(site.lab.here, invocation.directory)
+        started = start_jobs(site.lab.here, invocation.directory)
         assert len(started) == 1, "the main job, and not the workers again"
-        assert start_attempt(site.lab.here, invocation.directory) == []
+        assert start_jobs(site.lab.here, invocation.directory) == []
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 100), site.logs(invocation)
         asked_once(model, 100)
@@ -344,7 +344,7 @@ def test_a_stopped_invocation_is_resumed_from_its_files_alone(site: Site) -> Non
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
         layout.remove_stop(site.transport, invocation.directory)
-        start_attempt(site.transport, invocation.directory)
+        start_jobs(site.transport, invocation.directory)
         state = site.await_over(invocation)
         assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
         at_most_twice(model, 200, 4)
@@ -436,7 +436,7 @@ def test_a_killed_local_process_continues_when_started_again(tmp_path: Path) -> 
     (job,) = running_processes(ledger, invocation.id)
     os.kill(int(job.id.partition("-")[0]), signal.SIGKILL)
     calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
-    start_attempt(site.transport, invocation.directory)
+    start_jobs(site.transport, invocation.directory)
     state = site.await_over(invocation)
     assert (state.phase, state.done) == ("done", 200), site.logs(invocation)
     counts = Counter((tmp_path / "asked.txt").read_text().splitlines())
@@ -452,7 +452,7 @@ def test_ctrl_c_detaches_and_the_evaluation_continues(site: Site) -> None:
         calmly(lambda: model.requests > 10, "work")
         attached.send_signal(signal.SIGINT)
         _, stderr = attached.communicate(timeout=300)
-        (invocation,) = Registry(site.folder / "home" / "invocations").all()
+        (invocation,) = InvocationRegistry(site.folder / "home" / "invocations").all()
         assert attached.returncode == 130
         assert "Detached" in stderr and f"holdfast kill {invocation.id}" in stderr
         assert site.await_over(invocation).done == 100
@@ -545,9 +545,9 @@ def test_a_wandb_login_is_mentioned_without_its_key(tmp_path: Path) -> None:
         (tmp_path / "env.toml").write_text((tmp_path / "env.toml").read_text() + '[wandb]\nproject = "p"\n')
         env = {"HOLDFAST_HOME": str(tmp_path / "home"), "WANDB_API_KEY": key, "WANDB_MODE": "offline"}
         done = holdfast("eval", "-c", "nano", "--batch", "here", cwd=tmp_path, env=env)
-        assert "[info] Detected W&B login, setting WANDB_API_KEY" in done.stdout
+        assert "note: detected a W&B login, setting WANDB_API_KEY" in done.stdout
         assert key not in done.stdout + done.stderr
-        (invocation,) = Registry(tmp_path / "home" / "invocations").all()
+        (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
         assert site.await_over(invocation).phase == "done", site.logs(invocation)
     assert "export to wandb: done" in site.logs(invocation), site.logs(invocation)
     assert key not in site.logs(invocation)

@@ -49,7 +49,7 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, 
         assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
         assert not [job for job in task()["jobs"] if job["active"]]
         before = model.requests
-        assert "it had no jobs left" in run("kill", invocation + task_of_it)
+        assert "no jobs were running" in run("kill", invocation + task_of_it)
         assert 0 < before < ROWS
 
         model.control(latency=0)
@@ -59,4 +59,4 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, 
         assert model.requests <= ROWS + 4
         run_dir = task()["run_dir"]
     assert "done" in run("status", run_dir)  # a run of an invocation leads to it
-    assert "all is done" in run("resume", invocation)
+    assert "already finished" in run("resume", invocation)

@@ -310,7 +310,7 @@ def points(*turns: int, **keys: Any) -> list[dict[str, Any]]:
         ({"checkpoints": points(0)}, '"after_turn": 0', "greater than or equal to 1"),
         ({"checkpoints": points(-1)}, '"after_turn": -1', "greater than or equal to 1"),
         ({"checkpoints": [{"graders": FINE}]}, None, "after_turn"),
-        ({"checkpoints": points(2, 1, 2), "follow_ups": ["x"]}, '"after_turn": 2', "a second checkpoint after turn 2"),
+        ({"checkpoints": points(2, 1, 2), "follow_ups": ["x"]}, '"after_turn": 2', "duplicate checkpoint after turn 2"),
         ({"checkpoints": points(2)}, '"after_turn": 2', "at most 1 turns"),
         ({"checkpoints": points(4), "follow_ups": ["x", "y"]}, '"after_turn": 4', "at most 3 turns"),
         ({"checkpoints": points(4), "responder": PLAYED}, '"after_turn": 4', "at most 3 turns"),
@@ -319,7 +319,7 @@ def points(*turns: int, **keys: Any) -> list[dict[str, Any]]:
         ({"checkpoints": points(1, on_failure="abort")}, '"on_failure": "abort"', "'continue' or 'stop'"),
         ({"checkpoints": points(1, graders=[{"type": "text"}])}, None, "check"),
         ({"checkpoints": points(1, graders=[{"type": "txt"}])}, '"type": "txt"', "unknown grader type"),
-        ({"checkpoints": points(1, graders=FINE * 2)}, None, "a second grader called 'text'"),
+        ({"checkpoints": points(1, graders=FINE * 2)}, None, "duplicate grader name 'text'"),
         ({"checkpoints": points(1, at="turn")}, '"at": "turn"', "at"),
     ],
 )

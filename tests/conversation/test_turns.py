@@ -288,7 +288,7 @@ def test_lists_and_objects_are_not_sent_as_python_literals(
     path = write_spec(tmp_path, samples=rows, **{"prompt": "hello", **keys})
     for option in ("--dry-run", "--fresh"):
         ended = command(monkeypatch, capsys, tmp_path, "eval", path.name, option)
-        assert ended.code == 2 and f"{kind} cannot be sent as a text" in ended.err and "| tojson" in ended.err
+        assert ended.code == 2 and f"cannot insert {kind} into text" in ended.err and "| tojson" in ended.err
         assert "eval.yaml:" in ended.err and not (tmp_path / "runs").exists()
     meant = {"prompt": "{{ rules | tojson }} {% for m in messages %}{{ m }}{% endfor %} {{ messages[0] }}"}
     lists = [{"id": "c", "messages": ["one", "two"], "rules": {"be": "kind"}, "expected": "x"}]

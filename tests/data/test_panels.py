@@ -303,7 +303,7 @@ class TestNothingChecked:
         assert run.exit_code == 0
         assert run.metrics.notices == [
             "grader `shy` skipped every output: it has checked nothing",
-            "grader `checkpoint@3/late` checked nothing: no conversation got so far",
+            "grader `checkpoint@3/late` checked nothing: no conversation reached that turn",
         ]
 
     def test_there_is_no_notice_where_all_graders_checked_something(self, evaluate: Any) -> None:

@@ -320,7 +320,7 @@ class TestPlain:
     def test_notices_are_never_swallowed(self, capsys: pytest.CaptureFixture[str]) -> None:
         for display in (Plain(), Quiet()):
             display.notice("look here")
-            assert capsys.readouterr().err == "look here\n"
+            assert capsys.readouterr().err == "note: look here\n"
 
     def test_quiet_shows_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = Quiet()

@@ -101,7 +101,7 @@ def test_a_baseline_has_its_own_files(lab: Lab) -> None:
         ([{"dir": "x"}], "needs `to`"),
         ([{"to": "wandb", "projct": "x"}], "unknown key (did you mean 'project'?)"),
         ([{"to": "mlflow", "tracking_uri": "http://u:p@h"}], "MLFLOW_TRACKING_PASSWORD"),
-        (["junit", {"to": "junit"}], "a second export to junit"),
+        (["junit", {"to": "junit"}], "duplicate export to junit"),
         ([{"to": ["junit"]}], "unknown exporter \"['junit']\""),
     ],
 )

@@ -19,7 +19,7 @@ from holdfast.data.panels import Panel
 from holdfast.export import html
 from holdfast.export.html import write_html
 from holdfast.export.junit import write_junit
-from holdfast.report.run_view import Pending, RunView, Trial
+from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.store.records import Grade, Output, Timing, Usage
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
@@ -183,11 +183,11 @@ class TestPage:
         self, run: Path, tmp_path: Path
     ) -> None:
         trials = RunView(RunDir(run)).everything()
-        whole = next(trial for trial in trials if isinstance(trial, Trial))
+        whole = next(trial for trial in trials if isinstance(trial, GradedTrial))
         grades = [msgspec.structs.replace(grade, feedback=f"line 1\nof {grade.grader}") for grade in whole.grades]
         many = [msgspec.structs.replace(grades[0], grader=f"g{number}", status="failed") for number in range(5)]
         asked = [{"role": "user", "content": [{"type": "text", "text": "\n\n First?\nSecond"}]}]
-        listed: list[Trial | Pending] = [
+        listed: list[GradedTrial | Pending] = [
             Pending("p", 1, "agent: ValueError: odd", {"question": "Why?\nExplain."}),
             Pending("q", 1, "", {}),
             whole._replace(grades=grades),
@@ -205,7 +205,7 @@ class TestPage:
     def test_a_zero_or_unknown_cost_is_not_shown_with_a_trial(
         self, run: Path, tmp_path: Path, cost: float | None, shown: str
     ) -> None:
-        whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, Trial))
+        whole = next(trial for trial in RunView(RunDir(run)).everything() if isinstance(trial, GradedTrial))
         output = msgspec.structs.replace(whole.output, usage=Usage(10, 5, 1, cost))
         write_html(Told(run, [whole._replace(output=output)]), tmp_path)
         text = Page((tmp_path / "report.html").read_text()).text
@@ -262,11 +262,11 @@ class TestPage:
 class Told(RunView):
     """A run with other trials than its own."""
 
-    def __init__(self, run: Path, trials: list[Trial | Pending]) -> None:
+    def __init__(self, run: Path, trials: list[GradedTrial | Pending]) -> None:
         super().__init__(RunDir(run))
         self._told = trials
 
-    def everything(self) -> Iterator[Trial | Pending]:
+    def everything(self) -> Iterator[GradedTrial | Pending]:
         yield from self._told
 
 
@@ -274,7 +274,7 @@ anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.s
 
 
 @st.composite
-def trial(draw: Any) -> Trial | Pending:
+def trial(draw: Any) -> GradedTrial | Pending:
     name, text, feedback = draw(anything), draw(anything), draw(anything)
     if draw(st.booleans()):
         return Pending(name, 1, feedback, {})
@@ -282,19 +282,19 @@ def trial(draw: Any) -> Trial | Pending:
     output = Output("k", name, 1, 1, messages, text, 1, text, Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
     grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
-    return Trial({text: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
+    return GradedTrial({text: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 
 @settings(max_examples=60)
 @given(trials=st.lists(trial(), max_size=5))
 def test_any_text_gives_well_formed_reports_that_count_every_trial(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[Trial | Pending]
+    run: Path, tmp_path_factory: pytest.TempPathFactory, trials: list[GradedTrial | Pending]
 ) -> None:
     folder = tmp_path_factory.mktemp("said")
     reader = Told(run, trials)
     (xml,), (page,) = write_junit(reader, folder), write_html(reader, folder)
     suite = ElementTree.parse(xml).getroot()[0]
-    statuses: list[str] = [each.status if isinstance(each, Trial) else "error" for each in trials]
+    statuses: list[str] = [each.status if isinstance(each, GradedTrial) else "error" for each in trials]
     assert len(suite.findall("testcase")) == len(trials)
     for status, name in (("failed", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(name) == str(statuses.count(status))

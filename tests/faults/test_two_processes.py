@@ -122,7 +122,7 @@ def test_waiting_for_a_run_times_out(tmp_path: Path, provider: Server, eval_file
     holder = busy(provider, eval_file)
     holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "0.3"}, check=4)
     wrong = holdfast("eval", eval_file, cwd=tmp_path, env={"HOLDFAST_LOCK_TIMEOUT": "soon"}, check=2)
-    assert "HOLDFAST_LOCK_TIMEOUT is 'soon'" in wrong.stderr
+    assert "invalid HOLDFAST_LOCK_TIMEOUT 'soon'" in wrong.stderr
     assert end(holder, signal.SIGINT) == 130
 
 

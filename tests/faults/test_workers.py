@@ -350,7 +350,7 @@ def test_a_worker_exits_if_the_other_left_without_a_report(tmp_path: Path, provi
     await_waiting(other, first.pid)
     assert end(first, signal.SIGTERM) == 143
     out, err = other.communicate(timeout=300)
-    assert other.returncode == 3 and "ended without a report" in out, out + err
+    assert other.returncode == 3 and "exited without writing the report" in out, out + err
     assert not (run / "metrics.json").exists()
     (tmp_path / "hold").unlink()
     leave(worker(run, "c"))
@@ -439,11 +439,11 @@ def test_evals_that_workers_cannot_run_are_rejected(tmp_path: Path, provider: Se
     assert "${NAME}" in holdfast("eval", eval_file, shown, "--workers", "2", cwd=tmp_path, check=2).stderr
     holdfast("eval", eval_file, "limits.token_budget=1", cwd=tmp_path, check=3)
     run = run_dir(tmp_path)
-    assert "has no distributed work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
+    assert "has no divided work" in holdfast("work", run, cwd=tmp_path, check=2).stderr
     run = share(eval_file)
     assert "'../a' is not a worker id" in holdfast("work", run, "--worker", "../a", cwd=tmp_path, check=2).stderr
     (tmp_path / "data.jsonl").write_text('{"id": "s0", "question": "other", "expected": "x"}\n')
-    assert "no longer the one whose work was distributed" in holdfast("work", run, cwd=tmp_path, check=3).stderr
+    assert "no longer the one whose work was divided" in holdfast("work", run, cwd=tmp_path, check=3).stderr
 
 
 class TestTwice:
@@ -456,8 +456,8 @@ class TestTwice:
             folder.mkdir(parents=True)
             started = 20.0 if name == late else 10.0
             (folder / "outputs.jsonl").write_bytes(to_line(output_of(name, key="k", timing=Timing(started, 1.0))))
-        assert read_output(RunDir(tmp_path).load(mend=False).outputs["k"]).output == late
-        assert read_output(RunDir(tmp_path).load(mend=True).outputs["k"]).output == late
+        assert read_output(RunDir(tmp_path).load(repair=False).outputs["k"]).output == late
+        assert read_output(RunDir(tmp_path).load(repair=True).outputs["k"]).output == late
 
     @pytest.mark.parametrize("places", [("", "workers/a"), ("workers/a", ""), ("workers/b", "workers/a")])
     def test_the_latest_verdict_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
@@ -467,7 +467,7 @@ class TestTwice:
             )
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
             (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
-        assert RunDir(tmp_path).load(mend=False).verdicts["g"].score == 0.5
+        assert RunDir(tmp_path).load(repair=False).verdicts["g"].score == 0.5
 
     def test_a_conversation_continues_in_the_order_of_its_calls_of_all_workers(self, tmp_path: Path) -> None:
         for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
@@ -475,7 +475,7 @@ class TestTwice:
             folder.mkdir(parents=True)
             calls = [Step("k", "s", 1, 1, "turn", "r", 1, time, Usage(), time, 0.5) for time in times]
             (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
-        places = RunDir(tmp_path).load(mend=False).steps["k"]
+        places = RunDir(tmp_path).load(repair=False).steps["k"]
         assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
 
 
@@ -502,7 +502,7 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
             with (folder / f"{name}.jsonl").open("ab") as file:
                 file.write(part)
         follower.refresh()
-    whole = RunDir(tmp_path).load(mend=False)
+    whole = RunDir(tmp_path).load(repair=False)
     assert (index.outputs, index.verdicts, index.attempts) == (whole.outputs, whole.verdicts, whole.attempts)
     counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
     assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]

@@ -94,7 +94,7 @@ def test_what_has_no_meaning_here_is_named_with_its_place(kitchen: tuple[Path, s
     for notice in (
         "kitchen/eval.yaml:17: config.max_attempts: a wrong answer is never asked again",
         "kitchen/eval.yaml:18: config.fail_fast: every task is run",
-        "kitchen/eval.yaml:19: metrics: waza measures none of these, and they are not here: task_completion",
+        "kitchen/eval.yaml:19: metrics: not measured (nor by waza): task_completion",
         "kitchen/eval.yaml:28: tasks: not run, since `enabled: false`: 90-off.yaml",
         "kitchen/tasks/10-soup.yaml:18: expected.outcomes: is not graded",
         "kitchen/tasks/10-soup.yaml:20: expected.behavior: is not graded",
@@ -140,7 +140,7 @@ def test_the_project_file_gives_defaults(tmp_path: Path) -> None:
     (tmp_path / ".waza.yaml").write_text("defaults: {timeout: 77, workers: 5, judgeModel: j}\ntokens: {}\n")
     spec = load(path)
     assert (spec.limits.turn_timeout, spec.limits.concurrency) == (77, 5)
-    assert any(".waza.yaml:1: defaults: taken where" in notice for notice in spec.document.notices)
+    assert any(".waza.yaml:1: defaults: defaults taken from .waza.yaml" in notice for notice in spec.document.notices)
 
 
 def test_an_eval_runs_from_python_with_a_function_as_its_target(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ("name: x\ninputs: {prompt: x}\n", "tasks/a.yaml: id: a task needs an id"),
         ("id: x\n", "tasks/a.yaml: inputs.prompt: a task needs inputs.prompt"),
         ("id: x\ninputs:\n  prompt: x\n  prompt_file: p.md\n", "tasks/a.yaml:4: inputs.prompt_file: give either"),
-        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: is a path below"),
+        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: must be a path below"),
         ("id: x\ncommand_mocks: [{a: 1}]\ninputs: {prompt: x}\n", "tasks/a.yaml:2: command_mocks: not supported"),
         ("id: x\ninputs:\n  prompt: x\n  follow_ups: [y]\n", "a.yaml:4: inputs.follow_ups: unknown key (did you mean"),
         ("id: x\nexpected: {output_contain: [a]}\ninputs: {prompt: x}\n", "a.yaml:2: expected.output_contain: unknown"),
@@ -262,7 +262,7 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             f"id: x\ninputs: {{prompt: x}}\ncheckpoints:\n  - {CHECKPOINT}\n  - {CHECKPOINT}\n",
-            "tasks/a.yaml:5: checkpoints[1].after_turn: a second checkpoint after turn 1",
+            "tasks/a.yaml:5: checkpoints[1].after_turn: duplicate checkpoint after turn 1",
         ),
         (
             "id: x\ninputs: {prompt: x}\ncheckpoints:\n  - after_turn: 1\n    graders:\n      - {type: text}\n",
@@ -270,11 +270,11 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
         ),
         (
             "id: x\ninputs: {prompt: x}\ncheckpoints: [{after_turn: 1, on_failure: run, graders: [{type: text}]}]\n",
-            "tasks/a.yaml:3: checkpoints[0].on_failure: is continue or stop, not 'run'",
+            "tasks/a.yaml:3: checkpoints[0].on_failure: must be continue or stop, not 'run'",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  responder: {instructions: y}\n",
-            "tasks/a.yaml:4: inputs.responder.max_followups: is a number from 1, not None",
+            "tasks/a.yaml:4: inputs.responder.max_followups: must be a number from 1, not None",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  follow_up_prompts: [a]\n  responder: {instructions: y, max_followups: 2}\n",
@@ -311,7 +311,11 @@ def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: st
         ("tasks/*.yaml", "tasks/z.yaml", "eval.yaml:5: tasks[0]: no such file: 'tasks/z.yaml'"),
         ("tasks/*.yaml", "tasks/z*.yaml", "eval.yaml:5: tasks: there is no task to run"),
         ("tasks/*.yaml", "../out.yaml", "eval.yaml:5: tasks[0]: '../out.yaml' is outside"),
-        ("trials_per_task: 1", "trials_per_task: 0", "eval.yaml:3: config.trials_per_task: is a number from 1, not 0"),
+        (
+            "trials_per_task: 1",
+            "trials_per_task: 0",
+            "eval.yaml:3: config.trials_per_task: must be a number from 1",
+        ),
         ("skill: s", "skill: s\nhooks: {before_run: [{command: ''}]}", "eval.yaml:3: hooks.before_run[0]"),
     ],
 )

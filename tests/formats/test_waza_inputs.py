@@ -452,12 +452,12 @@ def test_a_mocked_command_called_too_often_or_unexpectedly_fails(tmp_path: Path)
     [
         ("name: az", "name: ../az", "command_mocks[0].name: names a program"),
         ("name: az", "name: python3", "command_mocks[0].name: names a program, and not env or python3"),
-        ("name: real-program", "name: az", "command_mocks[1].name: a second program called 'az'"),
+        ("name: real-program", "name: az", "command_mocks[1].name: duplicate program name 'az'"),
         ("args: [login]", "stderr: x", "command_mocks[0].responses[0]: needs either args or args_regex"),
-        ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: is a number from 0 to 255"),
+        ("exit_code: 3", "exit_code: 300", "command_mocks[0].responses[1].exit_code: must be a number from 0 to 255"),
         ("workdir: sub", "workdir: /sub", "command_mocks[0].responses[2].workdir: names a folder of the workspace"),
         ("fixture: shown.txt", "fixture: no.txt", "command_mocks[0].responses[1].fixture: no such file: 'no.txt'"),
-        ("expect_calls: 3", "expect_calls: many", "command_mocks[0].expect_calls: is a number from 0"),
+        ("expect_calls: 3", "expect_calls: many", "command_mocks[0].expect_calls: must be a number from 0"),
     ],
 )
 def test_a_wrong_command_mock_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -516,7 +516,7 @@ def test_allow_only_has_whole_names_and_an_empty_list_allows_no_tool(
 
 def test_a_responder_needs_instructions_and_may_have_checkpoints_beyond_its_replies(tmp_path: Path) -> None:
     responder = "id: x\ninputs:\n  prompt: x\n  responder: {model: m, instructions: '  ', max_followups: 1}\n"
-    assert "inputs.responder.instructions: says who the user is" in refused(tree(tmp_path, tasks_a_yaml=responder))
+    assert "inputs.responder.instructions: must say who the user is" in refused(tree(tmp_path, tasks_a_yaml=responder))
     played = EVAL.replace("executor: mock", "executor: mock, model: gpt-5")
     nobody = responder.replace("'  '", "You are Ada.").replace("model: m, ", "")
     spec = load(tree(tmp_path / "model", eval_yaml=played, tasks_a_yaml=nobody))

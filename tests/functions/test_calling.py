@@ -362,7 +362,7 @@ class TestContradictions:
             ),
             ('{"score": 0.7, "passed": False}', None, "passed=False with a score of 0.7"),
             ('{"score": None, "passed": True}', None, "passed=True with a score of None"),
-            ('{"score": 0.7, "passed": "yes"}', None, "`passed` is true or false, not 'yes'"),
+            ('{"score": 0.7, "passed": "yes"}', None, "`passed` must be true or false, not 'yes'"),
             ('{"score": 0.3, "passed": True}', 0.25, 0.3),
             ('{"score": 0.7, "passed": True}', None, 0.7),
             ('{"passed": True}', None, 1),

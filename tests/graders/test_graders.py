@@ -96,7 +96,7 @@ class TestText:
     )
     def test_a_field_that_is_empty_is_an_error_since_every_answer_contains_it(self, tmp_path: Path, key: str) -> None:
         error = grade(tmp_path, {"type": "text", key: "{{ word }}"}, "any answer", word="")
-        assert isinstance(error, AttemptError) and "is empty for this row" in error.message
+        assert isinstance(error, AttemptError) and "renders to empty text for this row" in error.message
 
     def test_every_failed_check_is_named(self, tmp_path: Path) -> None:
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}

@@ -16,7 +16,7 @@ from holdfast.graders import pool
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.pool import Pool
-from holdfast.graders.similarity import Comparison
+from holdfast.graders.similarity import TextPair
 from holdfast.graders.worker_loop import OUTSIDE
 from holdfast.spec.load_graders import GRADERS, grader_schema
 from tests.support.lazy import LazyModule
@@ -73,7 +73,7 @@ class TestSimilarity:
     def test_texts_that_take_too_long_to_compare_are_an_error_of_that_grade(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Comparison, "seconds", 0.3)
+        monkeypatch.setattr(TextPair, "seconds", 0.3)
         words = [f"{number * number % 9973:04}" for number in range(2500)]
         block = {"type": "similarity", "method": "partial"}
         error = grade(tmp_path, block, " ".join(words), expected=" ".join(sorted(words)))

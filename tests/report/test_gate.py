@@ -305,7 +305,7 @@ def test_removed_samples_are_ignored_or_a_warning_or_a_failure(
     ended = gate(other_samples, "--baseline", base, "--removed", policy)
     assert ended.code == code
     word = {"warn": "warn", "fail": "FAIL"}.get(policy, "")
-    assert (f"{word}  2 samples of the baseline are gone: s0, s1" in ended.out) == reported
+    assert (f"{word}  2 baseline samples are missing from this run: s0, s1" in ended.out) == reported
 
 
 def test_removed_samples_are_a_warning_by_default(gate: Any, base: Path, other_samples: Path) -> None:

@@ -242,8 +242,9 @@ class TestWhatIsRefused:
             ("{model: m}", "{model: m, temperatur: 0}", 3, ["target.temperatur: unknown key", "known here: model"]),
             ("{model: m}", "{model: m, api_kye_env: K}", 3, ["did you mean 'api_key_env'"]),
             ("{model: m}", "{model: m, api_key: sk-123}", 3, ["not written into files", "api_key_env"]),
-            ("{model: m}", "{model: m, python: 'a.py:f'}", 3, ["has model and python", "exactly one of"]),
-            ("{model: m}", "{base_url: x}", 3, ["names none", "model, python, http, command"]),
+            ("{model: m}", "{model: m, python: 'a.py:f'}", 3, ["exactly one of", ", not model and python"]),
+            ("{model: m}", "{base_url: x}", 3, ["needs exactly one of model, python, http, command"]),
+            ("{model: m}", "{pyton: 'a.py:f'}", 3, ["target: needs exactly one of", "did you mean 'python'?"]),
             ("{model: m}", "{model: ''}", 3, ["target.model"]),
             ("{model: m}", "{model: m, api: chatty}", 3, ["'chat' or 'completions'", "'chatty'"]),
             ("{model: m}", "{python: agent}", 3, ["target.python"]),
@@ -256,8 +257,8 @@ class TestWhatIsRefused:
             ("{type: exact}", "{type: exakt}", 5, ["unknown grader type 'exakt'", "did you mean 'exact'"]),
             ("{type: exact}", "{name: x}", 5, ["needs a type", "json_schema"]),
             ("{type: exact}", "{type: exact, ignorecase: true}", 5, ["did you mean 'ignore_case'"]),
-            ("{type: exact}", "{type: exact}, {type: exact}", 5, ["a second grader called 'exact'"]),
-            ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["a second grader called 'n'"]),
+            ("{type: exact}", "{type: exact}, {type: exact}", 5, ["duplicate grader name 'exact'"]),
+            ("{type: exact}", "{type: exact, name: n}, {type: number, name: n}", 5, ["duplicate grader name 'n'"]),
             *(
                 ("{type: exact}", f"{{type: exact, name: {name}}}", 5, [f"'{name}' is reserved for reports"])
                 for name in ("overall", "score", "passed", "coverage", "target")
@@ -303,7 +304,7 @@ class TestWhatIsRefused:
                 2,
                 ["limits: should be a mapping with keys such as concurrency, ", "not 5"],
             ),
-            ("name: e", "name: e\nlimits: {concurrency: 0}", 2, ["concurrency is at least 1, or auto"]),
+            ("name: e", "name: e\nlimits: {concurrency: 0}", 2, ["concurrency must be at least 1, or auto"]),
             ("name: e", "name: e\nlimits: {turn_timeout: soon}", 2, ["limits.turn_timeout: a duration such as"]),
             ("name: e", "name: e\nlimits: {retrys: 1}", 2, ["limits.retrys", "did you mean 'retries'"]),
             ("name: e", "name: e\ngate: {exat: 0.5}", 2, ["gate.exat: no grader of this name", "did you mean 'exact'"]),

@@ -82,13 +82,13 @@ class TestLists:
 
     def test_a_list_inside_a_longer_text_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "exact", "expected": "It is {{ expected }}."}, "x", expected=CITIES)
-        assert isinstance(error, AttemptError) and "a list cannot stand inside a text" in error.message
+        assert isinstance(error, AttemptError) and "cannot insert a list into text" in error.message
 
     @pytest.mark.parametrize(
         ("block", "words"),
         [
             ({"type": "exact", "expected": []}, "is an empty list: no answer could be right"),
-            ({"type": "exact", "expected": None}, "needs a value; without this key"),
+            ({"type": "exact", "expected": None}, "must not be null; omit it"),
             ({"type": "exact", "expected": {"a": 1}}, "not a mapping"),
             ({"type": "number", "expected": "1,2 or 3"}, "'1,2 or 3' is not one number; write several as a list"),
             ({"type": "number", "expected": [1, "2 or 3"]}, "'2 or 3' is not one number"),

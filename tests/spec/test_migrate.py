@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.document import parse_document, read_document
 from holdfast.spec.legacy import GRADERS, KEYS, WRAPPED
 from holdfast.spec.load import load_eval
-from holdfast.spec.migrate import migrated
+from holdfast.spec.migrate import migrate
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION as RUN_VERSION
@@ -93,7 +93,7 @@ def become(tmp_path: Path, text: Any) -> Any:
     """Return the migrated text."""
     path = tmp_path / "e.yaml"
     path.write_bytes(text.encode())
-    return migrated(path).after
+    return migrate(path).after
 
 
 class TestAFile:
@@ -179,13 +179,13 @@ class TestAFile:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            ("model: m\n", "e.yaml:6: model: is now target, which the file has as well"),
-            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: is now token_budget"),
+            ("model: m\n", "e.yaml:6: model: was renamed to target, which the file already has"),
+            ("limits: {max_tokens: 1, token_budget: 2}\n", "e.yaml:6: limits.max_tokens: was renamed to token_budget"),
             (
                 "trials: 1\ntrials_per_sample: 2\n",
-                "e.yaml:7: trials_per_sample: is now trials, which the file has as well",
+                "e.yaml:7: trials_per_sample: was renamed to trials, which the file already has",
             ),
-            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: is now follow_ups"),
+            ("follow_ups: [&a b]\n? follow_up_prompts\n: []\n", "follow_up_prompts: was renamed to follow_ups"),
         ],
     )
     def test_a_file_that_cannot_be_rewritten_safely_is_left_to_the_user(
@@ -228,7 +228,7 @@ class TestTheCommand:
         assert path.read_text() == NEW and (tmp_path / "old.yaml.bak").read_text() == OLD
         assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o640"}
         assert "old.yaml: schemaVersion 1.2 is added" in done.stdout
-        assert "old.yaml:7: follow_up_prompts: is now follow_ups" in done.stdout
+        assert "old.yaml:7: follow_up_prompts: was renamed to follow_ups" in done.stdout
         assert done.stdout.splitlines()[-1] == "old.yaml: version 1.2; backup: old.yaml.bak"
 
     def test_a_second_time_it_does_nothing(self, tmp_path: Path) -> None:
@@ -325,9 +325,9 @@ class TestTheCommand:
     def test_a_file_that_changed_meanwhile_is_not_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "e.yaml"
         path.write_text(OLD)
-        migration = migrated(path)
+        migration = migrate(path)
         path.write_text(OLD + "\n# and more")
-        with pytest.raises(UsageError, match="changed by somebody else"):
+        with pytest.raises(UsageError, match="modified by another process"):
             migration.save()
         assert path.read_text() == OLD + "\n# and more"
 

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.cluster.config.launch import TaskFile
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskPlace
+from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
 from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
+from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
 
@@ -43,8 +43,8 @@ class Launched:
     def directory(self) -> Path:
         return self.base / "holdfast" / self.id
 
-    def place(self, task: int = 0) -> TaskPlace:
-        return TaskPlace(self.directory, task)
+    def place(self, task: int = 0) -> TaskFolder:
+        return TaskFolder(self.directory, task)
 
     def state(self, task: int = 0, **fields: Any) -> None:
         """Write the state of a task, as its main job does."""
@@ -104,7 +104,7 @@ def launched(
 
 def register(invocation: Launched, home: Path, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> None:
     """Add an invocation to the registry below `home`."""
-    Registry(home / "invocations").add(entry_of(invocation, host=host, tasks=tasks))
+    InvocationRegistry(home / "invocations").add(entry_of(invocation, host=host, tasks=tasks))
 
 
 def entry_of(invocation: Launched, *, host: str | None = None, tasks: tuple[str, ...] = ("gsm8k",)) -> Invocation:

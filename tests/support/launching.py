@@ -18,9 +18,9 @@ import psutil
 from holdfast.cluster.config.compile import compile_launch
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.chain import Chain
-from holdfast.cluster.remote.invocation import State, TaskPlace
+from holdfast.cluster.remote.invocation import State, TaskFolder
 from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.submit import submit
 from tests.support.invocations import env_of
@@ -129,7 +129,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.base = self.folder / "cluster"
-        self.registry = Registry(self.folder / "home" / "invocations")
+        self.registry = InvocationRegistry(self.folder / "home" / "invocations")
 
     def write(
         self,
@@ -176,9 +176,9 @@ class Site:
             (folder / name).chmod(0o755)
         return env_of(self.lab, self.folder / "home", PATH=f"{folder}:{os.environ['PATH']}")
 
-    def place(self, invocation: Invocation, task: int = 0) -> TaskPlace:
+    def place(self, invocation: Invocation, task: int = 0) -> TaskFolder:
         """Return the folder of a task."""
-        return TaskPlace(invocation.directory, task)
+        return TaskFolder(invocation.directory, task)
 
     def chain(self, invocation: Invocation, task: int = 0) -> Chain:
         """The jobs of a task."""
@@ -190,9 +190,9 @@ class Site:
         path = Path(self.place(invocation, task).state)
         return layout.decode(path.read_bytes(), State, str(path)) if path.exists() else State()
 
-    def attempts(self, invocation: Invocation) -> list[layout.AttemptRecord]:
+    def attempts(self, invocation: Invocation) -> list[layout.StartRecord]:
         """The attempts of the first task."""
-        return layout.read_attempts(self.lab.here, self.place(invocation))
+        return layout.read_starts(self.lab.here, self.place(invocation))
 
     def await_over(self, invocation: Invocation, patience: float = PATIENCE, task: int = 0) -> State:
         """The state a task ends in."""

@@ -10,7 +10,7 @@ import holdfast
 from holdfast.engine.options import Options
 from holdfast.engine.session import preview_run
 from holdfast.plan.keys import generation_key, work_digest
-from holdfast.report.run_view import RunView, Trial
+from holdfast.report.run_view import GradedTrial, RunView
 from tests.support.running import lines, server
 from tests.support.specs import Ended, command, load, who, write_spec
 from tests.support.workflow import Answer, Asked, Workflow, workflow
@@ -146,7 +146,7 @@ class Service:
         run = holdfast.evaluate(write_spec(self.folder, **keys), runs_dir=self.folder / "runs")
         assert run.score == 1 and run.path == self.rundir.path
         trials = list(RunView(self.rundir).everything())
-        assert [len(trial.grades) for trial in trials if isinstance(trial, Trial)] == [1] * len(rows)
+        assert [len(trial.grades) for trial in trials if isinstance(trial, GradedTrial)] == [1] * len(rows)
         assert [trial.fields for trial in trials] == rows
         return self.plan.to_run, [asked.body["n"] for asked in self._service.asked]
 

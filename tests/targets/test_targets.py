@@ -673,7 +673,7 @@ class TestSecrets:
         unset = run_command("eval", path, "--fresh", cwd=tmp_path, env={"KEY": "secret"}, check=2)
         assert "target.http names ${WHERE}, which is not set" in unset.stderr
         wrong = run_command("eval", path, "--fresh", cwd=tmp_path, env={"WHERE": "ftp:/", "KEY": "secret"}, check=2)
-        assert "not the address of a web service" in wrong.stderr
+        assert "not an HTTP URL after variable substitution" in wrong.stderr
 
 
 def test_environment_of_tests_has_no_keys_of_the_user() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.errors import show_warning
 from holdfast.cli.runs import command_line
 from holdfast.display.choice import make_display
 from holdfast.errors import HoldfastError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spec.load import Eval
 
 
-def run_shown(
+def run_and_report(
     run: Callable[[Display], Outcome],
     display_name: str | None,
     after: Callable[[Outcome], None],
@@ -54,7 +55,7 @@ def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tupl
         outcome.rundir,
         spec,
         click.echo,
-        lambda message: click.echo(f"warning: {message}", err=True),
+        show_warning,
         log_samples=options.log_samples,
         output_path=options.output_path,
         exports=exports if outcome.exit_code <= 4 else (),

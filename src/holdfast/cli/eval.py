@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import export_results, run_shown
+from holdfast.cli.ending import export_results, run_and_report
+from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
-from holdfast.cli.flags import Concurrency, Duration, EvalFlags
+from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
 from holdfast.cli.runs import runs_dir_option
 from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
@@ -75,7 +76,7 @@ class _Grouped(click.Command):
 )
 @click.option("--force-squash", is_flag=True, help="Import container images again even if a .sqsh file exists.")
 @click.option("-m", "--model", metavar="MODEL", help="Evaluate this model instead of the file's.")
-@click.option("--trials", type=click.IntRange(1), metavar="N", help="Number of trials per sample [default: 1].")
+@click.option("--trials", type=Positive(), metavar="N", help="Number of trials per sample [default: 1].")
 @click.option(
     "-t",
     "--task",
@@ -90,7 +91,7 @@ class _Grouped(click.Command):
     metavar="GLOB",
     help="Only samples with a matching tag; with -t, both must match. Repeatable.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N of the selected samples.")
+@click.option("--limit", type=Positive(), metavar="N", help="Only the first N of the selected samples.")
 @click.option(
     "--concurrency",
     type=Concurrency(),
@@ -120,7 +121,7 @@ class _Grouped(click.Command):
     metavar="FORMAT",
     help="Also export the run, as with holdfast export --to. Repeatable.",
 )
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Run N worker processes on this machine.")
+@click.option("--workers", type=Positive(), metavar="N", help="Run N worker processes on this machine.")
 @click.option("--skip-graders", is_flag=True, help="Generate outputs without grading them.")
 @click.option(
     "--max-cost",
@@ -130,7 +131,7 @@ class _Grouped(click.Command):
 )
 @click.option(
     "--token-budget",
-    type=click.IntRange(1),
+    type=Positive(),
     metavar="N",
     help="Start no more trials once the run has used N tokens [default: no limit].",
 )
@@ -153,7 +154,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
     """Run the eval file CONFIG, or resume it.
 
     After any interruption, the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml
-    [default: the current folder]. KEY=VALUE overrides any key of the file.
+    [default: the current folder], or the name of an installed task. KEY=VALUE overrides any key of the file.
 
     \b
     holdfast eval gsm8k.yaml --dry-run
@@ -193,7 +194,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
     baseline = baseline_of(spec)
     if flags.dry_run:
         for message in spec.notices:
-            click.echo(message, err=True)
+            show_note(message)
         return _dry_run([spec, *([baseline] if baseline else [])], flags)
 
     outcome = _run(spec, flags)
@@ -253,7 +254,7 @@ def _run(spec: Eval, flags: EvalFlags) -> Outcome:
 
         return run_eval(spec, options, display)
 
-    return run_shown(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
+    return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
 
 def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
@@ -263,7 +264,7 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     from holdfast.report.table import print_compiled
 
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
-        click.echo(message, err=True)
+        show_note(message)
     options = flags.options()
     previews = [preview_run(spec, options) for spec in specs]
     print_compiled(previews, as_json=flags.json)

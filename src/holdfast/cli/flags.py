@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from holdfast.spec.overrides import Override
 
 
+class Positive(click.ParamType[int]):
+    """A whole number from 1. Unlike `click.IntRange`, it adds nothing to the help text, which has the default."""
+
+    name = "positive"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a number and check that it is at least 1."""
+        return click.IntRange(1).convert(value, param, ctx)
+
+
 class Duration(click.ParamType[float]):
     """A number of seconds, such as `90s`, `5m` or `2h`."""
 
@@ -123,4 +133,4 @@ def lock_timeout(*, wait: bool) -> float:
     try:
         return max(0.0, float(parse_duration(text)))
     except ValueError:
-        raise UsageError(f"HOLDFAST_LOCK_TIMEOUT is {text!r}; it is a number of seconds") from None
+        raise UsageError(f"invalid HOLDFAST_LOCK_TIMEOUT {text!r}: expected seconds") from None

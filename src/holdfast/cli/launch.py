@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.errors import show_note
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _show(launch: Launch) -> None:
     click.echo(compiled_yaml(launch), nl=False)
     click.echo()
     for notice in launch.notices:
-        click.echo(f"[info] {notice}", err=True)
+        show_note(notice)
 
 
 def _preview(launch: Launch, flags: EvalFlags) -> int:
@@ -158,7 +159,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
         from holdfast.export.wandb import detect
 
         if detect().api_key:
-            click.echo(f"[info] Detected W&B login, setting {WANDB_KEY}")
+            click.echo(f"note: detected a W&B login, setting {WANDB_KEY}")
     click.echo("Starting evaluation...")
     invocation = submit(launch, os.environ, say=click.echo, force_squash=force_squash)
     click.echo(f"✓ Evaluation submitted: {invocation.id}")

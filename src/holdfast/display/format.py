@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
@@ -116,7 +116,7 @@ def trouble(progress: Progress) -> list[str]:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
         parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
     if progress.given_up:
-        parts.append(f"failed: {counted(progress.given_up, 'trial')}")
+        parts.append(f"failed: {format_count(progress.given_up, 'trial')}")
     if progress.failed_grades:
         graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
         parts.append(f"failed grades: {graders}")
@@ -126,7 +126,9 @@ def trouble(progress: Progress) -> list[str]:
 def rate_limit_text(where: str, limited: RateLimit) -> str:
     """Describe a rate limit: whose it is, and for how long no answer has come."""
     whom = "" if where == "target" else f" of {where}"
-    return f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({counted(limited.waiting, 'request')})"
+    return (
+        f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({format_count(limited.waiting, 'request')})"
+    )
 
 
 def one_line(text: str, most: int = 200) -> str:

@@ -42,7 +42,11 @@ class LiveDisplay(Display):
 
     def notice(self, message: str) -> None:
         """Print a notice above the moving part."""
-        self._console.print(Text(message, style="yellow"))
+        self._console.print(Text(f"note: {message}", style="yellow"))
+
+    def warning(self, message: str) -> None:
+        """Print a warning above the moving part."""
+        self._console.print(Text(f"warning: {message}", style="bold yellow"))
 
     def error(self, record: ErrorRecord) -> None:
         """Show the first few failures of each kind above the moving part."""

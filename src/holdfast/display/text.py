@@ -53,7 +53,11 @@ class Quiet(Display):
 
     def notice(self, message: str) -> None:
         """Print the notice."""
-        say(message)
+        say(f"note: {message}")
+
+    def warning(self, message: str) -> None:
+        """Print the warning."""
+        say(f"warning: {message}")
 
 
 class Plain(Quiet):
@@ -141,6 +145,10 @@ class Events(Display):
     def notice(self, message: str) -> None:
         """Emit a notice."""
         self._emit("notice", message=message)
+
+    def warning(self, message: str) -> None:
+        """Emit a warning, which is a notice to programs."""
+        self.notice(message)
 
     def result(self, result: Result) -> None:
         """Emit the last event: how the command ended."""

@@ -48,6 +48,9 @@ class Display:
     def notice(self, message: str) -> None:
         """Called with a message for the user."""
 
+    def warning(self, message: str) -> None:
+        """Called with a failure that does not end the run."""
+
     def tick(self, progress: Progress) -> None:
         """Called a few times a second."""
 

@@ -1,4 +1,4 @@
-"""ScoredRun runs read back for comparing, and what a comparison says.
+"""Read finished runs for comparison, and compare them.
 
 Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
 rubric would show as a difference between the models.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from holdfast.display.format import share
 from holdfast.display.grid import Column, fit_table, make_console
-from holdfast.errors import BudgetReached, Fault, Interrupted
+from holdfast.errors import BudgetReached, Fault, Interrupted, with_hint
 from holdfast.report.preview import preview
 from holdfast.report.summary import facts, failed, missing, retried, with_raised_limit
 from holdfast.spec.redact import without_secrets
@@ -153,7 +153,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
     if isinstance(reason, Fault):
         console.print(Text(f"stopped: {reason}", style="bold red"))
     elif isinstance(reason, BudgetReached):
-        console.print(Text(f"{reason.message}. {reason.remedy}", style="bold yellow"))
+        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))

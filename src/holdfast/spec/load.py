@@ -180,7 +180,7 @@ def _select(samples: list[Any], key: str, value: Any) -> list[Any]:
 def limit_of(value: Any) -> int:
     """Check a number of rows from the command line."""
     if type(value) is not int or value < 1:
-        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+        raise UsageError(f"dataset.limit must be a number from 1, not {value!r}")
     return value
 
 
@@ -368,7 +368,7 @@ def _checkpoints(
         where = document.where(("checkpoints", number, "after_turn"))
         if block.where is None and block.after_turn in everywhere:
             problems.append(
-                Problem(where, f"a second checkpoint after turn {block.after_turn}; one has all its graders")
+                Problem(where, f"duplicate checkpoint after turn {block.after_turn}; list all its graders in one")
             )
         if last is not None and block.after_turn > last:
             problems.append(
@@ -379,9 +379,7 @@ def _checkpoints(
         graders = read_graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         for grader in graders:
             if (block.after_turn, grader.name) in named:
-                message = (
-                    f"a second grader called {grader.name!r} after turn {block.after_turn}; give each its own name"
-                )
+                message = f"duplicate grader name {grader.name!r} after turn {block.after_turn}"
                 problems.append(Problem(document.where(("checkpoints", number)), message))
         named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
@@ -396,7 +394,7 @@ def _exports(top: EvalFields | None, document: Document, problems: list[Problem]
         location = ("output", "export", number)
         block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
         if block is not None and block.to in exports:
-            problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
+            problems.append(Problem(document.where(location), f"duplicate export to {block.to}"))
         elif block is not None:
             exports[block.to] = block
     return tuple(exports.values())

@@ -74,9 +74,9 @@ def test_the_older_dialect(folder: Path) -> None:
 def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
     notices = "\n".join(launched(folder, "older", "BIG").notices)
     line = OLDER.splitlines().index("  multiple_instances: true") + 1
-    assert f"config/older.yaml:{line}: deployment.multiple_instances: is of the older dialect" in notices
+    assert f"config/older.yaml:{line}: deployment.multiple_instances: deprecated" in notices
     assert "execution.num_instances=2" in notices
-    assert "execution.env_vars: is of the older dialect" in notices
+    assert "execution.env_vars: deprecated" in notices
     assert "HF_TOKEN without a prefix is read as host:HF_TOKEN" in notices
     assert "/cache/hf without a prefix is read as lit:/cache/hf" in notices
     assert "config.params.extra: has no effect" in notices
@@ -144,7 +144,7 @@ def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path) -> None:
 def test_on_one_machine_two_servers_cannot_have_one_port(folder: Path) -> None:
     local = ("execution={type: local}", f"auxiliary_deployments={{judge: {{{JUDGE}}}}}")
     message = refused(folder, "newer", *local, profile=None)
-    assert "auxiliary_deployments.judge.port: 8000 is the port of the model too" in message
+    assert "auxiliary_deployments.judge.port: port 8000 is also used by the model" in message
     fine = launched(folder, "newer", None, *local, "auxiliary_deployments.judge.port=8001")
     assert fine.shared.auxiliary[0].port == 8001
     message = refused(folder, "newer", *local, "execution.num_instances=2", profile=None)
@@ -310,7 +310,7 @@ def test_keys_of_earlier_launchers_are_moved_with_a_notice(folder: Path) -> None
     assert deployment_of(launch).env["HF_TOKEN"] == "host:OTHER"
     notices = "\n".join(launch.notices)
     for old in ("config.params.max_tokens", "config.target", "execution.auto_export.configs"):
-        assert f"{old}: is of the older dialect: write " in notices
+        assert f"{old}: deprecated: use " in notices
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("evaluation.tasks=[]", "evaluation.tasks: "),
         ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
         ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
-        ("execution.walltime=soon", "execution.walltime: a time is written as"),
+        ("execution.walltime=soon", "execution.walltime: a time must be written as"),
         ("execution.type=lepton", "'lepton' is not supported; one of slurm, local"),
         ("execution.type=slrum", "unknown executor 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
@@ -486,7 +486,7 @@ def test_all_problems_are_reported_with_file_and_line(folder: Path) -> None:
 
 def test_unsupported_settings_that_would_change_answers_are_reported(folder: Path) -> None:
     notices = "\n".join(launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=true").notices)
-    assert "adapter_config.process_reasoning_traces: NOT supported here, and it may change the answers" in notices
+    assert "adapter_config.process_reasoning_traces: not supported; may change the answers" in notices
     assert launched(folder, "newer", "BIG", f"{ADAPTER}.process_reasoning_traces=false").notices == (NEWER_NOTICE,)
 
 

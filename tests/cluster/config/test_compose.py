@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.interpolate import escaped, interpolate
+from holdfast.cluster.config.interpolate import escape, interpolate
 from holdfast.cluster.config.profiles import load_profile
 from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
 from holdfast.errors import UsageError
@@ -115,8 +115,8 @@ def test_a_group_can_be_placed_elsewhere_be_optional_or_nothing(tmp_path: Path) 
         ("[_self_, _self_]", "config/c.yaml:1: defaults[1]: a second _self_"),
         ("[c]", "its defaults form a cycle: config/c.yaml → config/c.yaml"),
         ("[{override deployment: vllm}]", "`override deployment` is not supported"),
-        ("[3]", "an entry is a file's name, `group: name` or _self_"),
-        ("{a: b}", "config/c.yaml:1: defaults: is a list of groups and files"),
+        ("[3]", "an entry must be a file's name, `group: name` or _self_"),
+        ("{a: b}", "config/c.yaml:1: defaults: must be a list of groups and files"),
     ],
 )
 def test_a_wrong_defaults_list_is_named_with_its_line(tmp_path: Path, defaults: str, message: str) -> None:
@@ -404,7 +404,7 @@ def test_a_configuration_is_a_path_or_a_name_in_its_folder(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration is a mapping of keys")
+    assert refused(tmp_path, "- a\n").startswith("config/c.yaml: a configuration must be a mapping of keys")
     assert refused(tmp_path, "a: 1\nb: [\n").startswith("config/c.yaml:3: not valid YAML")
 
 
@@ -461,7 +461,7 @@ def _mixed(*trees: Tree) -> bool:
 
 @given(st.text(alphabet="a$\\{}:.", max_size=12))
 def test_an_escaped_text_means_itself(text: str) -> None:
-    assert interpolate(Tree({"a": escaped(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
+    assert interpolate(Tree({"a": escape(text)}, {("a",): "x"}), {}, None).tree.data["a"] == text
 
 
 @settings(max_examples=20)

@@ -40,9 +40,9 @@ BLOCKS: dict[str, type[Block]] = {
     "evaluation.nemo_evaluator_config.config": fields.TaskConfig,
     "evaluation.nemo_evaluator_config.config.params": fields.Params,
     "evaluation.tasks.0": fields.TaskBlock,
-    "export": fields.ExportBlock,
-    "export.wandb": fields.WandbExport,
-    "export.mlflow": fields.MlflowExport,
+    "export": fields.LaunchExportBlock,
+    "export.wandb": fields.LaunchWandbExport,
+    "export.mlflow": fields.LaunchMlflowExport,
     "export.local": fields.LocalExport,
 }
 VALUES: dict[str, Any] = {
@@ -192,7 +192,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ("execution.mounts.evaluation={/a: /b}", "because the evaluation runs in no container"),
         ("deployment.haproxy_port=5009", "because requests are spread over the instances by Holdfast itself"),
         ("evaluation.tasks.0.dataset_dir=/d", "write overrides: {dataset.path: …}"),
-        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the model that is measured is the one that is served"),
+        ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the served model is the one evaluated"),
         ("export.wandb.log_mode=multi_task", "`holdfast export --to wandb` has no such option"),
         ("run.env.nproc_per_node=8", "because nothing is started by torchrun"),
     ],

@@ -115,7 +115,7 @@ def test_other_executors_are_refused_by_name(tmp_path: Path, executor: str) -> N
         ('[p]\nexecutor = "slurm"\nnodes = 0\n', "env.toml:3: nodes: should be greater than or equal to 1, not 0"),
         ('[p]\nexecutor = "slrum"\n', "env.toml:2: executor: unknown executor 'slrum' (did you mean 'slurm'?)"),
         ('[p]\naccount = "a"\n', 'env.toml:1: [p]: executor is missing: write executor = "slurm" or "local"'),
-        ('[p]\nexecutor = "slurm"\ntime = "soon"\n', "env.toml:3: time: a time is written as"),
+        ('[p]\nexecutor = "slurm"\ntime = "soon"\n', "env.toml:3: time: a time must be written as"),
         ('[p]\nexecutor = "slurm"\nmounts = ["/a:/b:/c:/d"]\n', "env.toml:3: mounts[0]: "),
         ('[p]\nexecutor = "slurm"\ntunnel = "ssh"\n', 'env.toml:1: [p]: host is missing: tunnel = "ssh" needs it'),
         ('[p]\nexecutor = "slurm"\ntunnel = "ssh"\nhost = "h"\n', "[p]: remote_job_dir is missing"),

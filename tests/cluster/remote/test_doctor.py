@@ -67,7 +67,7 @@ def test_people_get_one_line_each_with_a_sign_and_the_remedy_below(slurm: Cluste
     env = env_of(slurm, tmp_path / "home", HOME=str(tmp_path))
     stdout = holdfast("doctor", "lab", cwd=tmp_path, env=env, check=1).stdout
     assert "✓ env.toml: env.toml, [lab] in line 1" in stdout
-    assert "✗ partition: there is no mian\n    env.toml:3: there are low, lowgrace, main." in stdout
+    assert "✗ partition: there is no mian\n    hint: env.toml:3: there are low, lowgrace, main." in stdout
     assert "✗ account, partition and time: " in stdout and "nvalid partition" in stdout
     assert "– compute node: no job was run: Slurm would not accept it" in stdout
 

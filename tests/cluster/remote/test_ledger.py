@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.cluster.remote.ledger import Disowned, Intent, Ledger, Submitted, Submitter, fold
-from holdfast.cluster.remote.registry import Invocation, Registry, new_invocation
+from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
@@ -99,7 +99,7 @@ def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     invocation: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    registry = Registry(tmp_path / "registry")
+    registry = InvocationRegistry(tmp_path / "registry")
     registry.add(Invocation(invocation, time.time(), str(tmp_path), ("gsm8k",)))
     ledger = Ledger(transport, str(tmp_path / "on the cluster"), mirror=registry.mirror(invocation))
     name = JobName(invocation, 0, "run")
@@ -111,7 +111,7 @@ def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     assert (tmp_path / "out").read_text() == f"{job.intent.intent}/a b"
     assert Ledger(slurm.here, str(tmp_path / "on the cluster")).jobs() == [job]
     assert fold(registry.get(invocation).jobs) == [job]
-    assert not ledger.disowned(job.intent.intent)
+    assert not ledger.is_disowned(job.intent.intent)
 
 
 def test_a_refused_job_is_recorded_with_the_reason(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
@@ -188,8 +188,8 @@ def test_a_job_that_appears_after_it_was_disowned_does_not_work(
     intent = Intent("00112233445566aa", str(JobName(invocation, 0, "run")), "", time.time() - 999, "elsewhere", 1)
     late.ledger.write(intent)
     assert len(submitter(slurm.here, tmp_path).reconcile().disowned) == 1
-    assert Ledger(slurm.here, late.ledger.directory).disowned(intent.intent)
-    assert not Ledger(slurm.here, late.ledger.directory).disowned("ffffffffffffffff")
+    assert Ledger(slurm.here, late.ledger.directory).is_disowned(intent.intent)
+    assert not Ledger(slurm.here, late.ledger.directory).is_disowned("ffffffffffffffff")
 
 
 def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Cluster, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: 
 
 def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
-    registry = Registry()
+    registry = InvocationRegistry()
     assert registry.all() == []
     invocations = [
         Invocation(name, float(number), "/shared/x", ("a", "b"), host="cluster", details={"config": "c.yaml"})
@@ -273,7 +273,7 @@ def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.Monkey
     for one in invocations:
         registry.add(one)
     assert (tmp_path / "invocations" / "480d3c89bfe4a55c.json").exists()
-    assert Registry().all() == invocations[::-1]
+    assert InvocationRegistry().all() == invocations[::-1]
     assert registry.resolve("f") == (invocations[2], None)
     assert registry.resolve("480d.1") == (invocations[0], 1)
     assert registry.resolve("480d3c89bfe4a55c") == (invocations[0], None)

@@ -18,7 +18,7 @@ from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
-from holdfast.cluster.remote.invocation import TaskPlace, read_secrets, write_secrets
+from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
 from holdfast.cluster.remote.preview import preview
 from holdfast.cluster.remote.scripts import directive, main_script, worker_script
 from holdfast.cluster.remote.transport import Here
@@ -49,7 +49,7 @@ def task(**changes: object) -> TaskFile:
 
 def test_the_main_script_is_this_text() -> None:
     settings = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
-    assert main_script(settings, TaskPlace("/base/holdfast/0123456789abcdef", 0)) == (
+    assert main_script(settings, TaskFolder("/base/holdfast/0123456789abcdef", 0)) == (
         "#!/bin/bash\n"
         "#SBATCH --output=/base/holdfast/0123456789abcdef/0/logs/slurm-%j.log\n"
         "#SBATCH --open-mode=append\n"
@@ -64,7 +64,7 @@ def test_the_main_script_is_this_text() -> None:
 
 
 def test_the_workers_script_is_this_text() -> None:
-    assert worker_script(task(workers=4, worker_options=("--time=1",)), TaskPlace("/b/holdfast/0", 0)) == (
+    assert worker_script(task(workers=4, worker_options=("--time=1",)), TaskFolder("/b/holdfast/0", 0)) == (
         "#!/bin/bash\n"
         "#SBATCH --output=/b/holdfast/0/0/logs/slurm-%A_%a.log\n"
         "#SBATCH --open-mode=append\n"
@@ -85,7 +85,7 @@ def test_a_job_starts_its_supervisor_without_the_modules_that_read_configuration
 
 
 def test_names_that_a_shell_would_read_are_quoted() -> None:
-    text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskPlace("/a b/100%/x", 0))
+    text = main_script(task(python="/my env/$(reboot)/python", name="a\nreboot"), TaskFolder("/a b/100%/x", 0))
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
@@ -333,5 +333,5 @@ def test_the_interpreter_of_a_profile_must_have_holdfast(tmp_path: Path) -> None
     folder = lay_out(tmp_path)
     (folder / "env.toml").write_text('[here]\nexecutor = "local"\npython = "/usr/bin/env"\n')
     done = holdfast("eval", "-c", "hosted", "--batch", "here", cwd=folder, env={"API_KEY": "k"}, check=3)
-    assert "/usr/bin/env has no Holdfast" in done.stderr
+    assert "Holdfast is not installed in /usr/bin/env" in done.stderr
     assert sys.executable not in done.stderr

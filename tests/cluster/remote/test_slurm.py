@@ -163,7 +163,7 @@ def test_a_users_own_settings_hide_no_job(slurm: Cluster, invocation: str) -> No
 
 
 def test_without_accounting_the_job_history_is_unavailable(slurm: Cluster) -> None:
-    assert Slurm(slurm.here).accounted(["hf-x"], since=0.0) is None
+    assert Slurm(slurm.here).query_accounting(["hf-x"], since=0.0) is None
 
 
 def test_a_machine_without_slurm_is_reported(slurm: Cluster) -> None:

@@ -101,14 +101,14 @@ def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_p
     stdout = holdfast("kill", f"{invocation.id}.1", cwd=tmp_path, env=env).stdout
     assert (
         f"hf-{invocation.id}.1.main" in stdout
-        and "ended 1 job\n" in stdout
+        and "cancelled 1 job\n" in stdout
         and f"holdfast resume {invocation.id}.1" in stdout
     )
     first, second = look(Subject(slurm.here, str(invocation.directory))).tasks
     assert (first.status, second.status) == ("starting", "stopped")
     assert not (invocation.directory / "stop").exists() and (invocation.directory / "1" / "stop").exists()
-    assert "ended 1 job\n" in holdfast("kill", invocation.directory, cwd=tmp_path, env=env).stdout
-    assert "it had no jobs left" in holdfast("kill", invocation.id[:5], cwd=tmp_path, env=env).stdout
+    assert "cancelled 1 job\n" in holdfast("kill", invocation.directory, cwd=tmp_path, env=env).stdout
+    assert "no jobs were running" in holdfast("kill", invocation.id[:5], cwd=tmp_path, env=env).stdout
 
 
 def test_kill_does_not_offer_to_resume_a_finished_invocation(
@@ -176,7 +176,7 @@ def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
         wait_for(lambda: outputs.stat().st_size, "an output")
         run = run_dir(tmp_path)
         stdout = holdfast("kill", run, cwd=tmp_path).stdout
-        assert f"ended process {process.pid}" in stdout and f"holdfast resume {run}" in stdout
+        assert f"stopped process {process.pid}" in stdout and f"holdfast resume {run}" in stdout
         process.communicate(timeout=300)
     assert process.returncode == 143
     assert lines(outputs) and not (run / "metrics.json").exists()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.invocation import Begin, End
 from holdfast.cluster.remote.ledger import Intent, Ledger
-from holdfast.cluster.remote.registry import Registry
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.watch.find import Subject
 from holdfast.cluster.watch.status import look
@@ -79,7 +79,7 @@ def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: 
 
 
 def test_a_colleague_sees_the_same_by_reading_alone(slurm: Cluster, tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "none" / "invocations")
+    registry = InvocationRegistry(tmp_path / "none" / "invocations")
     with public_folder() as base:
         invocation = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
         theirs, mine = (Subject(way, str(invocation.directory)) for way in (slurm.ssh("colleague"), slurm.here))
@@ -131,11 +131,11 @@ def test_an_interrupted_task_shows_how_its_last_attempt_ended(slurm: Cluster, in
     invocation.submit("main", script=b"#!/bin/sh\nexit 1\n")
     name = str(JobName(invocation.id, 0, "main"))
     wait_for_job(Slurm(slurm.here), name, lambda seen: not seen.active)
-    layout.append_attempt(invocation.place(), Begin(attempt=1, job="1", node="node1", time=1.0))
+    layout.append_start(invocation.place(), Begin(attempt=1, job="1", node="node1", time=1.0))
     assert (
         look(Subject(slurm.here, str(invocation.directory))).tasks[0].reason == "no job is left; the last one: failed"
     )
-    layout.append_attempt(invocation.place(), End(attempt=1, job="1", time=2.0, why="the server died"))
+    layout.append_start(invocation.place(), End(attempt=1, job="1", time=2.0, why="the server died"))
     assert "the server died" in look(Subject(slurm.here, str(invocation.directory))).tasks[0].reason
 
 
@@ -225,7 +225,7 @@ def test_ids_are_found_by_their_prefix_and_ambiguous_ones_are_refused(slurm: Clu
     both = holdfast("status", "abc", cwd=tmp_path, env=env, check=2).stderr
     assert two[0].id in both and two[1].id in both
     assert "no invocation 'ffff'" in holdfast("status", "ffff", cwd=tmp_path, env=env, check=2).stderr
-    assert "is gone" in holdfast("status", "abc1", cwd=tmp_path, env=env, check=2).stderr
+    assert "does not exist or is not accessible" in holdfast("status", "abc1", cwd=tmp_path, env=env, check=2).stderr
     assert "there is no .7" in holdfast("status", "abc1.7", cwd=tmp_path, env=env, check=2).stderr
     (tmp_path / "empty").mkdir()
     wrong = holdfast("status", "./empty", cwd=tmp_path, env=env, check=2).stderr
@@ -236,7 +236,10 @@ def test_status_writes_nothing_into_the_invocation(slurm: Cluster, invocation: L
     running(invocation, slurm)
     invocation.state(phase="running", done=1, total=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in invocation.base.rglob("*"))
-    look(Subject(slurm.here, str(invocation.directory)), Registry(invocation.base.parent / "elsewhere" / "invocations"))
+    look(
+        Subject(slurm.here, str(invocation.directory)),
+        InvocationRegistry(invocation.base.parent / "elsewhere" / "invocations"),
+    )
     assert sorted((path, path.stat().st_mtime_ns) for path in invocation.base.rglob("*")) == before
 
 

@@ -24,10 +24,10 @@ from holdfast.cluster.config.schema import (
     DeploymentBlock,
     EvaluationBlock,
     ExecutionBlock,
-    ExportBlock,
     LaunchBlock,
+    LaunchExportBlock,
+    LaunchTargetBlock,
     RunBlock,
-    TargetBlock,
 )
 from holdfast.cluster.config.servers import (
     build_server,
@@ -161,7 +161,7 @@ def compile_launch(
     )
     compiled = reader.read(tasks)
     if deployment is not None and any(key == ("target", "model") for key, _ in eval_overrides):
-        message = "the model that is measured is the one that is served; name it with deployment.served_model_name=…"
+        message = "the served model is the one evaluated; set deployment.served_model_name=…"
         findings.problems.append(Problem("command line: target.model", message))
     _check_flags(tree, execution, findings)
     _check_folders(tree, blocks, shared.options, executor, findings)
@@ -199,8 +199,8 @@ class _Blocks(NamedTuple):
     run: RunBlock
     execution: ExecutionBlock
     deployment: DeploymentBlock
-    target: TargetBlock
-    export: ExportBlock
+    target: LaunchTargetBlock
+    export: LaunchExportBlock
 
 
 def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
@@ -210,8 +210,8 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     run = _read_block(tree, findings, RunBlock, "run")
     execution = _read_block(tree, findings, ExecutionBlock, "execution")
     deployment = _read_block(tree, findings, DeploymentBlock, "deployment")
-    target = _read_block(tree, findings, TargetBlock, "target")
-    export = _read_block(tree, findings, ExportBlock, "export")
+    target = _read_block(tree, findings, LaunchTargetBlock, "target")
+    export = _read_block(tree, findings, LaunchExportBlock, "export")
     unknown_executor = executor_problem(tree.get("execution", "type"))
     if unknown_executor is not None:
         findings.wrong(tree, ("execution", "type"), unknown_executor)
@@ -222,7 +222,7 @@ def _read_blocks(tree: Tree, findings: Findings) -> _Blocks:
     if run is None or execution is None or deployment is None or unknown_executor is not None:
         findings.raise_problems()
     assert run is not None and execution is not None and deployment is not None
-    return _Blocks(run, execution, deployment, target or TargetBlock(), export or ExportBlock())
+    return _Blocks(run, execution, deployment, target or LaunchTargetBlock(), export or LaunchExportBlock())
 
 
 def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: str) -> _Model | None:
@@ -309,7 +309,7 @@ def _read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict
     variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
     older = tree.get("execution", "env_vars")
     if isinstance(older, dict):
-        message = "is of the older dialect: write env_vars under deployment, evaluation and export"
+        message = "deprecated: use env_vars under deployment, evaluation and export"
         findings.notice(tree, ("execution", "env_vars"), message)
         for name in sorted(set(older) - set(SCOPES)):
             message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
