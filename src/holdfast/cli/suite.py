@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from holdfast.cli.flags import EvalFlags
-    from holdfast.engine.options import Options
     from holdfast.engine.suite import CellOutcome, SuiteOutcome
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
@@ -52,7 +51,7 @@ def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) ->
     options, display = flags.options(), make_display(flags.display)
 
     def run(cell: Cell, identity: RunIdentity) -> Outcome:
-        return run_locally(identity.spec, _for_cell(options, cell), flags.workers, display, identity)
+        return run_locally(identity.spec, options, flags.workers, display, identity)
 
     def after(number: int, ended: CellOutcome) -> None:
         from holdfast.report.suite import print_cell  # after the run: starting it needs no rich
@@ -60,7 +59,7 @@ def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) ->
         cell, outcome = ended.cell, ended.outcome
         print_cell(f"{number + 1}/{len(cells)}", cell, outcome, ended.error)
         if outcome is not None:
-            export_results(outcome, cell.spec, _for_cell(options, cell), flags.export)
+            export_results(outcome, cell.spec, options, flags.export)
 
     try:
         outcome = run_suite(cells, limits, options, display, run, after)
@@ -81,15 +80,6 @@ def _refuse(flags: EvalFlags) -> None:
         )
     if flags.force_squash:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
-
-
-def _for_cell(options: Options, cell: Cell) -> Options:
-    """Return the options of a cell, whose copies of the results have a folder of their own."""
-    from holdfast.store.durable import slug
-
-    if options.output_path is None:
-        return options
-    return replace(options, output_path=options.output_path / slug(cell.eval) / slug(cell.target))
 
 
 def _print(suite: Suite, cells: Sequence[Cell], suite_outcome: SuiteOutcome) -> None:

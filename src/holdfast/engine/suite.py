@@ -145,7 +145,7 @@ class _Ledger:
         if self._limits and not options.fresh:
             for number, identity in enumerate(identities):
                 self.note(number, identity.directory(options.runs_dir).load(mend=False).spent)
-        self._lent: dict[BudgetName, float] = {}
+        self._lent: dict[str, float] = {}
         """limits of the cell that ran last which come from the suite"""
 
     def note(self, number: int, spent: Spent | None) -> None:
@@ -161,7 +161,7 @@ class _Ledger:
             own = getattr(spec.limits, name)
             if own is None or limit - others < own:
                 self._lent[name] = limit - others
-        return replace(spec, limits=spec.limits.model_copy(update={**self._lent})) if self._lent else spec
+        return replace(spec, limits=spec.limits.model_copy(update=self._lent)) if self._lent else spec
 
     def reached(self, done: float, stopped: BudgetReached | None = None) -> BudgetReached | None:
         """Return the first limit of the suite that is reached; `stopped` is why the last cell stopped, if by a limit.
