@@ -296,6 +296,12 @@ def test_copies_of_the_results_do_not_overwrite_each_other(folder: Path) -> None
     assert len(list(folder.glob("copies/**/results_*.json"))) == 4
 
 
+def test_exports_of_several_targets_have_folders_of_their_own(folder: Path) -> None:
+    exports = {"output.export": [{"to": "junit", "dir": "reports"}]}
+    holdfast("eval", write_suite(folder, evals=["first.yaml"], overrides=exports), cwd=folder)
+    assert sorted(path.name for path in (folder / "reports").iterdir()) == ["a", "b"]
+
+
 def test_outputs_are_graded_in_the_run_of_their_cell(folder: Path) -> None:
     said = holdfast("eval", write_suite(folder), "--skip-graders", cwd=folder).stdout
     assert table(said)["first"][::2] == ["not graded"] * 2

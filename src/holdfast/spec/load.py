@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import GraderBlock, NatGrader, PromptGrader
+from holdfast.spec.grader_schema import GraderBlock, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
-from holdfast.spec.load_exports import read_export
+from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
@@ -23,8 +23,8 @@ from holdfast.spec.schema import (
     ExportBlock,
     HooksBlock,
     Limits,
+    LiveExport,
     ModelTarget,
-    OutputBlock,
     Price,
     ResponderBlock,
     TargetBlock,
@@ -75,7 +75,8 @@ class Eval:
     gate: dict[str, float]
     hooks: HooksBlock
     prices: dict[str, Price]
-    output: OutputBlock
+    live_exports: Mapping[str, LiveExport]
+    """copies that are written while the run is in progress, by their keys under `output`"""
     exports: tuple[ExportBlock, ...]
     """where a finished run goes"""
     functions: Mapping[str, Any]
@@ -200,12 +201,9 @@ def baseline_of(spec: Eval) -> Eval | None:
     changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
-        if isinstance(grader, PromptGrader):
-            inherited = {"model": grader.model, "base_url": grader.base_url, "api_key_env": grader.api_key_env}
-            raw.update({key: value for key, value in inherited.items() if value is not None})
-        elif isinstance(grader, NatGrader) and grader.config_file is not None:
-            raw.update({"config_file": grader.config_file, "override": grader.override})
-    _export_below(changed, "baseline")
+        inherited = {key: getattr(grader, key) for key in grader.inherited}
+        raw.update({key: value for key, value in inherited.items() if value is not None})
+    _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # the first eval has them already
 
@@ -213,16 +211,16 @@ def baseline_of(spec: Eval) -> Eval | None:
 def with_export_folder(spec: Eval, name: str) -> Eval:
     """Return the eval with exports for other tools in a folder of their own, for one of several targets."""
     changed = copy.deepcopy(spec.document.data)
-    if not _export_below(changed, name):
+    if not _export_below(changed, spec, name):
         return spec
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=spec.notices)
 
 
-def _export_below(data: dict[str, Any], name: str) -> bool:
-    """Put a folder below those of all exports, in place; return False if there are none."""
+def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
+    """Put a folder below those of all exports of an eval, in place; return False if there are none."""
     output = data.get("output") or {}
-    blocks = [output.get("nat"), *(output.get("export") or [])]
+    blocks = [*(output[export] for export in spec.live_exports), *(output.get("export") or [])]
     folders = [block for block in blocks if isinstance(block, dict) and block.get("dir")]
     for block in folders:
         block["dir"] = f"{block['dir']}/{name}"
@@ -271,6 +269,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
     exports = _exports(top, document, problems)
+    live_exports = {} if top is None else read_live_exports(top.output, document, problems)
     both = document.data.get("dataset") is not None
     if both == (document.data.get("samples") is not None):
         where = document.where(("samples",) if both else ())
@@ -309,7 +308,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         gate=top.gate,
         hooks=top.hooks,
         prices=top.prices,
-        output=top.output,
+        live_exports=live_exports,
         exports=exports,
         functions=functions,
         notices=notices,
