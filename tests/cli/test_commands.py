@@ -123,7 +123,8 @@ class TestItself:
             (["eval", "e.yaml", "--concurrency", "0"], "neither a number above 0 nor auto"),
             (["eval", "e.yaml", "--max-time", "soon"], "not a duration"),
             (["eval", "e.yaml", "--display", "loud"], "--display"),
-            (["eval", "e.yaml", "not-an-override"], "is not an override"),
+            (["eval", "e.yaml", "not-an-eval"], "no eval file 'not-an-eval'"),
+            (["eval", "e.yaml", "=1"], "is not an override"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )

@@ -19,7 +19,7 @@ from holdfast.display.format import dollars, duration, inside, latency, money, r
 from holdfast.display.grid import Column, fit_table
 from holdfast.display.live import LiveDisplay, _render
 from holdfast.display.text import Events, Plain, Quiet
-from holdfast.display.types import Display, Result
+from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.store.index import Spent
@@ -385,9 +385,9 @@ def on_a_terminal(*arguments: Any, cwd: Any, columns: Any, code: int = 0, **env:
     return screen.decode()
 
 
-def drawn(state: Any, width: int = 100) -> Any:
+def drawn(state: Any, width: int = 100, cell: SuiteCell | None = None) -> Any:
     screen = io.StringIO()
-    Console(width=width, file=screen).print(_render(state, width))
+    Console(width=width, file=screen).print(_render(state, width, cell))
     return screen.getvalue()
 
 
@@ -405,6 +405,12 @@ class TestLive:
         text = drawn(state)
         assert "retried: rate_limit 12, timeout 3 (4 waiting)" in text
         assert "failed: 2 trials" in text and "failed grades: judge 5" in text
+
+    def test_it_shows_the_place_in_a_suite_and_the_progress_of_all_of_it(self) -> None:
+        cell = SuiteCell(number=2, cells=6, eval="mmlu", target="model-a", done=1_000, trials=5_000)
+        text = drawn(progress(), cell=cell)
+        assert "1,070/5,000 suite · 2/6 mmlu · model-a" in text and "75/200 outputs" in text
+        assert all(len(line) <= 40 for line in drawn(progress(), 40, cell).splitlines())
 
     def test_it_shows_the_reasons_of_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
