@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
@@ -119,6 +120,14 @@ class Closing(Protocol):
         ...
 
 
+class Continuation(NamedTuple):
+    """A text whose likelihood is asked for."""
+
+    text: str
+    context: str | None = None
+    """what stands before the text; None: the prompt"""
+
+
 class Turn(msgspec.Struct, frozen=True):
     """A user message, and the conversation before it."""
 
@@ -136,6 +145,10 @@ class Turn(msgspec.Struct, frozen=True):
     """the `state` of the previous reply"""
     calls: Calls | None = None
     """recorded calls, for tools, agents and programs"""
+    continuations: tuple[Continuation, ...] = ()
+    """texts whose likelihood is asked for instead of a reply"""
+    params: Mapping[str, Any] = MappingProxyType({})
+    """the row's own parameters of requests to a model"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
