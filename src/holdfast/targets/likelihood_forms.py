@@ -132,6 +132,8 @@ class Echo:
             raise AttemptError("bad_reply", f"the server {error}") from error
         values, usage = choice["logprobs"], reply.get("usage") or {}
         entries, tops = values["token_logprobs"], values.get("top_logprobs") or []
+        if len(entries) < 2:
+            raise AttemptError("bad_reply", "the server ignores `echo`: it returned nothing about the given text")
         if isinstance(span, Tokens):
             start, end = span.start + self._added, len(span.ids) + self._added
             # A model that says nothing more has no entry for its own token.
