@@ -8,6 +8,7 @@ first so many that the context has alone.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
@@ -103,7 +104,7 @@ class LikelihoodModel(Model):
                         reasons.append(f"{form.name}: the server has no /tokenize: set target.tokenizer")
                     continue
                 try:
-                    await patiently(lambda form=form, span=span: form.probe(span, text))
+                    await patiently(partial(form.probe, span, text))
                 except Unsupported as error:
                     reasons.append(f"{form.name}: the server {error}")
                 except (AttemptError, Fault) as error:
@@ -215,10 +216,10 @@ class LikelihoodModel(Model):
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if self._tokenizer is None:
-            start = bare or self._text_prefix()
+            before = bare or self._text_prefix()
             if not continuation:
                 raise _nothing()
-            return _Span(Characters(start + continuation, len(start)), 0)
+            return _Span(Characters(before + continuation, len(before)), 0)
         if bare:
             context_ids = await encode(bare)
             whole = await encode(bare + continuation)
