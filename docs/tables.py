@@ -26,7 +26,12 @@ from holdfast.spec.load_targets import TARGETS
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
-VALIDATORS = {"parse_duration": "duration", "_urls": "URL or list of URLs", "_as_list": "text or list of texts"}
+VALIDATORS = {
+    "parse_duration": "duration",
+    "_urls": "URL or list of URLs",
+    "_as_list": "text or list of texts",
+    "_bare": "expression",
+}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 

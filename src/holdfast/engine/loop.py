@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64
+LIKELIHOOD_CONCURRENCY: Final = 16
+"""log-probabilities of a prompt take a server much memory"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -87,7 +89,8 @@ class Loop:
         concurrency, target = self._spec.limits.concurrency, self._spec.target
         if concurrency is None:
             embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
-            return PARALLEL if embedded else DEFAULT_CONCURRENCY
+            default = DEFAULT_CONCURRENCY if self._spec.continuations is None else LIKELIHOOD_CONCURRENCY
+            return PARALLEL if embedded else default
         return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:
@@ -160,6 +163,8 @@ class Loop:
                 stack.push_async_callback(self._hooks.after_run)
             for model in filter(is_embedded, self._asked_models()):
                 self._session.notice(f"starting {model} on this machine …")
+            if self._session.parts.target is not None:
+                self._session.parts.target.limit_requests(lambda: self._window.limit)
             for part in (self._session.parts.target, self._session.parts.player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
@@ -178,6 +183,8 @@ class Loop:
             await part.__aexit__(None, None, None)
         except Exception as error:
             self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+        for message in getattr(part, "final_notices", ()):
+            self._session.notice(message)
 
     def _asked_models(self) -> list[str]:
         """Return the models that this process will ask."""
