@@ -25,6 +25,8 @@ GRADERS = Registry(
         "text": "holdfast.graders.text:Text",
         "choice": "holdfast.graders.text:Choice",
         "number": "holdfast.graders.text:Number",
+        "extract": "holdfast.graders.extract:Extract",
+        "ifeval": "holdfast.graders.ifeval:InstructionFollowing",
         "similarity": "holdfast.graders.similarity:Similarity",
         "math": "holdfast.graders.maths:Mathematics",
         "json_schema": "holdfast.graders.json_schema:JsonSchema",

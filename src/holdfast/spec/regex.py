@@ -150,9 +150,7 @@ class Regex:
             return None
         if operation == "find" and not translation.same_groups:
             return None
-        if not text.isascii() and (
-            _has_surrogates(text) or (translation.boundaries and _NON_ASCII_WORD.search(text))
-        ):
+        if not text.isascii() and (_has_surrogates(text) or (translation.boundaries and _NON_ASCII_WORD.search(text))):
             return None
         if operation == "find":
             return self._with_groups(everywhere=not text.isascii())
