@@ -36,22 +36,27 @@ _ENDER: Final = re.compile(r"[.?!](?=[)\";}\]*:@'({\[!?]|\Z)")
 def count_sentences(text: str) -> int:
     """Return the number of sentences of an English text."""
     chunks = _CHUNK.findall(text)
-    breaks = sum(_ends_sentence(chunk, following) for chunk, following in pairwise(chunks))
-    return breaks + bool(chunks)
+    return bool(chunks) + sum(_ends_sentence(chunk, following) for chunk, following in pairwise([*chunks, ""]))
 
 
 def _ends_sentence(chunk: str, following: str) -> bool:
-    enders = [match.start() for match in _ENDER.finditer(chunk)]
+    """Tell whether a sentence ends in a chunk of text, and another one begins in it or with the following chunk."""
+    enders = [match.start() for match in _ENDER.finditer(chunk) if following or match.end() < len(chunk)]
     if not enders:
         return False
+    if not following:
+        following = chunk[enders[-1] + 1 :].strip("\"')]}")
+        if not following:  # only closing quotes and brackets, which belong to the sentence before them
+            return False
     sentence, mark = chunk[: enders[-1]], chunk[enders[-1]]
     if mark != "." or "?" in sentence or "!" in sentence:
         return True
     word = re.split(r"[(\[{\"“‘'*_]", sentence)[-1]
     if word.endswith(".") or not word:  # dots of an omission
         return following[0].isupper()
-    is_initial = len(word) == 1 and word.isalpha() and word != "I"
-    return not (word.lower() in ABBREVIATIONS or is_initial) or following.strip("\"'“‘(*_,") in STARTERS
+    if len(word) == 1 and word.isalpha():  # an initial
+        return False
+    return word.lower() not in ABBREVIATIONS or following in STARTERS
 
 
 _APART: Final = re.compile(r"[\"“”‘«»;@#$%&?!*()\[\]{}<>\u2012-\u2015]|``|''|--|\.{2,}|[:,](?!\d)")
