@@ -152,8 +152,8 @@ PIECES += ["Section 1", "SECTION", "2", ".", "!", ",", '"', "'", "{", "}", "My a
 ANSWERS = st.lists(st.sampled_from(PIECES), max_size=10).map("".join)
 WORDS = ["I", "DON'T", "THEY'LL", "GONNA", "CANNOT", "A,B", "3,5", "U.S.", "'", '"', "X--Y", "...", "(B)", "C#", "E-F"]
 WORDS += ["it's", "It’s", "WHO'S", ":", "Q:A", "*BOLD*", "…", "—Z", "G/H", "J_K", "\n"]
-ENDS = ["word.", "It", "is", 'said."', "Dr.", "Smith", "etc.", "e.g.", "one?", "two!", "3.5", "end.)", "(so."]
-ENDS += ["mr.", "x", "**bold.**", "U.S.", "a.com", "J.", "\n"]
+ENDS = ["word.", "It", "is", 'said."', "one?", "two!", "3.5", "end.)", "(so.", "x", "**bold.**", "a.com", "\n"]
+ENDS += ["Dr. Smith", "mr. x", "etc. It", "etc. and", "e.g. this", "the U.S. is", "J. Smith", "J. 3.5", "a.m. We"]
 OUR_OWN = {"length_constraints:number_sentences", "change_case:capital_word_frequency", "keywords:letter_frequency"}
 
 

@@ -54,8 +54,8 @@ def _ends_sentence(chunk: str, following: str) -> bool:
     word = re.split(r"[(\[{\"“‘'*_]", sentence)[-1]
     if word.endswith(".") or not word:  # dots of an omission
         return following[0].isupper()
-    if len(word) == 1 and word.isalpha():  # an initial
-        return False
+    if len(word) == 1 and word.isalpha():  # an initial, as of a name
+        return not following[0].isalpha()
     return word.lower() not in ABBREVIATIONS or following in STARTERS
 
 
