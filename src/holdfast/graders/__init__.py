@@ -4,6 +4,8 @@
 `build`        the graders of an eval: their places, identities and construction
 `text`         exact, text, choice, number
 `likelihood`   likelihood
+`extract`      extract
+`ifeval`       ifeval, `ifeval_checks`, its instructions, and `ifeval_text`, sentences, words and languages
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer
 `json_schema`  json_schema

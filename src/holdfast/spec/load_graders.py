@@ -26,6 +26,8 @@ GRADERS = Registry(
         "choice": "holdfast.graders.text:Choice",
         "number": "holdfast.graders.text:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
+        "extract": "holdfast.graders.extract:Extract",
+        "ifeval": "holdfast.graders.ifeval:InstructionFollowing",
         "similarity": "holdfast.graders.similarity:Similarity",
         "math": "holdfast.graders.maths:Mathematics",
         "json_schema": "holdfast.graders.json_schema:JsonSchema",
