@@ -7,4 +7,5 @@
 `compile`   a benchmark as a rows file and an eval document
 `compiler`  the program that compiles, in a process of its own
 `metrics`   metrics of lm-eval's tasks, and the graders that compute them
+`native`    benchmarks that need no lm-eval, and `samples` of benchmarks
 """
