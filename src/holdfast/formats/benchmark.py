@@ -56,7 +56,7 @@ class BenchmarkFile(Format):
             if isinstance(own.get(key), dict):
                 data[key] = {**data[key], **own.pop(key)}
         data["graders"] = [*data["graders"], *own.pop("graders", [])]
-        notices = [*document.notices, *describe_settings(benchmark, block, compiled.request["shots"])]
+        notices = [*document.notices, *describe_settings(benchmark, block, compiled.document["tasks"])]
         notices += compiled.notices
         # The lines of the file are those of its own keys.
         return replace(document, data={**data, **own}, notices=tuple(notices)), remaining
@@ -101,12 +101,13 @@ def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, api: str | None) -> 
     return (api or benchmark.api) == "chat"
 
 
-def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, shots: int | None) -> list[str]:
+def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:
     """Return a notice of the settings that a name stands for, where the file sets none."""
     if block.num_fewshot is not None:
         return []
-    examples = "the task's own number of examples" if shots is None else f"{shots} examples"
+    shots = sorted({task["n_shot"] for task in tasks.values()})
+    examples = f"{' or '.join(map(str, shots))} {'example' if shots == [1] else 'examples'}"
     if benchmark.listed:
         settings = f"{benchmark.name} is asked as in NeMo Evaluator: {examples}"
         return [f"{settings}; {LM_EVAL}{benchmark.task} stands for lm-eval's settings"]
-    return [f"{benchmark.name} is asked with lm-eval's settings"]
+    return [f"{benchmark.name} is asked with lm-eval's settings: {examples}"]
