@@ -130,8 +130,8 @@ def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[st
         if isinstance(spec.target, NatTarget):
             extras.add("nat")
         for _, grader in spec.placed_graders():
-            if grader.type == "nat":
-                extras.add("nat")
+            if grader.type in ("nat", "ifeval"):
+                extras.add(grader.type)
             elif (required := grader_class(grader).requires) is not None:
                 extras |= _extras_with(required[1])
     return sorted(extras)
