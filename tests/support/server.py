@@ -14,7 +14,8 @@ fail_first      only the first so many requests for each prompt can fail (0: any
 retry_after     sent with a 429 and `later`, in seconds (negative: not sent)
 status, code    answer everything with this HTTP status, and this error code in the body
 max_concurrent  answer 429 to requests beyond so many at once
-answer          `echo` (the prompt), `digest` (a number from the prompt) or `judge` (a judge's JSON), or a fixed text
+answer          `echo` (the prompt), `digest` (a number from the prompt), `judge` (a judge's JSON) or `body` (the
+                request), or a fixed text
 usage           whether replies say how many tokens they took
 tool_calls      how many tools it calls, one after the other, before it answers a user's message; the arguments are made
                 of that message and of how many calls came before; the answer is made of the tools' results
@@ -279,6 +280,7 @@ class Connection(asyncio.Protocol):
             "echo": prompt,
             "digest": str(zlib.crc32(prompt.encode()) % 1000),
             "judge": '{"reason": "as told", "score": 1}',
+            "body": json.dumps(body),
         }.get(self.state.settings.answer, self.state.settings.answer)
         if path.endswith("/generate"):
             return json.dumps({"value": text}).encode()

@@ -6,6 +6,7 @@
 `cache`     compiled benchmarks of this user
 `compile`   a benchmark as a rows file and an eval document
 `compiler`  the program that compiles, in a process of its own
+`grading`   the program that grades with tasks of lm-eval
 `metrics`   metrics of lm-eval's tasks, and the graders that compute them
 `native`    benchmarks that need no lm-eval, and `samples` of benchmarks
 """

@@ -25,8 +25,6 @@ class Source(msgspec.Struct, frozen=True):
     revision: str | None
     folder: str | None = None
     """the local copy that was read instead of the hub"""
-    stamp: list[tuple[str, int, int]] = []
-    """of the local copy's files"""
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -39,6 +37,8 @@ class Compiled(msgspec.Struct, frozen=True):
     provider_version: str
     document: dict[str, Any]
     sources: list[Source]
+    stamps: dict[str, list[tuple[str, int, int]]]
+    """of the files in the folders of the sources"""
     notices: list[str] = []
 
 

@@ -44,7 +44,10 @@ def compile_benchmark(
     report: Callable[[str], None] = lambda _: None,
     again: bool = False,
 ) -> Compiled:
-    """Return the compiled benchmark, from the cache unless its data changed or `again` is set."""
+    """Return the compiled benchmark, from the cache unless its data changed or `again` is set.
+
+    `report` is called with what the compiler is doing.
+    """
     request = _request(benchmark, block, folder, chat=chat)
     file = entry_file(benchmark.name, request)
     if not again and (cached := read_entry(file)) is not None and _is_current(cached):
@@ -59,7 +62,14 @@ def compile_benchmark(
         rows.replace(file.parent / name)
     sources = msgspec.convert(result.pop("sources"), list[Source])
     compiled = Compiled(
-        request, name, result.pop("count"), installed_version() or "", result, sources, result.pop("notices")
+        request,
+        name,
+        result.pop("count"),
+        installed_version() or "",
+        result,
+        sources,
+        {folder: stamp(Path(folder)) for folder in dict.fromkeys(source.folder for source in sources) if folder},
+        result.pop("notices"),
     )
     write_atomically(file, msgspec.json.encode(compiled))
     return compiled
@@ -96,10 +106,7 @@ def _is_current(compiled: Compiled) -> bool:
     """Return True if lm-eval, where it is installed, and local data are those that the rows were made with."""
     if installed_version() not in (None, compiled.provider_version):
         return False
-    for source in compiled.sources:
-        if source.folder is not None and stamp(Path(source.folder)) != source.stamp:
-            return False
-    return True
+    return all(stamp(Path(folder)) == files for folder, files in compiled.stamps.items())
 
 
 def _run_compiler(name: str, request: Mapping[str, Any], rows: Path, report: Callable[[str], None]) -> dict[str, Any]:

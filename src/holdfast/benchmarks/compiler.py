@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.benchmarks.cache import Source
-from holdfast.benchmarks.data import local_dataset, stamp
+from holdfast.benchmarks.data import local_dataset
 from holdfast.benchmarks.index import OVERLAY, folders, overlay_index, read_index, tasks_folder
 from holdfast.benchmarks.metrics import Metric, graders_of, metrics_of
 
@@ -179,7 +179,7 @@ def _pin_datasets(datasets: Any, request: Request) -> dict[tuple[str, str | None
             )
         if folder is not None:
             options.pop("revision", None)
-            sources[path, name] = Source(path, name, None, str(folder), stamp(folder))
+            sources[path, name] = Source(path, name, None, str(folder))
             return original(str(folder), name, **options)
         if Path(path).exists() or "data_files" in options:  # files that the task brings or names itself
             sources[path, name] = Source(path, name, None)

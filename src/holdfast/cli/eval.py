@@ -164,7 +164,6 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
     """
     from holdfast.formats import is_configuration, is_eval, load_any
     from holdfast.formats.providers import resolve_eval
-    from holdfast.spec.document import read_document
     from holdfast.spec.load import baseline_of
 
     flags = EvalFlags(**options)
@@ -183,8 +182,7 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
         from holdfast.cluster.config.compose import find_config
 
         config = str(find_config(config, Path(), os.environ))
-    config = resolve_eval(config)
-    document = read_document(Path(config))
+    document = resolve_eval(config)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)
     if flags.force_squash:

@@ -163,9 +163,10 @@ class Loop:
                 stack.push_async_callback(self._hooks.after_run)
             for model in filter(is_embedded, self._asked_models()):
                 self._session.notice(f"starting {model} on this machine …")
-            if self._session.parts.target is not None:
-                self._session.parts.target.limit_requests(lambda: self._window.limit)
-            for part in (self._session.parts.target, self._session.parts.player, *self._graders):
+            target = self._session.parts.target if self._session.generates else None
+            if target is not None:
+                target.limit_requests(lambda: self._window.limit)
+            for part in (target, self._session.parts.player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
@@ -190,7 +191,7 @@ class Loop:
         """Return the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
-        return [model for model in self._spec.models() if self._session.parts.target is not None or model in judges]
+        return [model for model in self._spec.models() if self._session.generates or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admission and cancel the trials in flight; those that finished are on disk."""

@@ -5,6 +5,7 @@
 `text`         exact, text, choice, number
 `likelihood`   likelihood
 `extract`      extract
+`lm_eval`      lm_eval
 `ifeval`       ifeval, `ifeval_checks`, its instructions, and `ifeval_text`, sentences, words and languages
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer

@@ -70,3 +70,17 @@ class IfevalGrader(TextBlock):
     or asterisks (`loose`)."""
 
     templates: ClassVar[tuple[str, ...]] = ()
+
+
+class LmEvalGrader(GraderBlock):
+    """Grades with a task of lm-eval: its filters and its metric. Needs rows that were compiled from lm-eval."""
+
+    type: Literal["lm_eval"]
+    task: str = Field(min_length=1)
+    """Name of the task."""
+    metric: str = Field(min_length=1)
+    """Name of the metric. A value between 0 and 1 is the score; others are recorded without one."""
+    filter: str = "none"
+    """Name of the task's filter to apply to the reply."""
+    timeout: Seconds = 60
+    """Time limit for one reply."""

@@ -26,6 +26,7 @@ GRADERS = Registry(
         "choice": "holdfast.graders.text:Choice",
         "number": "holdfast.graders.text:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
+        "lm_eval": "holdfast.graders.lm_eval:LmEval",
         "extract": "holdfast.graders.extract:Extract",
         "ifeval": "holdfast.graders.ifeval:InstructionFollowing",
         "similarity": "holdfast.graders.similarity:Similarity",
