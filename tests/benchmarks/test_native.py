@@ -196,11 +196,14 @@ def test_ifeval_counts_prompts_and_instructions(tmp_path: Path) -> None:
         holdfast("eval", eval_file, cwd=tmp_path)
     numbers = metrics(run_dir(tmp_path, "ifeval-sample"))["metrics"]
     strict = numbers["prompt_level_strict_acc"]
-    followed = {"punctuation:no_comma": 3, "change_case:capital_word_frequency": 2, "startend:quotation": 1}
-    followed |= {
+    followed = {
+        "punctuation:no_comma": 3,
+        "change_case:capital_word_frequency": 2,
+        "startend:quotation": 1,
         "keywords:forbidden_words": 1,
-        "length_constraints:number_sentences": 1,
         "keywords:letter_frequency": 1,
+        "length_constraints:number_sentences": 1,
+        "detectable_format:json_format": 1,  # a text in quotes is JSON
     }
     total = sum(len(row["instruction_id_list"]) for row in lines(SAMPLES / "ifeval.jsonl"))
     assert strict["instruction_level"] == sum(followed.values()) / total
