@@ -223,4 +223,4 @@ def test_mmlu_runs_on_the_embedded_model_without_hub_or_lm_eval(tmp_path: Path) 
         assert len(likelihoods) == 4
         best = max(range(4), key=lambda place: likelihoods[place]["logprob"])
         assert record["output"] == [" A", " B", " C", " D"][best]
-    assert metrics(run)["metrics"]["acc"]["graded"] == 3
+    assert metrics(run)["metrics"]["acc"]["n"] == 3
