@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from holdfast.spec.grader_schema import Expected, TextBlock
-from holdfast.spec.schema import Block, Pattern
+from holdfast.spec.grader_schema import Expected, GraderBlock, TextBlock
+from holdfast.spec.schema import Block, Pattern, Seconds
 
 
 class RegexFilter(Block):
