@@ -71,7 +71,7 @@ def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> 
     # lm-eval compiles a template anew for each field of each example of each document: nearly all of its time.
     utils.env.from_string = cache(utils.env.from_string)
     random.seed(0)
-    np.random.seed(_REQUEST_SEED)  # noqa: NPY002 - the generator that tasks of lm-eval use
+    np.random.seed(_REQUEST_SEED)
     manager = TaskManager(include_defaults=False, include_path=[str(path) for path in folders(request.task, children)])
     report("loading the data")
     try:
@@ -88,9 +88,11 @@ def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> 
             "Name its tasks one by one: " + ", ".join(list(tasks)[:8]) + (" …" if len(tasks) > 8 else "."),
         )
     notices = _settle(tasks, request)
-    params = {name: request_params(task.config.generation_kwargs or {}, chat=request.chat) for name, task in tasks.items()}
+    params = {
+        name: request_params(task.config.generation_kwargs or {}, chat=request.chat) for name, task in tasks.items()
+    }
     common = _common(list(params.values())) if kinds == {"generation"} else {}
-    metrics = {name: metrics_of(task, request.task) for name, task in tasks.items()}
+    metrics = {name: metrics_of(task) for name, task in tasks.items()}
     whole, count, sizes = sha256(), 0, Counter[str]()
     import zstandard
 
@@ -122,9 +124,7 @@ def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> 
             }
             for name, task in tasks.items()
         },
-        "groups": {
-            name: _describe_group(group, metrics) for name, group in groups.items() if isinstance(group, Group)
-        },
+        "groups": {name: _describe_group(group, metrics) for name, group in groups.items() if isinstance(group, Group)},
         "sources": [msgspec.to_builtins(source) for source in sources.values()],
         "notices": notices,
     }
@@ -322,7 +322,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
     if len(contexts) == 1:
         row = {"context": contexts[0], "continuations": [text for _, text in arguments]}
     else:
-        shared = os.path.commonprefix(contexts)
+        shared = os.path.commonprefix(contexts)  # noqa: RUF071 - of texts, letter by letter
         pairs = [{"context": context, "text": text} for context, text in arguments]
         row = {"context": shared, "continuations": pairs}
     if task.OUTPUT_TYPE == "loglikelihood":

@@ -6,10 +6,6 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import datasets
-from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
-
 from holdfast.benchmarks.index import folders, read_index
 from holdfast.graders.worker_loop import answer_questions
 
@@ -21,14 +17,18 @@ class _Splits(dict[str, Any]):
     """One document as every split of a dataset: a task looks at the first one when it is built."""
 
     def __init__(self, doc: dict[str, Any]) -> None:
-        self._documents = datasets.Dataset.from_list([doc])
+        from datasets import Dataset
+
+        self._documents = Dataset.from_list([doc])
 
     def __missing__(self, key: str) -> Any:
         return self._documents
 
 
 @cache
-def _manager(task: str) -> TaskManager:
+def _manager(task: str) -> Any:
+    from lm_eval.tasks import TaskManager
+
     return TaskManager(include_defaults=False, include_path=[str(path) for path in folders(task, [])])
 
 
@@ -54,6 +54,8 @@ def load_task(name: str, doc: dict[str, Any]) -> Any:
 
 def grade(name: str, doc: dict[str, Any], responses: list[Any], pipeline: str) -> dict[str, Any]:
     """Return the metrics of the responses to one document, after one of the task's filters."""
+    from lm_eval.api.instance import Instance
+
     task = load_task(name, doc)
     instances = []
     for number, response in enumerate(responses):
@@ -81,7 +83,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def answer(question: dict[str, Any], reach: Callable[[str], None]) -> dict[str, Any]:
+def answer(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]:
     """Grade the replies of a question."""
     try:
         return {"metrics": grade(question["task"], question["doc"], question["responses"], question["filter"])}
@@ -91,5 +93,6 @@ def answer(question: dict[str, Any], reach: Callable[[str], None]) -> dict[str, 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    read_index()  # so that the first answer does not wait for it
+
+    read_index()
     answer_questions(answer)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 OVERLAY: Final = Path(__file__).with_name("overlay")
 """definitions of NVIDIA's tasks for lm-eval, where Jinja is enough"""
 
-_KEY: Final = re.compile(r"""^["']?(task|group|tag|class|include)["']?[ \t]*:[ \t]*(.*?)[ \t]*(?:#.*)?$""", re.MULTILINE)
+_KEY: Final = re.compile(
+    r"""^["']?(task|group|tag|class|include)["']?[ \t]*:[ \t]*(.*?)[ \t]*(?:#.*)?$""", re.MULTILINE
+)
 _FOLLOWING_ITEM: Final = re.compile(r"""\n[ \t]*-[ \t]*["']?([^"'\n#:]+?)["']?[ \t]*(?:#.*)?(?=\n|\Z)""")
 
 

@@ -6,7 +6,7 @@ graded by the task's own code, with the grader `lm_eval`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 _LIKELIHOOD: Final[dict[str, dict[str, Any]]] = {
@@ -45,8 +45,8 @@ class Metric:
         return {key: value for key, value in asdict(self).items() if key != "definition"}
 
 
-def metrics_of(task: Any, origin: str) -> list[Metric]:
-    """List the metrics of a task of lm-eval in its order: by filter, then by metric. `origin` is what is compiled."""
+def metrics_of(task: Any) -> list[Metric]:
+    """List the metrics of a task of lm-eval in its order: by filter, then by metric."""
     from lm_eval.api.registry import AGGREGATION_REGISTRY
 
     names = {function: name for name, function in AGGREGATION_REGISTRY.items()}
@@ -55,7 +55,7 @@ def metrics_of(task: Any, origin: str) -> list[Metric]:
     for pipeline in pipelines:
         for metric in task._metric_fn_list:
             aggregation = task.aggregation()[metric]
-            definition = _definition(task, metric, pipeline, origin)
+            definition = _definition(task, metric, pipeline)
             label = f"{metric},{pipeline['name']}" if len(pipelines) > 1 else metric
             metrics.append(
                 Metric(
@@ -97,13 +97,10 @@ def _rename(metrics: dict[str, list[Metric]], tasks: list[str], label: str, name
     if label == name:
         return
     for task in tasks:
-        metrics[task] = [
-            Metric(m.metric, m.filter, m.aggregation, m.higher_is_better, m.definition, name) if m.grader == label else m
-            for m in metrics[task]
-        ]
+        metrics[task] = [replace(metric, grader=name) if metric.grader == label else metric for metric in metrics[task]]
 
 
-def _definition(task: Any, metric: str, pipeline: dict[str, Any], origin: str) -> dict[str, Any] | None:
+def _definition(task: Any, metric: str, pipeline: dict[str, Any]) -> dict[str, Any] | None:
     own = callable(task.config.process_results)
     kind = task.OUTPUT_TYPE
     if not own and kind == "loglikelihood_rolling":

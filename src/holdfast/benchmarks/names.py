@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from holdfast.benchmarks import native
 from holdfast.benchmarks.index import overlay_index, read_index
 from holdfast.spec.document import read_document
 
@@ -22,16 +23,25 @@ class Benchmark:
 
     name: str
     task: str
-    """of lm-eval, or of the overlay"""
+    """of lm-eval or of the overlay, or the name of a native benchmark"""
     shots: int | None = None
     """None: the task's own number of examples"""
-    api: Literal["chat", "completions"] = "completions"
+    api: Literal["chat", "completions"] | None = "completions"
+    """None: as the definition prefers"""
     primary: str | None = None
     """the metric that is the score, as `METRIC` or `METRIC,FILTER`; None: the task's first"""
     params: dict[str, Any] = field(default_factory=dict)
     """parameters of requests, over those of the task"""
+    provider: Literal["lm-eval", "native"] = "lm-eval"
     listed: bool = True
     """False for a task of lm-eval that is not in the table"""
+
+    @property
+    def origin(self) -> str:
+        """Whose settings the name stands for."""
+        if self.provider == "native":
+            return "Holdfast"
+        return "NeMo Evaluator" if self.listed else "lm-eval"
 
 
 @dataclass(frozen=True)
@@ -57,14 +67,16 @@ def table() -> Table:
     """Read the table."""
     data = read_document(Path(__file__).with_name("names.yaml")).data
     rows = {**data["benchmarks"], **{name: {} for name in data["unchanged"]}}
-    benchmarks = {
+    benchmarks = {name: Benchmark(name, name, api=None, provider="native") for name in native.names()}
+    benchmarks |= {
         name: Benchmark(
             name,
-            row.get("task", name),
+            row.get("native") or row.get("task", name),
             shots=row.get("shots"),
             api=row.get("api", "completions"),
             primary=row.get("primary"),
             params={**_NEMO_PARAMS, **row.get("params", {})},
+            provider="native" if "native" in row else "lm-eval",
         )
         for name, row in rows.items()
     }

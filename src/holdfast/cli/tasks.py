@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.benchmarks.cache import Compiled
     from holdfast.benchmarks.names import Benchmark
     from holdfast.spec.schema import BenchmarkBlock
 
@@ -37,7 +36,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names
     from holdfast.formats.providers import installed_providers, task_names
 
-    provided = {name: "package" for name in task_names(installed_providers())}
+    provided = task_names(installed_providers())
     rows = []
     for name in sorted({*known_names(every=every), *provided}):
         if not fnmatchcase(name, glob):
@@ -59,7 +58,9 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     if not rows:
         click.echo(f"no benchmark matches {glob!r}", err=True)
     if not every:
-        more = "--all lists lm-eval's tasks" if installed_version() else "lm-eval, which adds its tasks, is not installed"
+        more = (
+            "--all lists lm-eval's tasks" if installed_version() else "lm-eval, which adds its tasks, is not installed"
+        )
         click.echo(f"{len(rows):,} benchmarks; {more}", err=True)
     return 0
 
@@ -67,7 +68,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
 def _summary(benchmark: Benchmark) -> dict[str, Any]:
     return {
         "name": benchmark.name,
-        "from": "NeMo Evaluator" if benchmark.listed else "lm-eval",
+        "from": benchmark.origin,
         "task": benchmark.task,
         "shots": benchmark.shots,
         "api": benchmark.api if benchmark.listed else None,
@@ -75,39 +76,18 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
     }
 
 
-class _Form(NamedTuple):
-    """A benchmark with the options of a command."""
-
-    benchmark: Benchmark
-    block: BenchmarkBlock
-    chat: bool
-
-
-def _find(name: str, data: str | None) -> _Form:
-    from holdfast.formats.benchmark import find_benchmark, wants_chat
+def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
+    from holdfast.formats.benchmark import find_benchmark
     from holdfast.spec.schema import BenchmarkBlock
 
     block = BenchmarkBlock(name=name, data=data)
-    benchmark = find_benchmark(block)
-    return _Form(benchmark, block, wants_chat(benchmark, block, None))
-
-
-def _compile(form: _Form, *, again: bool = False) -> Compiled:
-    from holdfast.benchmarks.compile import compile_benchmark
-    from holdfast.formats.benchmark import show_progress
-
-    try:
-        return compile_benchmark(
-            form.benchmark, form.block, Path.cwd(), chat=form.chat, report=show_progress, again=again
-        )
-    finally:
-        show_progress("")
+    return find_benchmark(block), block
 
 
 _data_option = click.option(
     "--data",
     metavar="FOLDER",
-    help="Take datasets from this folder, in the layout of the Hugging Face hub [default: $HOLDFAST_DATA, else the hub].",
+    help="Take datasets from this folder, in the layout of the hub [default: $HOLDFAST_DATA, else the hub].",
 )
 
 
@@ -120,14 +100,15 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
     Without lm-eval, or without the data, it shows what is known and what is missing.
     """
-    form = _find(name, data)
-    described: dict[str, Any] = _summary(form.benchmark) | {"params": form.benchmark.params}
+    from holdfast.formats.benchmark import benchmark_document
+
+    benchmark, block = _find(name, data)
+    described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
     try:
-        compiled = _compile(form)
+        document, _ = benchmark_document(benchmark, block, None, Path.cwd())
+        described |= _describe(document)
     except UsageError as error:
         described["missing"] = f"{error.message}{f': {error.remedy}' if error.remedy else ''}"
-    else:
-        described |= _describe(form, compiled)
     if as_json:
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return 0
@@ -136,30 +117,35 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
     return 0
 
 
-def _describe(form: _Form, compiled: Compiled) -> dict[str, Any]:
-    from holdfast.benchmarks.cache import cache_folder
-    from holdfast.benchmarks.compile import make_document
-    from holdfast.data.readers import Layout, read_rows
+def _describe(document: dict[str, Any]) -> dict[str, Any]:
+    from holdfast.data.dataset import Dataset
+    from holdfast.spec.document import Document
+    from holdfast.spec.load import build_eval
+    from holdfast.spec.template import Template
 
-    document = make_document(form.benchmark, form.block, compiled, chat=form.chat)
     about = document["metadata"]["benchmark"]
-    rows = cache_folder() / compiled.rows
-    first = next(row for _, row in read_rows(rows, Layout()))
-    needs = "likelihoods of given text (completions with echo)" if "continuations" in document else None
+    target = {**document["target"], "model": "any"}
+    spec = build_eval(Document({**document, "target": target}), Path.cwd())
+    samples = list(Dataset(spec))
+    first = samples[0].fields
+    shown = {key: first[key] for key in ("history", "continuations", "gold", "expected") if key in first}
+    likelihoods = "continuations" in document
     return {
         "shots": sorted({task["n_shot"] for task in about["tasks"].values()}),
         "tasks": list(about["tasks"]),
         "groups": list(about["groups"]),
-        "rows": compiled.count,
-        "metrics": [grader["name"] for grader in document["graders"]],
+        "rows": len(samples),
+        "metrics": [grader.name for grader in spec.graders],
         "primary": about["primary"],
+        "api": document["target"]["api"],
         "params": document["target"].get("params", {}),
         "dataset": about["dataset"],
         "license": about["license"],
-        "needs": needs or f"{document['target']['api']} API",
-        "lm_eval": compiled.provider_version,
-        "file": str(rows),
-        "first": {key: first[key] for key in ("history", "context", "continuations", "gold", "expected") if key in first},
+        "needs": "likelihoods of given text (completions with echo)"
+        if likelihoods
+        else f"{document['target']['api']} API",
+        "provider": f"{about['provider']} {about['provider_version']}",
+        "first": {"context": Template(spec.prompt).render(first), **shown},
     }
 
 
@@ -181,7 +167,7 @@ def _lines(described: dict[str, Any]) -> list[str]:
     ]
     if described["params"]:
         lines.append(f"params     {json.dumps(described['params'], ensure_ascii=False)}")
-    lines.append(f"file       {described['file']} (lm-eval {described['lm_eval']})")
+    lines.append(f"defined by {described['provider']}")
     first = described["first"]
     lines += ["", *(f"[{message['role']}] {message['content']}" for message in first.get("history", []))]
     lines.append(first["context"])
@@ -203,11 +189,17 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
     Data that no commit is pinned for is taken anew.
     """
     from holdfast.benchmarks.cache import cache_folder
+    from holdfast.formats.benchmark import compile_shown, wants_chat
 
     failed = 0
     for name in names:
         try:
-            compiled = _compile(_find(name, data), again=True)
+            benchmark, block = _find(name, data)
+            if benchmark.provider == "native":
+                click.echo(f"{name}: defined by Holdfast, with nothing to compile")
+                continue
+            chat = bool(wants_chat(benchmark, block, None))
+            compiled = compile_shown(benchmark, block, Path.cwd(), chat=chat, again=True)
         except HoldfastError as error:
             click.echo(f"{name}: {error.message}{f' ({error.remedy})' if error.remedy else ''}", err=True)
             failed += 1

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 FORMATS: Final = Registry(
     "holdfast.formats",
     "format",
-    {"benchmark": "holdfast.formats.benchmark:BenchmarkFile", "waza": "holdfast.formats.waza.format:Waza", "nat": "holdfast.formats.nat.format:Nat"},
+    {
+        "benchmark": "holdfast.formats.benchmark:BenchmarkFile",
+        "waza": "holdfast.formats.waza.format:Waza",
+        "nat": "holdfast.formats.nat.format:Nat",
+    },
 )
 """Eval files of other tools."""
 

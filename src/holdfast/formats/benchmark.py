@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.benchmarks.compile import compile_benchmark, make_document
 from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
+from holdfast.benchmarks.native import load
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import Format, folder_of
 from holdfast.formats.providers import unknown_task
-from holdfast.spec.document import Document
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import BenchmarkBlock
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from holdfast.benchmarks.cache import Compiled
+    from holdfast.spec.document import Document
     from holdfast.spec.overrides import Override
 
 _MERGED: Final = ("target", "metadata", "dataset")
@@ -48,18 +51,40 @@ class BenchmarkFile(Format):
                 f"name the model to measure with {benchmark.name}",
                 remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
             )
-        chat = wants_chat(benchmark, block, target.get("api"))
-        compiled = compile_benchmark(benchmark, block, folder_of(document), chat=chat, report=show_progress)
-        show_progress("")
-        data = make_document(benchmark, block, compiled, chat=chat)
+        data, notices = benchmark_document(benchmark, block, target.get("api"), folder_of(document))
         for key in _MERGED:
             if isinstance(own.get(key), dict):
                 data[key] = {**data[key], **own.pop(key)}
         data["graders"] = [*data["graders"], *own.pop("graders", [])]
-        notices = [*document.notices, *describe_settings(benchmark, block, compiled.document["tasks"])]
-        notices += compiled.notices
-        # The lines of the file are those of its own keys.
-        return replace(document, data={**data, **own}, notices=tuple(notices)), remaining
+        return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
+
+
+def benchmark_document(
+    benchmark: Benchmark, block: BenchmarkBlock, api: str | None, folder: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the eval document of a benchmark, without a model, and notices of its settings.
+
+    `api` is the API that the eval asks for, `folder` the base of relative paths.
+    """
+    chat = wants_chat(benchmark, block, api)
+    if benchmark.provider == "native":
+        data = load(benchmark.task, {**block.model_dump(exclude_unset=True), "chat": chat}, folder)
+        assert data is not None
+        return {**data, "name": benchmark.name}, []
+    compiled = compile_shown(benchmark, block, folder, chat=bool(chat))
+    data = make_document(benchmark, block, compiled, chat=bool(chat))
+    settings = describe_settings(benchmark, block, compiled.document["tasks"])
+    return data, [*settings, *compiled.notices]
+
+
+def compile_shown(
+    benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, again: bool = False
+) -> Compiled:
+    """Compile a benchmark, and show on a terminal what is being done."""
+    try:
+        return compile_benchmark(benchmark, block, folder, chat=chat, report=show_progress, again=again)
+    finally:
+        show_progress("")
 
 
 def show_progress(text: str) -> None:
@@ -91,14 +116,15 @@ def find_benchmark(block: BenchmarkBlock) -> Benchmark:
         return benchmark
     if find_in_lm_eval(block.task) is None:
         raise unknown_task(block.task)
-    return replace(benchmark, task=block.task, primary=None)
+    return replace(benchmark, task=block.task, primary=None, provider="lm-eval")
 
 
-def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, api: str | None) -> bool:
-    """Return True if questions are asked as conversations."""
+def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, api: str | None) -> bool | None:
+    """Return True if questions are asked as conversations; None where the definition decides."""
     if block.chat is not None:
         return block.chat
-    return (api or benchmark.api) == "chat"
+    chosen = api or benchmark.api
+    return None if chosen is None else chosen == "chat"
 
 
 def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:

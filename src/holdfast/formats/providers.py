@@ -1,7 +1,7 @@
 """Tasks by name: benchmarks, and eval files that installed packages provide.
 
-A provider is an entry point of the group `holdfast.tasks`. It takes a name and returns the path of an eval file, or None.
-It may list its tasks with `names()`.
+A provider is an entry point of the group `holdfast.tasks`. It takes a name and returns the path of an eval file, or
+None. It may list its tasks with `names()`.
 """
 
 from __future__ import annotations

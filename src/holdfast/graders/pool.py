@@ -37,7 +37,10 @@ class NoAnswer(Exception):
 
 
 class Pool:
-    """Processes that run a script, named relative to this package. They start when first needed, and answer one question at a time."""
+    """Processes that run a script, which is named relative to this package.
+
+    They start when first needed, and answer one question at a time.
+    """
 
     def __init__(self, script: str, size: int = 0) -> None:
         self._command = [sys.executable, "-P", str(Path(__file__).parent / script)]
