@@ -89,8 +89,9 @@ class Loop:
         concurrency, target = self._spec.limits.concurrency, self._spec.target
         if concurrency is None:
             embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
-            default = DEFAULT_CONCURRENCY if self._spec.continuations is None else LIKELIHOOD_CONCURRENCY
-            return PARALLEL if embedded else default
+            if self._spec.continuations is not None:
+                return 1 if embedded else LIKELIHOOD_CONCURRENCY  # one by one, its requests share the row's context
+            return PARALLEL if embedded else DEFAULT_CONCURRENCY
         return None if concurrency == "auto" else concurrency
 
     async def run(self) -> None:

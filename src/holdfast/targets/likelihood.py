@@ -8,6 +8,7 @@ first so many that the context has alone.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import AttemptError, Fault
@@ -103,7 +104,7 @@ class LikelihoodModel(Model):
                         reasons.append(f"{form.name}: the server has no /tokenize: set target.tokenizer")
                     continue
                 try:
-                    await patiently(lambda form=form, span=span: form.probe(span, text))
+                    await patiently(partial(form.probe, span, text))
                 except Unsupported as error:
                     reasons.append(f"{form.name}: the server {error}")
                 except (AttemptError, Fault) as error:
@@ -171,7 +172,7 @@ class LikelihoodModel(Model):
         prompt = plain_text(turn.messages)
         pairs = [(prompt if each.context is None else each.context, each.text) for each in turn.continuations]
         async with self._gate:
-            spans = [await self._span(*pair) for pair in pairs]
+            spans = await self._spans(pairs)
         scores = await _together(self._score(span) for span in spans)
         self._rows_cut += any(span.cut for span in spans)
         likelihoods: list[dict[str, Any]] = []
@@ -196,24 +197,36 @@ class LikelihoodModel(Model):
                 )
             raise
 
-    async def _span(self, context: str, continuation: str) -> _Span:
-        """Divide a context and its continuation into what is sent; raise AttemptError where they do not fit."""
+    async def _spans(self, pairs: list[tuple[str, str]]) -> list[_Span]:
+        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once."""
+        known: dict[str, list[int]] = {}
+
+        async def encode(text: str) -> list[int]:
+            assert self._tokenizer is not None
+            if text not in known:
+                known[text] = await self._tokenizer.encode(text)
+            return known[text]
+
+        return [await self._span(*pair, encode) for pair in pairs]
+
+    async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
+        """Divide a context and its continuation; raise AttemptError where they do not fit."""
         from holdfast.targets.likelihood_forms import Characters, Tokens
 
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if self._tokenizer is None:
-            start = bare or self._text_prefix()
+            before = bare or self._text_prefix()
             if not continuation:
                 raise _nothing()
-            return _Span(Characters(start + continuation, len(start)), 0)
+            return _Span(Characters(before + continuation, len(before)), 0)
         if bare:
-            context_ids = await self._tokenizer.encode(bare)
-            whole = await self._tokenizer.encode(bare + continuation)
+            context_ids = await encode(bare)
+            whole = await encode(bare + continuation)
             # The context keeps its own tokens, also where its last ones would merge with the continuation's first.
             ids = [*context_ids, *whole[len(context_ids) :]]
         else:
-            ids = await self._tokenizer.encode(continuation)
+            ids = await encode(continuation)
             if ids[:1] != [prefix := self._token_prefix()]:
                 ids = [prefix, *ids]
             context_ids = ids[:1]
