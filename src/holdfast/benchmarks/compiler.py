@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIKELIHOODS: Final = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
+_OFFLINE: Final = "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER."
 _MAX_TOKENS: Final = 256
 """length of replies where a task sets none, as lm-eval's clients have it"""
 _REQUEST_SEED: Final = 1234
@@ -79,7 +80,8 @@ def compile_task(request: Request, out: Path, report: Callable[[str], None]) -> 
     except Refused:
         raise
     except Exception as error:  # whatever a task's own code raises
-        raise Refused(f"lm-eval cannot load {request.task}: {type(error).__name__}: {error}"[:500]) from error
+        message = f"lm-eval cannot load {request.task}: {type(error).__name__}: {error}"[:500]
+        raise Refused(message, _OFFLINE if request.mirror is None else None) from error
     tasks, groups = loaded["tasks"], loaded.get("groups") or {}
     kinds = {_kind(name, task, request) for name, task in tasks.items()}
     if len(kinds) > 1:
@@ -201,7 +203,7 @@ def _commit(path: str) -> str:
     except DataError as error:
         raise Refused(
             f"the dataset {path} cannot be found: {error.message}"[:400],
-            "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER.",
+            _OFFLINE,
         ) from error
 
 

@@ -280,17 +280,18 @@ class TaskReader:
             for name, path in PARAMS.items()
             if (value := getattr(params, name)) is not None
         ]
+        if not is_benchmark:
+            for name in ("task", "extra"):
+                if getattr(params, name):
+                    message = "has no effect: the eval file defines what is asked and how it is graded"
+                    self.findings.notice(values, (*location, name), message)
+            return overrides
         for name, value in {"task": params.task, **(params.extra or {})}.items():
-            key: Location = (*location, name) if name == "task" else (*location, "extra", name)
-            if value is None:
-                continue
-            if is_benchmark and name in BENCHMARK_PARAMS:
+            if value is not None and name in BENCHMARK_PARAMS:
                 overrides.append((BENCHMARK_PARAMS[name], value))
-            elif is_benchmark:
-                self.findings.notice(values, key, "has no effect on benchmarks that Holdfast runs itself")
-            else:
-                message = "has no effect: the eval file defines what is asked and how it is graded"
-                self.findings.notice(values, key[:3], message)
+            elif value is not None:
+                message = "has no effect on benchmarks, which Holdfast asks itself"
+                self.findings.notice(values, (*location, "extra", name), message)
         return overrides
 
     def _read_document(self, path: Path) -> Document | None:
