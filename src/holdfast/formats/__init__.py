@@ -3,6 +3,7 @@
 `waza`      waza's eval and task files, and its results.json
 `nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
 `flexeval`  flexeval's outputs.jsonl and metrics.json
+`lm_eval`   results and samples of lm-eval
 `providers` tasks by name, from installed packages
 
 An installed package adds a format of eval files with an entry point of the group `holdfast.formats` that names a

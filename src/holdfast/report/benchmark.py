@@ -147,18 +147,15 @@ def benchmark_metrics(benchmark: BenchmarkTasks, values: Mapping[tuple[str, str]
     )
 
 
-def missing_aggregations(benchmark: BenchmarkTasks) -> list[str]:
-    """Return the notices about metrics that only lm-eval can compute."""
+def missing_metrics(benchmark: BenchmarkTasks) -> list[str]:
+    """Return a notice about metrics of lm-eval that are not computed here."""
     names = {
-        metric.aggregation: metric.metric
+        metric.metric: None
         for task in benchmark.tasks.values()
         for metric in task.metrics
-        if metric.aggregation not in AGGREGATIONS
+        if metric.grader is None or metric.aggregation not in AGGREGATIONS
     }
-    return [
-        f"the metric {metric} is left out: its aggregation in lm-eval, {name}, is not computed here"
-        for name, metric in names.items()
-    ]
+    return [f"not computed here, and left out: lm-eval's {', '.join(names)}"] if names else []
 
 
 def _task_results(name: str, task: BenchmarkTask, values: Mapping[tuple[str, str], Sequence[Any]]) -> Results:

@@ -150,10 +150,11 @@ def _interval(
     parts: list[GraderMetrics] = []
     for task in tasks:
         graders = metrics.graders if by_task is None else by_task[task].graders if task in by_task else {}
-        grader = graders.get(f"{metric},{filter_name}") or graders.get(metric)
-        if grader is None:
+        # A grader that some tasks have in a form of their own is called METRIC@TASK.
+        names = [name for name in graders if name.partition("@")[0] in (f"{metric},{filter_name}", metric)]
+        if len(names) != 1:
             return None, None
-        parts.append(grader)
+        parts.append(graders[names[0]])
     if len(parts) == 1:
         return parts[0].low, parts[0].high
     count = sum(part.n for part in parts)

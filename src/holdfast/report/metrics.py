@@ -16,7 +16,7 @@ import msgspec
 from holdfast.data.dataset import dataset_changed
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import verdict_key
-from holdfast.report.benchmark import benchmark_metrics, missing_aggregations, uses_values
+from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
 from holdfast.report.breakdown import RowsTally
 from holdfast.report.notices import without_verdicts
 from holdfast.report.stats import quantile
@@ -200,7 +200,7 @@ class _Report:
         graders = self._by_grader(so_far=so_far)
         notices = [*identified.idle_notices, *without_verdicts(self._places, graders)]
         if self._benchmark is not None:
-            notices += missing_aggregations(self._benchmark.tasks)
+            notices += missing_metrics(self._benchmark.tasks)
         return Metrics(
             run=identified.id,
             eval=spec.name,
@@ -242,7 +242,8 @@ class _BenchmarkScores:
         self._graders = {place.name: number for number, place in enumerate(grader_places(identified.spec))}
         self._values: dict[tuple[str, str], list[Any]] = {}
         """by task and the metric's key"""
-        graders = {metric.grader for task in tasks.tasks.values() for metric in task.metrics if uses_values(metric)}
+        listed = [metric for task in tasks.tasks.values() for metric in task.metrics]
+        graders = {metric.grader for metric in listed if metric.grader is not None and uses_values(metric)}
         self._recorded = read_values(rundir.journals("grades"), graders) if graders else {}
 
     def add(self, position: int, panel: Panel, trials: Sequence[_Trial]) -> None:
@@ -250,7 +251,7 @@ class _BenchmarkScores:
         name = self._names[0 if self._tasks is None else self._tasks.number_at(position)]
         task = self.tasks.tasks.get(name)
         for metric in [] if task is None else task.metrics:
-            if (grader := self._graders.get(metric.grader)) is None:
+            if (grader := self._graders.get(metric.grader or "")) is None:
                 continue
             if uses_values(metric):
                 values = [self._value(grader, trial, panel) for trial in trials]

@@ -18,7 +18,8 @@ class TaskMetric(Struct, frozen=True, kw_only=True):
     """A metric of a task, and the grader whose scores it is made of."""
 
     metric: str
-    grader: str
+    grader: str | None = None
+    """None: nothing that is graded here gives the metric"""
     filter: str = "none"
     aggregation: str = "mean"
     higher_is_better: bool | None = True
