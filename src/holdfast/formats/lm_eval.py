@@ -161,7 +161,9 @@ def _document(trials: Sequence[Trial], number: int, gen_kwargs: dict[str, Any]) 
     prompt = _prompt(output)
     likelihoods = [list(_likelihoods(trial.output)) for trial in trials]
     if likelihoods[0]:
-        arguments = [list(pair) for pair in _continuations(fields.get("continuations"), prompt, len(likelihoods[0]))]
+        arguments: list[list[Any]] = [
+            list(pair) for pair in _continuations(fields.get("continuations"), prompt, len(likelihoods[0]))
+        ]
         replies: list[Any] = [list(repeats) for repeats in zip(*likelihoods, strict=True)]
         target = fields.get("gold")
     else:

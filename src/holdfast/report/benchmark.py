@@ -110,7 +110,7 @@ def outline(benchmark: BenchmarkTasks) -> BenchmarkMetrics:
 def describes(metrics: BenchmarkMetrics | None, benchmark: BenchmarkTasks | None) -> bool:
     """Tell whether numbers were made with the tasks and groups that a benchmark has now."""
     if metrics is None or benchmark is None:
-        return metrics is benchmark
+        return metrics is None and benchmark is None
     current = outline(benchmark)
     names = ("group_subtasks", "versions", "n_shot", "higher_is_better")
     return all(getattr(metrics, name) == getattr(current, name) for name in names)
