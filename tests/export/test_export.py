@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.export.tables import rows as rows_of
 from holdfast.formats.nat.mirror import NatMirror
+from holdfast.formats.nat.schema import NatOutput
 from holdfast.plan.identity import identify
 from holdfast.report.run_view import RunView
 from holdfast.spec.load import load_eval
@@ -449,7 +450,9 @@ class TestNatMirror:
 
     def mirror(self, lab: Lab, run: Path, notices: list[str]) -> NatMirror:
         found = identify(load_eval(lab.eval_file))
-        return NatMirror(RunDir(run), found.id, found.spec, found.dataset, found.work, notices.append)
+        block = found.spec.live_exports["nat"]
+        assert isinstance(block, NatOutput)
+        return NatMirror(block, found, RunDir(run), notices.append)
 
     def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_repaired_later(
         self, tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch

@@ -13,10 +13,10 @@ from ruamel.yaml import YAML
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError
 from holdfast.formats import load_any
+from holdfast.formats.nat.stream import usage_of
 from holdfast.formats.nat.trace import messages_of
 from holdfast.spec.document import read_document
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.targets.nat_stream import usage_of
 from tests.support.nat import nat_environment, nat_project
 from tests.support.running import HOLDFAST, PATIENCE, holdfast, lines, metrics, run_dir, wait_for
 

@@ -61,10 +61,7 @@ def _refuse(flags: EvalFlags) -> None:
 
 def _refuse_without_profile(launch: Launch) -> None:
     """Refuse to submit jobs if no profile names the cluster; a compiled configuration names it under `run.env`."""
-    from holdfast.cluster.remote.executor import executor_named
-
-    is_local = executor_named(launch.execution.type).is_local
-    if not is_local and launch.profile is None and launch.env.executor is None:
+    if not launch.executor.is_local and launch.profile is None and launch.env.executor is None:
         raise UsageError(
             f"{launch.path}: execution.type is {launch.execution.type}, and no profile is given",
             remedy="Name a profile with --run or --batch, or preview it with --dry-run.",
@@ -109,17 +106,15 @@ def _show(launch: Launch) -> None:
 def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run. Nothing is sent, and nothing is written."""
     from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.executor import executor_named
     from holdfast.cluster.remote.preview import RunPreviews, preview
 
     if not flags.json:
         _show(launch)
     tasks, runs = [], RunPreviews(launch)
-    is_local = executor_named(launch.execution.type).is_local
     for each, task in zip(preview(launch), launch.tasks, strict=True):
         run = runs.preview(task, each.task)
         bundle = collect(task.spec, task.eval_file, translated=task.translated)
-        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not is_local else {}
+        scripts = {"job.sh": each.main, "worker.sh": each.worker} if not launch.executor.is_local else {}
         server = None if each.task.deployment is None else each.task.deployment.command
         servers = {_server_name(served): served.command for served in each.task.served}
         tasks.append(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import BudgetReached, UsageError
 from holdfast.spec.load import target_name
-from holdfast.spec.schema import CommandTarget, HttpTarget, NatTarget
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
     """Refuse a budget in dollars where prices are not known."""
     if spec.limits.max_cost is None:
         return
-    target = spec.target
-    unpriced = isinstance(target, HttpTarget | NatTarget) or (isinstance(target, CommandTarget) and not target.proxy)
-    if generates and unpriced:
+    if generates and not spec.target.reports_cost:
         raise UsageError(
             f"max_cost cannot be enforced: {target_name(spec.target)} does not report its cost",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",

@@ -14,10 +14,15 @@ from holdfast.graders.text import rendered
 from holdfast.graders.tool_calls import calls_in_messages
 from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
+from holdfast.spec.load_graders import with_judge, with_rubric
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.errors import Problem
     from holdfast.graders.types import Case
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.origin import Origin
     from holdfast.targets.types import Reply
 
@@ -75,6 +80,14 @@ class Judge(WaitingGrader):
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._model = JudgeModel(block, Prices(block.model or "", origin.spec.prices), origin.where())
+
+    @classmethod
+    def resolve(
+        cls, block: PromptGrader, document: Document, location: Location, folder: Path, problems: list[Problem]
+    ) -> PromptGrader:
+        """Read the rubric's file, and take the model and endpoint of the target where none is named."""
+        block = with_rubric(block, document, location, folder, problems)
+        return with_judge(block, document, location, problems)
 
     @classmethod
     def identity(cls, block: PromptGrader, origin: Origin) -> dict[str, Any]:

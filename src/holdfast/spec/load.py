@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, NatGrader, PromptGrader
+from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
-from holdfast.spec.load_exports import read_export
+from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
 from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
@@ -24,8 +24,8 @@ from holdfast.spec.schema import (
     ExportBlock,
     HooksBlock,
     Limits,
+    LiveExport,
     ModelTarget,
-    OutputBlock,
     Price,
     ResponderBlock,
     TargetBlock,
@@ -82,7 +82,8 @@ class Eval:
     gate: dict[str, float]
     hooks: HooksBlock
     prices: dict[str, Price]
-    output: OutputBlock
+    live_exports: Mapping[str, LiveExport]
+    """copies that are written while the run is in progress, by their keys under `output`"""
     exports: tuple[ExportBlock, ...]
     """where a finished run goes"""
     functions: Mapping[str, Any]
@@ -220,13 +221,10 @@ def baseline_of(spec: Eval) -> Eval | None:
     changed = copy.deepcopy({**data, "target": target})
     del changed["baseline"]
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
-        if isinstance(grader, PromptGrader):
-            inherited = {"model": grader.model, "base_url": grader.base_url, "api_key_env": grader.api_key_env}
-            raw.update({key: value for key, value in inherited.items() if value is not None})
-        elif isinstance(grader, NatGrader) and grader.config_file is not None:
-            raw.update({"config_file": grader.config_file, "override": grader.override})
-    if spec.output.nat is not None:
-        changed["output"]["nat"]["dir"] = f"{spec.output.nat.dir}/baseline"
+        inherited = {key: getattr(grader, key) for key in grader.inherited}
+        raw.update({key: value for key, value in inherited.items() if value is not None})
+    for name, block in spec.live_exports.items():
+        changed["output"][name]["dir"] = f"{block.dir}/baseline"
     for export in (changed.get("output") or {}).get("export") or []:
         if isinstance(export, dict) and "dir" in export:
             export["dir"] = f"{export['dir']}/baseline"
@@ -276,6 +274,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
     graders = read_graders(document.data.get("graders") or [], ("graders",), document, folder, problems)
     checkpoints = _checkpoints(top, document, folder, problems)
     exports = _exports(top, document, problems)
+    live_exports = {} if top is None else read_live_exports(top.output, document, problems)
     both = document.data.get("dataset") is not None
     if both == (document.data.get("samples") is not None):
         where = document.where(("samples",) if both else ())
@@ -317,7 +316,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         gate=top.gate,
         hooks=top.hooks,
         prices=top.prices,
-        output=top.output,
+        live_exports=live_exports,
         exports=exports,
         functions=functions,
         notices=notices,

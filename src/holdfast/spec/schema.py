@@ -270,6 +270,11 @@ class TargetBlock(Block):
         return self
 
     @property
+    def reports_cost(self) -> bool:
+        """False where neither replies nor the models' prices tell what a reply costs."""
+        return True
+
+    @property
     def label(self) -> str:
         """The target's name in tables and directory names."""
         return self.kind
@@ -396,6 +401,11 @@ class HttpTarget(TargetBlock):
     templates: ClassVar[tuple[str, ...]] = ("request",)
 
     @property
+    def reports_cost(self) -> bool:
+        """False: nothing is known of the models behind the URL."""
+        return False
+
+    @property
     def label(self) -> str:
         """The URL without credentials and query."""
         return bare_url(self.http)
@@ -427,30 +437,14 @@ class CommandTarget(TargetBlock):
     multi_call: ClassVar[bool] = True
 
     @property
-    def label(self) -> str:
-        """The program's name."""
-        return Path(self.command[0]).name
-
-
-class NatTarget(TargetBlock):
-    """A workflow of NeMo Agent Toolkit, run in this process."""
-
-    nat: str = Field(pattern=r"\.(ya?ml|json)$")
-    """Configuration file of the workflow, relative to the eval file."""
-    override: dict[str, Any] = {}
-    """Values that override the configuration, by dotted path, as in `llms.main.temperature`."""
-    version: str | None = None
-    """Change this when an installed component answers differently from now on."""
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> Self:
-        refuse_secret_paths(self.override)
-        return self
+    def reports_cost(self) -> bool:
+        """True if the program's model calls go through the proxy."""
+        return self.proxy
 
     @property
     def label(self) -> str:
-        """The configuration file's name."""
-        return Path(self.nat).name
+        """The program's name."""
+        return Path(self.command[0]).name
 
 
 class Limits(Block):
@@ -597,47 +591,22 @@ class HooksBlock(Block):
     """Programs to run after each trial, also after a failed one."""
 
 
-NatStep = Literal[
-    "LLM_START",
-    "LLM_NEW_TOKEN",
-    "LLM_END",
-    "TOOL_START",
-    "TOOL_END",
-    "FUNCTION_START",
-    "FUNCTION_END",
-    "WORKFLOW_START",
-    "WORKFLOW_END",
-    "TASK_START",
-    "TASK_END",
-    "TTC_START",
-    "TTC_END",
-    "CUSTOM_START",
-    "CUSTOM_END",
-    "SPAN_START",
-    "SPAN_CHUNK",
-    "SPAN_END",
-]
-"""the types of steps that NeMo Agent Toolkit knows"""
-
-
-class NatOutput(Block):
-    """Files of NeMo Agent Toolkit, written while the run is in progress."""
-
-    dir: str
-    """Folder for the files, relative to the eval file."""
-    step_filter: list[NatStep] = ["LLM_END", "TOOL_END"]
-    """Types of steps to write. An empty list means all, as in NAT."""
-
-
 class OutputBlock(Block):
     """Copies of the results for other tools. Never part of a key."""
 
-    nat: NatOutput | None = None
+    nat: dict[str, Any] | None = None
     """Write NeMo Agent Toolkit's `workflow_output.jsonl` and related files: see
     [exports](exports.md#nemo-agent-toolkit)."""
     export: list[str | dict[str, Any]] = []
     """Destinations of a finished run, each a name such as `junit` or a mapping such as `{to: wandb, project: x}`:
     see [exports](exports.md)."""
+
+
+class LiveExport(Block):
+    """A copy of the results that is written while the run is in progress."""
+
+    dir: str
+    """Folder for the files, relative to the eval file."""
 
 
 class ExportBlock(Block):

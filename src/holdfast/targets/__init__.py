@@ -7,8 +7,8 @@
 `balancer`  a client for several servers of one model, and `endpoints`, their URLs
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
 `cores`     the number of cores that the process may use
-`python`    a Python function, and `lifetime`, which opens and closes it where it is an object
-`http`      a workflow behind HTTP, and `nat_stream`, the inner steps that it reports
+`python`    a Python function, or an object that is opened and closed
+`http`      a workflow behind HTTP
 `command`   a program
 `guard`     the target of a plug-in, which is not trusted
 `proxy`     an OpenAI-compatible server on loopback, whose calls are recorded

@@ -237,7 +237,7 @@ class Client:
         if status == 429 or _is_overload(status, headers, f"{code} {message}"):
             return AttemptError("rate_limit", text, status=status, retry_after=_retry_after(headers))
         if status in (408, 409, 425) or status >= 500 or code == "workflow_error":
-            # `nat serve` answers 422 to whatever happens inside a workflow, a passing failure of its model included.
+            # A 422 with this code is anything that happens inside a workflow, a passing failure of its model included.
             return AttemptError("server", text, status=status, retry_after=_retry_after(headers))
         return AttemptError("bad_request", text, status=status, retry=False)
 

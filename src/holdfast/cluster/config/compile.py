@@ -121,7 +121,7 @@ def compile_launch(
     execution, env = blocks.execution, blocks.run.env
     deployment, auxiliary, server_variables = _read_servers(tree, blocks, executor, findings)
     servers = (*(() if deployment is None else (deployment,)), *auxiliary)
-    if executor.is_local:
+    if not executor.allocates_nodes:
         check_ports(tree, servers, findings)
     fill_references(tree, auxiliary, findings)
     nodes = needed_nodes(execution.num_nodes, servers)
@@ -166,7 +166,7 @@ def compile_launch(
     _check_flags(tree, execution, findings)
     _check_folders(tree, blocks, shared.options, executor, findings)
     host = _ssh_host(tree, blocks, environ, executor, findings)
-    findings.add_notices(keys_without_effect(tree, composed.used, is_local=executor.is_local))
+    findings.add_notices(keys_without_effect(tree, composed.used, executor))
     if profile is not None and profile.foreign:
         names = ", ".join(profile.foreign)
         findings.add_notices([f"{profile.place}: {names}: no effect here, because it is for dgxcloud and lepton"])
@@ -178,6 +178,7 @@ def compile_launch(
         profile=profile,
         env=env,
         execution=execution,
+        executor=executor,
         host=host,
         nodes=nodes,
         tasks=compiled,
@@ -233,10 +234,10 @@ def _read_block(tree: Tree, findings: Findings, model: type[_Model], section: st
 
 def _settle(tree: Tree, blocks: _Blocks, executor: ExecutorRules, findings: Findings) -> _Blocks:
     """Make numbers of nodes, instances and GPUs fit together, and fill in the output folder."""
-    execution = settle_nodes(tree, blocks.execution, blocks.deployment, findings, is_local=executor.is_local)
+    execution = settle_nodes(tree, blocks.execution, blocks.deployment, executor, findings)
     execution = settle_gpus(tree, execution, findings)
     base = blocks.run.env.remote_job_dir
-    if execution.output_dir is None and base and not executor.is_local:
+    if execution.output_dir is None and base and not executor.shares_files:
         execution = execution.model_copy(update={"output_dir": f"{base}/evaluations"})
     nodes = execution.num_nodes // execution.num_instances
     deployment = spread_over_gpus(tree, blocks.deployment, ("deployment",), execution.gpus_per_node, nodes)
@@ -269,7 +270,7 @@ def _read_servers(
     auxiliary = []
     for name, block, location in read_auxiliary(tree, findings):
         instances, nodes = block.num_instances, block.num_nodes or block.num_instances
-        check_instances(tree, location, block, instances, nodes, findings, is_local=executor.is_local)
+        check_instances(tree, location, block, instances, nodes, executor, findings)
         spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances)
         scope = _read_scope(tree, findings, "auxiliary_deployments", name)
         variables += scope.values()
@@ -371,7 +372,7 @@ def _visible_gpus(visible: bool | str | None) -> dict[str, str]:
 
 
 def _resolve_output_path(options: RunOptions, cwd: Path, executor: ExecutorRules) -> RunOptions:
-    if options.output_path is None or not executor.is_local:
+    if options.output_path is None or not executor.shares_files:
         return options
     return msgspec.structs.replace(options, output_path=str(cwd / Path(options.output_path).expanduser()))
 
@@ -391,7 +392,7 @@ def _check_folders(
         (tree.where(("run", "env", "remote_job_dir")), blocks.run.env.remote_job_dir),
         (tree.where(("execution", "output_dir")), blocks.execution.output_dir),
     ):
-        if folder is not None and (message := folder_problem(folder, is_local=executor.is_local)):
+        if folder is not None and (message := folder_problem(folder, executor)):
             findings.problems.append(Problem(place, message))
 
 

@@ -21,6 +21,8 @@ from holdfast.spec.validation import suggest, validate_block
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holdfast.cluster.config.executor import ExecutorRules
+
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
 """tables of env.toml that are not profiles"""
@@ -246,11 +248,11 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
     return Profile(name, file, line, block, supported, origins, wandb, wandb_origins, foreign)
 
 
-def folder_problem(folder: str, *, is_local: bool) -> str | None:
+def folder_problem(folder: str, executor: ExecutorRules) -> str | None:
     """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
-    if re.match(r"/|~(/|$)", folder) or (is_local and not folder.startswith("~")):
+    if re.match(r"/|~(/|$)", folder) or (executor.shares_files and not folder.startswith("~")):
         return None
-    where = "" if is_local else " is a folder of the cluster"
+    where = "" if executor.shares_files else " is a folder of the cluster"
     return f"{folder!r}{where}: give an absolute path, or one that begins with ~/"
 
 

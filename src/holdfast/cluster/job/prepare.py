@@ -92,7 +92,7 @@ def _describe(spec: Eval, shared: Outcome | SharedRun, task: TaskFile) -> Prepar
             exit_code=shared.exit_code,
             total=plan.total,
             done=done,
-            copies=bool(spec.exports or spec.output.nat or task.options.log_samples or task.options.output_path),
+            copies=bool(spec.exports or spec.live_exports or task.options.log_samples or task.options.output_path),
             report="" if shared.metrics is None else _report(shared),
             missed=shared.missed_gates,
             error=error,

@@ -63,7 +63,7 @@ class Servers:
     def spots(self) -> list[Spot]:
         """The place of each server."""
         task = self._job.task
-        nodes = job_nodes() if task.served and not self._job.executor.is_local else []
+        nodes = job_nodes() if task.served and self._job.executor.allocates_nodes else []
         return spots(task.served, nodes, self._job.node)
 
     @property

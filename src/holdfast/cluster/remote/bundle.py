@@ -209,8 +209,8 @@ def copies_in(spec: Eval, folder: Path) -> list[Override]:
     Only their names are used: the folder may be on a cluster, where links of this machine do not apply.
     """
     overrides: list[Override] = []
-    if spec.output.nat is not None:
-        overrides.append((("output", "nat", "dir"), os.path.normpath(folder / spec.output.nat.dir)))
+    for name, live in spec.live_exports.items():
+        overrides.append((("output", name, "dir"), os.path.normpath(folder / live.dir)))
     blocks = [block.model_dump(exclude_unset=True) for block in spec.exports]
     named = [block for block in blocks if block.get("dir")]
     for block in named:

@@ -219,7 +219,7 @@ class _Doctor:
         if folder is None:
             yield skipped("remote_job_dir", "none is named: ./.holdfast is used")
             folder = os.path.abspath(".holdfast")  # noqa: PTH100 - it may be another machine's
-        if problem := folder_problem(folder, is_local=self.executor.is_local):
+        if problem := folder_problem(folder, self.executor):
             yield failed("remote_job_dir", problem, f"{where}: correct it.")
             return
         answer = self.transport.run(["sh", "-c", _WRITE, "sh", folder], timeout=180)

@@ -17,7 +17,8 @@ from holdfast.cluster.remote.bundle import dataset_paths
 from holdfast.cluster.remote.transport import File
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
-from holdfast.spec.schema import ModelTarget, NatTarget, is_embedded
+from holdfast.spec.schema import ModelTarget, is_embedded
+from holdfast.targets.build import target_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -127,13 +128,12 @@ def needed_extras(specs: Sequence[Eval], destinations: Iterable[str]) -> list[st
             extras.add("local")
         if getattr(spec.target, "mcp", None) or "mcp" in str(getattr(spec.target, "tools", "")):
             extras.add("mcp")
-        if isinstance(spec.target, NatTarget):
-            extras.add("nat")
-        for _, grader in spec.placed_graders():
-            if grader.type == "nat":
-                extras.add("nat")
-            elif (required := grader_class(grader).requires) is not None:
-                extras |= _extras_with(required[1])
+        graders = [grader_class(block) for _, block in spec.placed_graders()]
+        named = [target_class(spec).extra, *(kind.extra for kind in graders)]
+        extras |= {extra for extra in named if extra is not None}
+        for kind in graders:
+            if kind.requires is not None:
+                extras |= _extras_with(kind.requires[1])
     return sorted(extras)
 
 

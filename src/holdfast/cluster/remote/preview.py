@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.cluster.remote.executor import executor_named
 from holdfast.cluster.remote.invocation import TaskPlace
 from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.submit import base_folder, connect_launch, place_task, runs_folder
@@ -103,7 +102,7 @@ class RunPreviews:
         spec, options = task.spec, file.options
         engine = Options(runs_dir=Path(file.runs_dir), fresh=options.fresh, accept_drift=options.accept_drift)
         try:
-            if executor_named(file.executor).is_local:
+            if self._launch.executor.shares_files:
                 identity, rundir, plan = preview_run(spec, engine)
                 return RunPreview(identity.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
             identity = identify(spec)

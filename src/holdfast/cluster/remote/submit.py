@@ -192,7 +192,7 @@ def _expand_home(launch: Launch, transport: Transport) -> Launch:
     """Expand `~` in folders on the cluster, which nothing does later."""
 
     def expand(path: str | None) -> str | None:
-        if path is None or not path.startswith("~") or executor_named(launch.execution.type).is_local:
+        if path is None or not path.startswith("~") or launch.executor.shares_files:
             return path
         return transport.check(["sh", "-c", _EXPAND_HOME + 'printf %s "$1"', "sh", path]).text
 
@@ -217,7 +217,7 @@ def _find_python(launch: Launch, transport: Transport, base: str, say: Callable[
         if (version := completed.text.strip()) != holdfast.__version__:
             say(f"[info] {python} has Holdfast {version}, this is {holdfast.__version__}")
         return python
-    if executor_named(launch.execution.type).is_local:
+    if not launch.executor.installs_python:
         return sys.executable
     extras = needed_extras([task.spec for task in launch.tasks], launch.shared.export)
     return ensure_python(transport, base, extras, say)
@@ -228,7 +228,7 @@ def _find_image(
 ) -> str | None:
     """Return the image of a server: imported to a .sqsh file if it is a Docker reference and the cluster has pyxis."""
     image = server.image
-    if image is None or executor_named(launch.execution.type).is_local:
+    if image is None or not launch.executor.starts_containers:
         if force:
             say("[info] --force-squash: no image is imported, because no server is started in a container")
         return image
@@ -266,8 +266,7 @@ def _send_task(
     bundle = collect(task.spec, task.eval_file, translated=task.translated)
     folder = bundle.send(transport, base)
     runs_dir = runs_folder(launch, base)
-    is_local = executor_named(launch.execution.type).is_local
-    copies = task.spec.folder.resolve() if is_local else Path(runs_dir, slug(task.spec.name))
+    copies = task.spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(task.spec.name))
     # An eval that was translated from another tool's file has its overrides applied already.
     overrides = () if bundle.translated else task.file.overrides
     return place_task(
@@ -300,7 +299,7 @@ def place_task(file: TaskFile, place: TaskPlace, images: Mapping[str, str | None
 def runs_folder(launch: Launch, base: str) -> str:
     """Return where runs go: `output_dir`, else `runs` in the base folder, or the runs directory of this machine."""
     output_dir = launch.execution.output_dir
-    if not executor_named(launch.execution.type).is_local:
+    if not launch.executor.shares_files:
         return output_dir or f"{base}/runs"
     default = f"{base}/runs" if launch.env.remote_job_dir else os.environ.get("HOLDFAST_RUNS_DIR") or "runs"
     return str(Path.cwd() / Path(output_dir or default).expanduser())
