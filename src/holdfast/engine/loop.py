@@ -79,7 +79,7 @@ class Loop:
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._hooks = Hooks.of(self._spec, session.notice) if session.generates else None
+        self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
@@ -177,7 +177,7 @@ class Loop:
         try:
             await part.__aexit__(None, None, None)
         except Exception as error:
-            self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+            self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
 
     def _asked_models(self) -> list[str]:
         """Return the models that this process will ask."""

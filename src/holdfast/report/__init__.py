@@ -16,6 +16,7 @@
 `breakdown_table` its tables by field, and of a benchmark's tasks and groups
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
+`suite`    runs of a suite side by side, and which differ from the best
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
 """

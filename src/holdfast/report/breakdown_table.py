@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.display.format import share
+from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table
 from holdfast.report.stats import wilson
 from holdfast.spec.benchmark_tasks import TASK_FIELD
@@ -31,11 +31,6 @@ def breakdown_tables(metrics: Metrics, width: int) -> Iterator[tuple[Table, int]
             yield _field_table(metrics, field, width), max(0, len(metrics.by[field]) - MOST_ROWS)
 
 
-def interval(low: float | None, high: float | None, form: str = ".3f") -> str:
-    """Return an interval as text, or a dash."""
-    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
-
-
 def _field_table(metrics: Metrics, field: str, width: int) -> Table:
     graders = list(metrics.graders) if len(metrics.graders) > 1 else []
     columns = [
@@ -56,7 +51,7 @@ def _field_table(metrics: Metrics, field: str, width: int) -> Table:
                 value or '""',
                 f"{block.samples:,}",
                 share(overall.score),
-                interval(overall.low, overall.high),
+                interval_text(overall.low, overall.high),
                 *map(share, scores),
             )
         )
@@ -96,7 +91,7 @@ def _benchmark_table(rows: list[_BenchmarkRow], width: int) -> Table:
             f"{row.samples:,}",
             f"{row.value:.4f}",
             "–" if row.stderr is None else f"{row.stderr:.4f}",
-            interval(row.low, row.high),
+            interval_text(row.low, row.high),
         )
         for row in rows
     ]

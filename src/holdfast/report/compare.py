@@ -1,4 +1,4 @@
-"""ScoredRun runs read back for comparing, and what a comparison says.
+"""Read finished runs for comparison, and compare them.
 
 Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
 rubric would show as a difference between the models.
@@ -53,6 +53,8 @@ class ScoredRun:
     """the outputs' keys by sample"""
     by: dict[str, dict[str, str]] = field(default_factory=dict)
     """by field of the rows: the value of each sample, where the report was broken down by that field"""
+    totals: Scores = field(default_factory=dict)
+    """the trials' own scores: the weighted mean over their graders"""
 
     @property
     def label(self) -> str:
@@ -79,6 +81,8 @@ def read_scores(view: RunView) -> ScoredRun:
             run.by.setdefault(name, {})[trial.sample] = value
         if trial.status in ("passed", "failed"):
             run._add(OVERALL, trial.sample, float(trial.status == "passed"), trial.status)
+            if trial.score is not None:
+                run.totals.setdefault(trial.sample, []).append(trial.score)
         for grader, grade in trial.grades.items():
             if grade.status in ("passed", "failed") and grade.score is not None:
                 run._add(grader, trial.sample, grade.score, grade.status)
@@ -270,8 +274,7 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
             remedy="Comparisons are paired by sample id: both runs need the same dataset.",
         )
     names = shared_names(first, second)
-    pairs = [(name, first.scores[name], second.scores[name]) for name in names]
-    rows = [row for pair in pairs if (row := _compare(*pair)) is not None]
+    rows = [row for name in names if (row := compare_metric(name, first.scores[name], second.scores[name])) is not None]
     changed = changed_graders(first, second)
     if not rows:
         details = "".join(f"; `{name}` differs: {', '.join(changes)}" for name, changes in changed.items())
@@ -311,7 +314,7 @@ def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence
     for value, samples in members.items():
         for metric in metrics:
             ours, theirs = (_only(run.scores[metric], samples) for run in (first, second))
-            if (row := _compare(metric, ours, theirs)) is not None:
+            if (row := compare_metric(metric, ours, theirs)) is not None:
                 rows.append((value, row))
     compared: dict[str, list[Compared]] = {}
     for (value, _), row in zip(rows, _adjusted([row for _, row in rows]), strict=True):
@@ -328,7 +331,8 @@ def _only(scores: Scores, samples: Sequence[str]) -> Scores:
     return {sample: scores[sample] for sample in samples if sample in scores}
 
 
-def _compare(name: str, ours: Scores, theirs: Scores) -> Compared | None:
+def compare_metric(name: str, ours: Scores, theirs: Scores) -> Compared | None:
+    """Compare the scores of two runs on the samples both have, by the test that suits them; None if there are none."""
     difference = paired_difference(ours, theirs)
     if difference is None:
         return None
