@@ -10,6 +10,7 @@ from holdfast.graders.text import one_of
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.grader_schema import LikelihoodGrader
 from holdfast.spec.template import RENDER_ERRORS, expression, template
+from holdfast.targets.types import most_likely
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -104,8 +105,3 @@ def _position(value: Any, choices: list[str]) -> int:
             retry=False,
         )
     return value
-
-
-def most_likely(values: list[float]) -> int:
-    """Return the position of the largest value, the first of equal ones."""
-    return max(range(len(values)), key=values.__getitem__)

@@ -452,7 +452,7 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while. Default: 64, or 4 for the embedded model."""
+    for a while. Default: 64, or 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
