@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.formats.lm_eval import _document
-from holdfast.report.run_view import Trial
+from holdfast.report.run_view import GradedTrial
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, environment, holdfast, lines, metrics, module_server, run_dir
 from tests.support.specs import output_of, write_rows
@@ -263,7 +263,7 @@ def test_likelihoods_are_requests_with_log_likelihood_and_greedy_flag() -> None:
         {"role": "assistant", "content": " blue", "likelihoods": likelihoods},
     ]
     fields = {"doc": {"q": 1}, "continuations": [" green", {"context": "Skies are", "text": " blue"}], "gold": 1}
-    trial = Trial(fields, output_of(" blue", messages=messages), [], "passed", 1.0, Any)  # type: ignore[arg-type]
+    trial = GradedTrial(fields, output_of(" blue", messages=messages), [], "passed", 1.0, Any)
     document = _document([trial], 3, {})
     assert document == {
         "doc_id": 3,

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.export.names import unique_names
 from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
-from holdfast.report.run_view import Trial
+from holdfast.report.run_view import GradedTrial
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.schema import ModelTarget
 from holdfast.store.durable import make_directory, replacing
@@ -102,7 +102,7 @@ class _Samples:
         several, only = len(self._tasks.tasks) > 1, next(iter(self._tasks.tasks))
         gen_kwargs = _gen_kwargs(getattr(view.spec.target, "params", {}))
         for number, (_, group) in enumerate(groupby(view.everything(), key=_sample_id)):
-            trials = [trial for trial in group if isinstance(trial, Trial)]
+            trials = [trial for trial in group if isinstance(trial, GradedTrial)]
             if not trials:
                 continue
             name = str(trials[0].fields.get(TASK_FIELD)) if several else only
@@ -111,7 +111,7 @@ class _Samples:
                 self._add(name, task, trials, _document_number(name, trials[0], number), gen_kwargs)
 
     def _add(
-        self, name: str, task: BenchmarkTask, trials: Sequence[Trial], number: int, gen_kwargs: dict[str, Any]
+        self, name: str, task: BenchmarkTask, trials: Sequence[GradedTrial], number: int, gen_kwargs: dict[str, Any]
     ) -> None:
         document = _document(trials, number, gen_kwargs)
         hashes = _hashes(document)
@@ -146,16 +146,16 @@ class _Samples:
 
 
 def _sample_id(trial: Any) -> str:
-    return str(trial.output.sample if isinstance(trial, Trial) else trial.sample)
+    return str(trial.output.sample if isinstance(trial, GradedTrial) else trial.sample)
 
 
-def _document_number(task: str, trial: Trial, number: int) -> int:
+def _document_number(task: str, trial: GradedTrial, number: int) -> int:
     """Return the number that a benchmark's id ends in, as in `hellaswag/17`, else the sample's place in the dataset."""
     tail = trial.output.sample.removeprefix(f"{task}/")
     return int(tail) if tail.isdecimal() and tail != trial.output.sample else number
 
 
-def _document(trials: Sequence[Trial], number: int, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
+def _document(trials: Sequence[GradedTrial], number: int, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that do not depend on the filter: document, target, requests and replies."""
     fields, output = trials[0].fields, trials[0].output
     prompt = _prompt(output)
@@ -212,7 +212,7 @@ def _gen_kwargs(params: dict[str, Any]) -> dict[str, Any]:
     return {_PARAMETERS.get(name, name): value for name, value in params.items()}
 
 
-def _value(metric: TaskMetric, trials: Sequence[Trial]) -> Any:
+def _value(metric: TaskMetric, trials: Sequence[GradedTrial]) -> Any:
     """Return what the trials of a document contribute to a metric; None where no trial has a verdict."""
     grades = [grade for trial in trials for grade in trial.grades if grade.grader == metric.grader]
     if uses_values(metric):
@@ -222,7 +222,7 @@ def _value(metric: TaskMetric, trials: Sequence[Trial]) -> Any:
     return mean(scores) if scores else None
 
 
-def _filtered(replies: list[Any], metrics: Sequence[TaskMetric], trials: Sequence[Trial]) -> list[Any]:
+def _filtered(replies: list[Any], metrics: Sequence[TaskMetric], trials: Sequence[GradedTrial]) -> list[Any]:
     """Return what a filter made of the first reply to each request, where a grader recorded it, else the reply."""
     names = {metric.grader for metric in metrics}
     for grade in trials[0].grades:
