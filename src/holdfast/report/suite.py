@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from rich.text import Text
 
-from holdfast.display.format import share
+from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted
 from holdfast.plan.changes import format_count
@@ -25,7 +25,7 @@ from holdfast.report.paired import holm
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import Z95
 from holdfast.report.summary import failed, with_raised_limit
-from holdfast.report.table import interval_text, plan_as_json
+from holdfast.report.table import plan_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
