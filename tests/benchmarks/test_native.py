@@ -29,7 +29,7 @@ DIGESTS = {
 PROBLEMS = lines(SAMPLES / "humaneval.jsonl")
 TESTS = load("humaneval-sample", {})["graders"][0]
 CHAT_TESTS = load("humaneval-sample", {"chat": True})["graders"][0]
-MBPP_ROW = {
+MBPP_ROW: dict[str, Any] = {
     "task_id": 11,
     "text": "Write a function to double a number.",
     "test_setup_code": "ONE = 1",
