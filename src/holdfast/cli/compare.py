@@ -95,7 +95,7 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _print(comparison: Comparison) -> None:
     from holdfast.display.grid import Column, fit_table, make_console
-    from holdfast.plan.changes import counted
+    from holdfast.plan.changes import format_count
     from holdfast.report.compare import COLUMNS
 
     console = make_console(piped_width=140)
@@ -117,7 +117,7 @@ def _print(comparison: Comparison) -> None:
     for metric, flips in itertools.groupby(comparison.flips, key=lambda flip: flip.metric):
         gained = [flip.gained for flip in flips]
         console.print(
-            f"{metric}: {counted(sum(gained), 'sample')} passed only in the first run, "
+            f"{metric}: {format_count(sum(gained), 'sample')} passed only in the first run, "
             f"{len(gained) - sum(gained):,} only in the second"
         )
     for flip in comparison.flips[:_SHOWN_FLIPS]:

@@ -81,7 +81,7 @@ class Loop:
         self._budget = Budget(self._spec.limits, self.progress, session.notice)
         self._crash: BaseException | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._hooks = Hooks.of(self._spec, session.notice) if session.generates else None
+        self._hooks = Hooks.of(self._spec, session.warn) if session.generates else None
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
@@ -184,7 +184,7 @@ class Loop:
         try:
             await part.__aexit__(None, None, None)
         except Exception as error:
-            self._session.notice(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+            self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
         for message in getattr(part, "final_notices", ()):
             self._session.notice(message)
 

@@ -42,7 +42,7 @@ def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) ->
         None,
         already=True,
         missed_gates=missed_minima(metrics, identity.spec.gate),
-        failures=gather_failures(rundir, identity, rundir.load(mend=False), None) if incomplete else None,
+        failures=gather_failures(rundir, identity, rundir.load(repair=False), None) if incomplete else None,
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, with_hint
 from holdfast.store.durable import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
@@ -58,7 +58,7 @@ def export_after_run(
         try:
             _report_files(_write_copies(view, log_samples, output_path), report)
         except OSError as error:
-            remedy = f"The run itself is whole in {rundir.path}: name another place and run the same command."
+            remedy = f"The run is complete in {rundir.path}; choose another folder and run the same command."
             raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
     for name in exports:
         registry.describe(name, registry.export(view, registry.export_block(view, name)), report)
@@ -80,7 +80,7 @@ def _write_live_exports(view: RunView, spec: Eval, report: Callable[[str], None]
             _report_files(live_exporter(name).write(view, folder, block), report)
         except (HoldfastError, OSError) as error:
             hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, name)} -o DIR"
-            warn(f"output.{name}: cannot write {folder}: {error}\n  {hint}")
+            warn(with_hint(f"output.{name}: cannot write {folder}: {error}", hint))
 
 
 def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -98,8 +98,8 @@ def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], w
         try:
             registry.describe(block.to, registry.export(view, block), report)
         except (HoldfastError, OSError) as error:
-            again = registry.export_command(rundir, block.to)
-            warn(f"{error}\n  The run itself is complete. Repeat the export with: {again}")
+            hint = f"The run itself is complete. Repeat the export with: {registry.export_command(rundir, block.to)}"
+            warn(with_hint(str(error), hint))
 
 
 def _write_copies(view: RunView, log_samples: bool, output_path: Path | None) -> list[Path]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LiveExporter(Protocol):
-    """Follows a run from `start` to `close`. Its failures are notices and change neither the run nor its exit code."""
+    """Follows a run from `start` to `close`. Its failures are warnings and change neither the run nor its exit code."""
 
     schema: ClassVar[type[LiveExport]]
     """the keys of its block under `output`"""

@@ -18,7 +18,7 @@ OnTimeout = Literal["fail", "error"]
 
 def _not_empty(value: Any) -> Any:
     if value is None:
-        raise ValueError("needs a value; without this key it is the row's field `expected`")
+        raise ValueError("must not be null; omit it to use the row's `expected`")
     if value == []:
         raise ValueError("is an empty list: no answer could be right")
     return value

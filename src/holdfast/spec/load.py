@@ -200,7 +200,7 @@ def _select(samples: list[Any], key: str, value: Any) -> list[Any]:
 def limit_of(value: Any) -> int:
     """Check a number of rows from the command line."""
     if type(value) is not int or value < 1:
-        raise UsageError(f"dataset.limit is a number from 1, not {value!r}")
+        raise UsageError(f"dataset.limit must be a number from 1, not {value!r}")
     return value
 
 
@@ -223,13 +223,28 @@ def baseline_of(spec: Eval) -> Eval | None:
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
         inherited = {key: getattr(grader, key) for key in grader.inherited}
         raw.update({key: value for key, value in inherited.items() if value is not None})
-    for name, block in spec.live_exports.items():
-        changed["output"][name]["dir"] = f"{block.dir}/baseline"
-    for export in (changed.get("output") or {}).get("export") or []:
-        if isinstance(export, dict) and "dir" in export:
-            export["dir"] = f"{export['dir']}/baseline"
+    _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # the first eval has them already
+
+
+def with_export_folder(spec: Eval, name: str) -> Eval:
+    """Return the eval with exports for other tools in a folder of their own, for one of several targets."""
+    changed = copy.deepcopy(spec.document.data)
+    if not _export_below(changed, spec, name):
+        return spec
+    built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
+    return replace(built, notices=spec.notices)
+
+
+def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
+    """Put a folder below those of all exports of an eval, in place; return False if there are none."""
+    output = data.get("output") or {}
+    blocks = [*(output[export] for export in spec.live_exports), *(output.get("export") or [])]
+    folders = [block for block in blocks if isinstance(block, dict) and block.get("dir")]
+    for block in folders:
+        block["dir"] = f"{block['dir']}/{name}"
+    return bool(folders)
 
 
 def eval_of_run(
@@ -392,7 +407,7 @@ def _checkpoints(
         where = document.where(("checkpoints", number, "after_turn"))
         if block.where is None and block.after_turn in everywhere:
             problems.append(
-                Problem(where, f"a second checkpoint after turn {block.after_turn}; one has all its graders")
+                Problem(where, f"duplicate checkpoint after turn {block.after_turn}; list all its graders in one")
             )
         if last is not None and block.after_turn > last:
             problems.append(
@@ -403,9 +418,7 @@ def _checkpoints(
         graders = read_graders(block.graders, ("checkpoints", number, "graders"), document, folder, problems)
         for grader in graders:
             if (block.after_turn, grader.name) in named:
-                message = (
-                    f"a second grader called {grader.name!r} after turn {block.after_turn}; give each its own name"
-                )
+                message = f"duplicate grader name {grader.name!r} after turn {block.after_turn}"
                 problems.append(Problem(document.where(("checkpoints", number)), message))
         named |= {(block.after_turn, grader.name) for grader in graders}
         if block.where is not None:
@@ -420,7 +433,7 @@ def _exports(top: EvalFields | None, document: Document, problems: list[Problem]
         location = ("output", "export", number)
         block = read_export({"to": raw} if isinstance(raw, str) else raw, location, document, problems)
         if block is not None and block.to in exports:
-            problems.append(Problem(document.where(location), f"a second export to {block.to}; there is one of each"))
+            problems.append(Problem(document.where(location), f"duplicate export to {block.to}"))
         elif block is not None:
             exports[block.to] = block
     return tuple(exports.values())

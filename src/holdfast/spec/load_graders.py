@@ -77,7 +77,9 @@ def read_graders(
             continue  # the schema of the whole file reports it
         config = raw.get("config") or {}
         if not isinstance(config, dict):
-            problems.append(Problem(document.where((*location, "config")), "is a mapping of the grader's parameters"))
+            problems.append(
+                Problem(document.where((*location, "config")), "must be a mapping of the grader's parameters")
+            )
             continue
         fields = {**raw, **config}
         fields.pop("config", None)
@@ -96,8 +98,7 @@ def read_graders(
             message = f"{fields['name']!r} is reserved for reports; give the grader another name"
             problems.append(Problem(document.where((*location, "name")), message))
         if fields["name"] in seen:
-            hint = "give each grader a name of its own"
-            problems.append(Problem(document.where(location), f"a second grader called {fields['name']!r}; {hint}"))
+            problems.append(Problem(document.where(location), f"duplicate grader name {fields['name']!r}"))
         seen[fields["name"]] = number
         if grader is not None:
             graders.append(GRADERS.load(str(kind)).resolve(grader, document, location, folder, problems))

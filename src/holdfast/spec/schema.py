@@ -181,7 +181,7 @@ class McpBlock(Block):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if bool(self.command) == (self.url is not None):
-            raise ValueError("is either a `command` or a `url`")
+            raise ValueError("must be either a `command` or a `url`")
         for name, value in self.env.items():
             if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()) and "${" not in value:
                 raise ValueError(f"keys are not written into files: {name}: ${{{name}}} takes it from the environment")
@@ -239,7 +239,7 @@ class ToolBlock(Block):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if [self.python, self.mcp, self.scripted].count(None) != 2:
-            raise ValueError("is either a `python` function, an `mcp` server or a `scripted` tool")
+            raise ValueError("must be either a `python` function, an `mcp` server or a `scripted` tool")
         if self.only and self.mcp is None:
             raise ValueError("`only` picks among the tools of an mcp server")
         return self
@@ -463,7 +463,8 @@ class Limits(Block):
     """Time limit for a whole trial with its retries. Waiting for a rate limit does not count. Default for the
     embedded model: 6 hours."""
     retries: int = Field(default=5, ge=0)
-    """How often one process retries a failed attempt. A rate limit is not a failure."""
+    """How many retries each turn has, per process. Waiting for a rate limit uses none; an attempt that got further than
+    the last starts the count again."""
     max_cost: float | None = Field(default=None, gt=0)
     """Budget of the whole run in US dollars. Once it is spent, no more trials start."""
     token_budget: int | None = Field(default=None, gt=0)
@@ -474,7 +475,7 @@ class Limits(Block):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         if isinstance(self.concurrency, int) and self.concurrency < 1:
-            raise ValueError("concurrency is at least 1, or auto")
+            raise ValueError("concurrency must be at least 1, or auto")
         return self
 
     def for_models(self, models: Iterable[str]) -> Self:
@@ -527,7 +528,7 @@ class ResponderBlock(Block):
     @model_validator(mode="after")
     def _somebody(self) -> Self:
         if self.python is not None and (self.model is not None or self.instructions is not None):
-            raise ValueError("is either a function (python) or a model with instructions, not both")
+            raise ValueError("must be either a function (python) or a model with instructions, not both")
         if self.python is None and not self.instructions:
             raise ValueError("needs instructions for the model that plays the user, or a python function")
         return self

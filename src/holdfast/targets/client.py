@@ -187,7 +187,7 @@ class Client:
         if end is None and not chunked and "Content-Length" not in headers:
             raise AttemptError(
                 "bad_reply",
-                "the stream ended with its connection, so it may have been cut off",
+                "the stream ended with its connection; the response may be truncated",
                 remedy="Serve it over HTTP/1.1 with chunks, end it with `data: [DONE]`, or name its last event as "
                 "target.stream_end. `stream_end: close` accepts such a stream.",
                 retry=False,

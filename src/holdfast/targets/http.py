@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AttemptError, UsageError
 from holdfast.spec.plugins import load_reference
-from holdfast.spec.redact import VARIABLE, filled, shown_url
+from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
 from holdfast.store.records import Usage
@@ -60,10 +60,10 @@ class HttpWorkflow(Target):
             self._pick = jmespath.compile(block.response)
         except JMESPathError as error:
             raise origin.error(f"target.response is not a JMESPath: {error}") from error
-        headers = {name: filled(value, "target.headers") for name, value in block.headers.items()}
-        url = filled(block.http, "target.http")
+        headers = {name: fill_variables(value, "target.headers") for name, value in block.headers.items()}
+        url = fill_variables(block.http, "target.http")
         if not url.startswith(("http://", "https://")):
-            raise UsageError("target.http is not the address of a web service once its variables are filled in")
+            raise UsageError("target.http is not an HTTP URL after variable substitution")
         values = [os.environ[name] for name in VARIABLE.findall(block.http)]
         named = [value for value in values if "://" not in value]  # addresses are no secrets
         self._client = Client(

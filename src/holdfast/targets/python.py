@@ -20,7 +20,7 @@ from holdfast.spec.schema import ModelTarget, PythonTarget
 from holdfast.store.records import Usage
 from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
-from holdfast.targets.tools import Toolbox, as_text, home_of, tools_identity, use
+from holdfast.targets.tools import Toolbox, as_text, find_home, tools_identity, use
 from holdfast.targets.types import PROCESS, Home, Reply, Target
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class PythonFunction(Target):
             if name not in self._models:
                 block = ModelTarget(model=name, base_url=self.block.base_url, api_key_env=self.block.api_key_env)
                 self._models[name] = await Model(block, Prices(name, self._prices)).__aenter__()
-        return await self._models[name].recorded(messages, turn.calls, params)
+        return await self._models[name].answer(messages, turn.calls, params)
 
     async def use(
         self, turn: Turn, tool: Callable[..., Any] | str, arguments: dict[str, Any], replay: ReplayPolicy
@@ -241,7 +241,7 @@ class PythonFunction(Target):
 
         async def find(past: PastCall) -> Home | None:
             if isinstance(past.function, UnsetType):
-                return home_of(await self._tools_of(turn), past, turn)
+                return find_home(await self._tools_of(turn), past, turn)
             function = None if past.function is None else _look_up(past.function)
             return Home(PROCESS, None if function is None else functools.partial(_repeat, function, past.arguments))
 

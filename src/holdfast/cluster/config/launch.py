@@ -33,9 +33,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Run options from the command line; each field matches the `holdfast eval` flag of the same name."""
 
     fresh: bool = False
-    """at the first attempt"""
+    """at the first start"""
     retry_failed: bool = False
-    """at the first attempt"""
+    """at the first start"""
     accept_errors: bool = False
     accept_drift: bool = False
     skip_graders: bool = False

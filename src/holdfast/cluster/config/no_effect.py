@@ -22,7 +22,7 @@ from holdfast.cluster.config.schema import (
     TaskBlock,
 )
 from holdfast.cluster.config.servers import api_root
-from holdfast.spec.document import dotted
+from holdfast.spec.document import format_location
 from holdfast.spec.load_exports import export_schema
 from holdfast.spec.schema import Block
 
@@ -54,7 +54,7 @@ def keys_without_effect(tree: Tree, referenced: frozenset[str], executor: Execut
         if tree.get(*location) not in (None, {}, []) and not is_default and key not in referenced:
             reasons.setdefault(why, []).append(location)
     for why, locations in reasons.items():
-        names = ", ".join(dict.fromkeys(map(dotted, locations)))
+        names = ", ".join(dict.fromkeys(map(format_location, locations)))
         yield f"{tree.origin(locations[0])}: {names}: no effect here, because {why}"
 
 
@@ -133,7 +133,7 @@ def _server_rules(tree: Tree) -> Iterator[Rule]:
             yield from ((f"execution.{name}", why) for name in ("cpu_partition", "endpoint_readiness_timeout"))
         yield "execution.env_vars.deployment", why
         return
-    why = "the model that is measured is the one that is served"
+    why = "the served model is the one evaluated"
     yield "target.api_endpoint.url", why
     yield "target.api_endpoint.model_id", why
     if tree.get("execution", "workers") in (None, 1):
@@ -185,7 +185,7 @@ def _task_rules(tree: Tree) -> Iterator[Rule]:
         for place in ("evaluation", *numbers):
             for name in ("nemo_evaluator_config", "config"):
                 key = f"{place}.{name}.target.api_endpoint.url"
-                yield key, "the model that is measured is the one that is served"
+                yield key, "the served model is the one evaluated"
 
 
 def _export_rules(tree: Tree) -> Iterator[Rule]:

@@ -206,13 +206,13 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
             remedy=f'Write one with a table [{name}] and executor = "slurm" or "local", '
             f"or name the file in ${FILE_VARIABLES[0]}.",
         )
-    return read_profile(path, name, shown(path, cwd))
+    return read_profile(path, name, display_path(path, cwd))
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
     """Load `[wandb]` alone, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
-    return (WandbBlock(), {}) if path is None else _wandb(_read(path, shown(path, cwd)))
+    return (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)))
 
 
 def read_profile(path: Path, name: str, file: str) -> Profile:
@@ -271,7 +271,7 @@ def squash_problem(profile: Profile | None) -> str | None:
     return f"{profile.place}: [{profile.name}] cannot import images: it lacks {', '.join(missing)}"
 
 
-def shown(path: Path, cwd: Path) -> str:
+def display_path(path: Path, cwd: Path) -> str:
     """Return a path for messages: relative to `cwd` if it is below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 

@@ -271,7 +271,7 @@ def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> No
     for server in servers:
         ports = [server.port + number for number in range(server.instances)]
         for port in [port for port in ports if port in owners][:1]:
-            message = f"{port} is the port of {owners[port]} too, on this machine; give each its own"
+            message = f"port {port} is also used by {owners[port]} on this machine; give each its own"
             findings.wrong(tree, (SECTION, server.name, "port"), message)
         owners |= dict.fromkeys(ports, server.name if server.prefix else "the model")
 
@@ -330,7 +330,7 @@ def settle_nodes(
     if block.multiple_instances is not None:
         if block.multiple_instances and instances == 1:
             instances = max(1, execution.num_nodes // (block.nodes_per_instance or 1))
-        message = f"is of the older dialect: read as execution.num_instances={instances}"
+        message = f"deprecated: use execution.num_instances={instances}"
         findings.notice(tree, ("deployment", "multiple_instances"), message)
     nodes, location = execution.num_nodes, ("execution", "num_nodes")
     unset = tree.get(*location) is None or (_is_default(tree, location) and "←" not in tree.origin(location))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.job.context import JobContext
 
 _PORT_SECONDS: Final = 20.0
-"""how long the server of an attempt that has just ended may take to release its port"""
+"""how long the server of a job that has just ended may take to release its port"""
 _LAST_LINES: Final = 15
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import holdfast
 from holdfast.canonical import digest
 from holdfast.cluster.remote.bundle import dataset_paths
-from holdfast.cluster.remote.transport import File
+from holdfast.cluster.remote.transport import SourceFile
 from holdfast.errors import ClusterError
 from holdfast.graders.build import grader_class
 from holdfast.spec.schema import ModelTarget, is_embedded
@@ -64,17 +64,17 @@ def ensure_python(
 ) -> str:
     """Return an interpreter on the cluster that has this version of Holdfast, installed there once per version."""
     name, wheel = build_wheel()
-    code = transport.put({name: File(wheel)}, f"{base}/holdfast/code")
+    code = transport.put({name: SourceFile(wheel)}, f"{base}/holdfast/code")
     key = digest([code.rpartition("/")[2], sorted(extras)]).removeprefix("sha256:")
     place = f"{base}/holdfast/env/{key[:32]}"
     requirement = f"{code}/{name}" + (f"[{','.join(sorted(extras))}]" if extras else "")
     if transport.run(["test", "-e", f"{place}/.ready"]).code != 0:
-        say(f"[info] Installing Holdfast {holdfast.__version__} on {transport.place} (once per version)")
+        say(f"note: installing Holdfast {holdfast.__version__} on {transport.host} (once per version)")
     completed = transport.run(["sh", "-c", _MAKE_ENV, "sh", place, requirement], timeout=_INSTALL_SECONDS)
     if completed.code != 0:
         output = "\n".join((completed.stderr.strip() or completed.text.strip()).splitlines()[-8:])
         raise ClusterError(
-            f"{transport.place}: Holdfast could not be installed in {place}:\n{output}",
+            f"{transport.host}: Holdfast could not be installed in {place}:\n{output}",
             remedy='Install it there yourself, and name the interpreter in the profile: python = "/path/to/bin/python"',
         )
     return f"{place}/bin/python"

@@ -11,7 +11,7 @@ from holdfast.formats.nat.library import Evaluator, load_evaluator_config
 from holdfast.formats.nat.schema import NatGrader
 from holdfast.formats.nat.trace import steps_of
 from holdfast.functions import describe_error
-from holdfast.graders.text import rendered
+from holdfast.graders.text import render_text
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.validation import suggest
 
@@ -108,12 +108,12 @@ class NatEvaluator(WaitingGrader):
 
     def _question(self, case: Case) -> Any:
         if self.block.question is not None:
-            return rendered(self.block.question, case.sample.fields)
+            return render_text(self.block.question, case.sample.fields)
         return next((message["content"] for message in case.output.messages if message.get("role") == "user"), "")
 
     def _expected(self, fields: dict[str, Any]) -> Any:
         if self.block.expected is not None:
-            return rendered(self.block.expected, fields)
+            return render_text(self.block.expected, fields)
         return fields.get("expected", fields.get("answer"))
 
     def _verdict(self, value: Any, reasoning: Any) -> Verdict:

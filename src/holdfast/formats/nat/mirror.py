@@ -50,7 +50,7 @@ class NatMirror(LiveExporter):
         self._folder = NatFolder(spec.folder / block.dir)
         self._run = identity.id
         self._graders = [place.name for place in grader_places(spec)]
-        self._wanted = frozenset(block.step_filter)
+        self._filter = frozenset(block.step_filter)
         self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
         self._trials = spec.trials
         self._work = work
@@ -118,7 +118,7 @@ class NatMirror(LiveExporter):
 
     def _begin(self) -> None:
         """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
-        self._folder.claim(self._run, self._graders)
+        self._folder.take_over(self._run, self._graders)
         rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
             for ref, key in self._waiting:
@@ -138,7 +138,7 @@ class NatMirror(LiveExporter):
 
     def _line(self, ref: OutputRef, key: str) -> bytes:
         recorded = read_steps(self._journals.steps.get(key, ()))
-        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._wanted)
+        return workflow_line(self._rows.of(key), read_output(ref), recorded, self._model, self._trials, self._filter)
 
 
 class _StepKey(msgspec.Struct):

@@ -63,7 +63,7 @@ class NatGrader(GraderBlock):
     def _makes_sense(self) -> Self:
         refuse_secret_paths(self.override)
         if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError("`range` is the lowest and the highest score, as in [1, 5]")
+            raise ValueError("`range` must be the lowest and the highest score, as in [1, 5]")
         if self.range is not None and self.measure:
             raise ValueError("give either `range`, for a score, or `measure`, for a number without a verdict")
         if isinstance(self.evaluator, dict) and not self.evaluator.get("_type"):
