@@ -169,7 +169,7 @@ class TestFormats:
         run = holdfast.evaluate(path, runs_dir=tmp_path / "runs", trials=2)
         assert (run.metrics.eval, run.metrics.total, run.score) == ("soups", 4, 1.0) if run.metrics else False
 
-    def test_its_package_is_not_imported_for_files_of_ours(self, installed: Path, tmp_path: Path) -> None:
+    def test_the_package_is_not_imported_for_native_files(self, installed: Path, tmp_path: Path) -> None:
         script = "import holdfast as h, sys; h.evaluate('eval.yaml'); print('holdfast_kitchen.formats' in sys.modules)"
         write_spec(tmp_path, **HI, graders=[])
         done = subprocess.run(
@@ -295,7 +295,7 @@ class TestIdentity:
     def test_code_that_is_not_installed_is_identified_by_its_source(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As with an editable install: the files are on Python's path, but in nobody's site-packages."""
+        """In an editable install the files are on Python's path, but not in site-packages."""
         package = tmp_path / "checkout" / "kitchen_local"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")

@@ -77,10 +77,10 @@ def test_imports_never_point_back(part: str) -> None:
     files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else sorted((SOURCE / part).rglob("*.py"))
     above = ORDER[: ORDER.index(part)]
     back = [
-        f"{file.relative_to(SOURCE)}:{found[-1]}: {found[0]}"
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[0]}"
         for file in files
-        for found in imports(file)
-        if found[0] in above
+        for module in imports(file)
+        if module[0] in above
     ]
     assert back == []
 
@@ -112,16 +112,16 @@ def test_the_packages_of_cluster_import_one_way(room: str) -> None:
     """Names for the type checker count, too."""
     allowed = {*ROOMS[room], room}
     back = [
-        f"{file.relative_to(SOURCE)}:{found[-1]}: {found[1]}"
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[1]}"
         for file in (SOURCE / "cluster" / room).glob("*.py")
-        for found in imports(file)
-        if found[0] == "cluster" and found[1] in ROOMS and found[1] not in allowed
+        for module in imports(file)
+        if module[0] == "cluster" and module[1] in ROOMS and module[1] not in allowed
     ]
     assert back == []
 
 
 def test_only_registries_name_modules_of_later_packages() -> None:
-    found = set()
+    naming = set()
     for file in SOURCE.rglob("*.py"):
         own = file.relative_to(SOURCE)
         part = own.parts[0].removesuffix(".py")
@@ -129,8 +129,8 @@ def test_only_registries_name_modules_of_later_packages() -> None:
         rooms = ROOMS.get(own.parts[1], set()) | {own.parts[1]} if part == "cluster" else set()
         for reference in references(file):
             if reference[0] in above or (part == "cluster" and reference[0] == part and reference[1] not in rooms):
-                found.add(str(own))
-    assert found == REGISTRIES
+                naming.add(str(own))
+    assert naming == REGISTRIES
 
 
 def test_the_core_names_foreign_formats_only_in_registries() -> None:
@@ -147,8 +147,8 @@ def test_the_core_names_foreign_formats_only_in_registries() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_a_package_that_lists_its_modules_lists_them_all(package: Path) -> None:
-    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    listed = set(re.findall(r"^`(\w+)`", said, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", said))
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = set(re.findall(r"^`(\w+)`", docstring, re.MULTILINE)) | set(re.findall(r"and `(\w+)`", docstring))
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert not listed or listed == modules

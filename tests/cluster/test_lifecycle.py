@@ -15,13 +15,13 @@ from tests.support.running import holdfast, server, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 ROWS = 300
 
 
 @pytest.mark.parametrize(("profile", "task_of_it"), [("lab", ".0"), ("here", "")])
-def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, profile: str, task_of_it: str) -> None:
+def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, profile: str, task_of_it: str) -> None:
     site = Site(tmp_path, slurm, slurm.here)
     env = env_of(slurm, tmp_path / "home")
 
@@ -29,14 +29,14 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Lab, prof
         return str(holdfast(*arguments, cwd=tmp_path, env=env, check=check).stdout)
 
     def task() -> dict[str, Any]:
-        (found,) = json.loads(run("status", invocation, "--json"))["tasks"]
-        return dict(found)
+        (shown,) = json.loads(run("status", invocation, "--json"))["tasks"]
+        return dict(shown)
 
     with server(latency=2) as model:
         site.write(model.base_url, rows=ROWS, limits={"concurrency": 4})
         executor = ["execution.type=local"] if profile == "here" else []
-        said = run("eval", "-c", "nano", "--batch", profile, *executor)
-        invocation = re.search(r"submitted: ([0-9a-f]{16})", said)[1]
+        output = run("eval", "-c", "nano", "--batch", profile, *executor)
+        invocation = re.search(r"submitted: ([0-9a-f]{16})", output)[1]
         wait_for(lambda: task()["done"] > 0, "some trials")
         seen = task()
         assert seen["status"] == "running" and seen["total"] == ROWS

@@ -1,4 +1,4 @@
-"""What a command says when it ends: what it took, who paid for it, what was retried, and how to resume."""
+"""The summary at the end of a command: time, cost, retries, and how to resume."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class TestFacts:
         ]
 
     @pytest.mark.parametrize(
-        ("seconds", "wall", "said"),
+        ("seconds", "wall", "shown"),
         [(0.0, 14.0, "14s"), (12.0, 12.4, "12s"), (75.0, 14.0, "14s (the whole run: 1m 15s)"), (75.0, None, "1m 15s")],
     )
-    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, said: str) -> None:
-        assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {said}")
+    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, shown: str) -> None:
+        assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {shown}")
 
     @pytest.mark.parametrize(
-        ("spent", "said"),
+        ("spent", "shown"),
         [
             (Spent(tokens=800, cost=0.0053), "total $0.0066, of which this run paid $0.0053; the rest was reused"),
             (Spent(), "total $0.0066, of which this run paid $0.00; the rest was reused"),
@@ -83,8 +83,8 @@ class TestFacts:
             (Spent(tokens=700, unpriced=3), "of the 1,000 tokens this run used 700 itself; the rest was reused"),
         ],
     )
-    def test_reused_costs_are_marked(self, spent: Spent, said: str) -> None:
-        assert said in list(facts(numbers(), spent, 1.0))
+    def test_reused_costs_are_marked(self, spent: Spent, shown: str) -> None:
+        assert shown in list(facts(numbers(), spent, 1.0))
 
 
 def test_equal_failures_are_grouped_with_a_few_samples() -> None:

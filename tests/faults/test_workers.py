@@ -76,16 +76,16 @@ def busy(provider: Server, run: Path, name: str, **env: str) -> subprocess.Popen
 
 def leave(*processes: subprocess.Popen[str]) -> list[str]:
     """Wait until they have ended well; what each said."""
-    said = []
+    outputs = []
     for process in processes:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
-        said.append(out)
-    return said
+        outputs.append(out)
+    return outputs
 
 
 def done_by(run: Path, name: str) -> int:
-    """How many outputs a worker has written."""
+    """Count the outputs that a worker has written."""
     return len(lines(run / "workers" / name / "outputs.jsonl"))
 
 
@@ -160,9 +160,9 @@ def test_a_worker_may_join_late(tmp_path: Path, provider: Server, eval_file: Pat
     late = worker(run, "b")
     wait_for(lambda: done_by(run, "b") > 0, "the second to have its share")
     first.send_signal(signal.SIGCONT)
-    said = leave(first, late)
+    outputs = leave(first, late)
     assert done_by(run, "b") > 0 and done_by(run, "a") + done_by(run, "b") == provider.requests == ROWS
-    assert sum("wrote the report" in out for out in said) <= 1, "one of them makes it"
+    assert sum("wrote the report" in out for out in outputs) <= 1, "one of them makes it"
     assert_same_numbers(run, calm)
 
 
@@ -335,9 +335,9 @@ def test_a_worker_waits_for_the_report_and_writes_it_if_the_other_dies(tmp_path:
     late = worker(run, "d")
     (tmp_path / "hold").unlink()
     (last,) = workers.values()
-    said = leave(last, late)
-    assert "coverage 100.0%" in said[0]
-    assert "wrote the report" in said[1] or "already finished" in said[1]
+    outputs = leave(last, late)
+    assert "coverage 100.0%" in outputs[0]
+    assert "wrote the report" in outputs[1] or "already finished" in outputs[1]
     assert json.loads((run / "metrics.json").read_text())["score"] == 1
     assert provider.requests == 8
 
@@ -510,13 +510,13 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_pa
 
 
 class TestClaims:
-    @given(left=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
-    def test_chunks_hold_every_trial_left_once_and_in_order(self, left: set[int], workers: int) -> None:
-        chunks = cut(sorted(left), workers)
+    @given(pending=st.sets(st.integers(0, 5000)), workers=st.integers(1, 40))
+    def test_chunks_hold_every_trial_left_once_and_in_order(self, pending: set[int], workers: int) -> None:
+        chunks = cut(sorted(pending), workers)
         assert all(first < end for first, end in chunks)
         assert all(end <= first for (_, end), (first, _) in pairwise(chunks))
-        held = [number for first, end in chunks for number in range(first, end) if number in left]
-        assert held == sorted(left)
+        held = [number for first, end in chunks for number in range(first, end) if number in pending]
+        assert held == sorted(pending)
 
     @given(data=st.data(), count=st.integers(1, 6))
     def test_each_chunk_is_done_and_never_held_by_two_live_workers(self, data: st.DataObject, count: int) -> None:

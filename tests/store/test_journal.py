@@ -107,10 +107,10 @@ class TestLines:
     def test_a_sealed_line_is_sound_and_is_the_object_with_its_sum_last(self, body: Any) -> None:
         line = seal(body)
         assert line.endswith(b'"}\n') and is_sound(line[:-1])
-        found = json.loads(line)
-        assert list(found)[-1] == "sum"
-        del found["sum"]
-        assert found == {key: value for key, value in json.loads(body).items() if key != "sum"}
+        decoded = json.loads(line)
+        assert list(decoded)[-1] == "sum"
+        del decoded["sum"]
+        assert decoded == {key: value for key, value in json.loads(body).items() if key != "sum"}
 
     @given(bodies, st.data())
     def test_any_changed_byte_is_noticed(self, body: Any, data: Any) -> None:
@@ -144,7 +144,7 @@ class TestLines:
 class TestJournal:
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_any_sequence_of_records_comes_back_in_its_order(self, written: Any) -> None:
+    def test_any_sequence_of_records_is_read_in_order(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             places, size, notices = append(folder, written)
@@ -159,16 +159,16 @@ class TestJournal:
 
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))
-    def test_the_index_knows_the_last_word_on_every_key(self, written: Any) -> None:
+    def test_the_index_holds_the_last_record_of_every_key(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             append(Path(name), written)
             index = RunDir(Path(name)).load(repair=False)
             assert index.damage == []
             last = {record.key: record for kind, record in written if kind == "outputs"}
             assert {key: read_output(ref) for key, ref in index.outputs.items()} == last
-            said = {record.grade_key: record for kind, record in written if kind == "grades"}
+            grades = {record.grade_key: record for kind, record in written if kind == "grades"}
             assert {key: (ref.status, ref.score, ref.usage) for key, ref in index.verdicts.items()} == {
-                key: (record.status, record.score, record.usage) for key, record in said.items()
+                key: (record.status, record.score, record.usage) for key, record in grades.items()
             }
             failed = [record for kind, record in written if kind == "errors" and record.where == "target"]
             assert sum(index.attempts.values()) == len(failed)
@@ -177,7 +177,7 @@ class TestJournal:
             assert index.spent.requests == sum(u.requests for u in used)
             assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
 
-    def test_appending_goes_on_behind_what_is_there(self, tmp_path: Path) -> None:
+    def test_appending_continues_after_existing_lines(self, tmp_path: Path) -> None:
         first, second = numbered(4)[:2], numbered(4)[2:]
         append(tmp_path, [("outputs", record) for record in first])
         append(tmp_path, [("outputs", record) for record in second])
@@ -257,15 +257,17 @@ class TestDamage:
         records = numbered(len(kinds))
         bad = to_line(records[0])[:-3] + b"!}\n"
         other = seal(b'{"sound":"but not an output"}')
-        made = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
-        content = b"".join(to_line(r) if kind == "good" else made[kind] for kind, r in zip(kinds, records, strict=True))
-        wanted = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
+        damaged = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
+        content = b"".join(
+            to_line(r) if kind == "good" else damaged[kind] for kind, r in zip(kinds, records, strict=True)
+        )
+        expected = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
         with tempfile.TemporaryDirectory() as name:
             (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
             for repair in (False, True, True):
-                assert RunDir(Path(name)).load(repair=repair).outputs.keys() == wanted
+                assert RunDir(Path(name)).load(repair=repair).outputs.keys() == expected
 
-    def test_a_torn_tail_is_cut_off_and_kept_aside_and_writing_goes_on_behind_it(self, tmp_path: Path) -> None:
+    def test_a_torn_tail_is_set_aside_and_writing_continues_in_its_place(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
         torn = to_line(second)[:40]
         (tmp_path / "outputs.jsonl").write_bytes(to_line(first) + torn)
@@ -343,7 +345,7 @@ class TestASecondWriter:
         fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
         assert fault.kind == "lease_lost" and content == first + others
 
-    def test_lines_that_nobody_waits_for_stop_the_run_too(self, tmp_path: Path) -> None:
+    def test_a_failed_background_write_stops_the_run_too(self, tmp_path: Path) -> None:
         faults = []
 
         async def main() -> None:

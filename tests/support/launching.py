@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.registry import Invocation
     from holdfast.cluster.remote.slurm import JobState
     from holdfast.cluster.remote.transport import Transport
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 PATIENCE = 300.0
 
 
 def calmly(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """As `wait_for`, where looking is work for the machine that is waited for."""
+    """Wait like `wait_for`, but poll rarely, since polling loads the machine."""
 
     def look() -> Any:
         time.sleep(0.1)
@@ -123,7 +123,7 @@ class Site:
     """Somebody's folder, and the cluster they use."""
 
     folder: Path
-    lab: Lab
+    lab: Cluster
     transport: Transport
     base: Path = field(init=False)
 
@@ -215,7 +215,7 @@ class Site:
         return [job for job in self.chain(invocation).live(role) if job.state == "running"]
 
     def logs(self, invocation: Invocation) -> str:
-        """All that was said."""
+        """Return the text of all logs."""
         paths = sorted(Path(invocation.directory).rglob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
 
@@ -236,5 +236,5 @@ class Site:
     def metrics(self, state: State) -> dict[str, Any]:
         """The numbers of a run."""
         assert state.run_dir is not None
-        found: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
-        return found
+        report: dict[str, Any] = json.loads((Path(state.run_dir) / "metrics.json").read_bytes())
+        return report

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.display.types import Display
     from holdfast.engine.options import Options
+    from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
 
@@ -45,6 +46,19 @@ def run_and_report(
         raise
     display.result(outcome.result)
     return outcome
+
+
+def run_locally(
+    spec: Eval, options: Options, workers: int | None, display: Display, identity: RunIdentity | None = None
+) -> Outcome:
+    """Run an eval on this machine: in this process, or in so many workers."""
+    if workers:
+        from holdfast.engine.local_workers import run_workers
+
+        return run_workers(spec, options, workers, display)
+    from holdfast.engine.session import run_eval
+
+    return run_eval(spec, options, display, identity=identity)
 
 
 def export_results(outcome: Outcome, spec: Eval, options: Options, exports: tuple[str, ...] = ()) -> None:

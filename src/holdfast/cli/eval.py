@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import export_results, run_and_report
+from holdfast.cli.ending import export_results, run_and_report, run_locally
 from holdfast.cli.errors import show_note
 from holdfast.cli.export import ExporterName
 from holdfast.cli.flags import Concurrency, Duration, EvalFlags, Positive
@@ -18,9 +19,9 @@ from holdfast.errors import UsageError
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Display
     from holdfast.report.outcome import Outcome
     from holdfast.spec.load import Eval
+    from holdfast.spec.suite import Suite
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -33,7 +34,7 @@ def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | 
 
 
 _GROUPS: Final = {
-    "What to run": ("model", "trials", "ids", "tags", "limit", "baseline_model"),
+    "What to run": ("models", "trials", "ids", "tags", "limit", "baseline_model"),
     "How much, how fast": ("concurrency", "workers", "max_cost", "token_budget", "max_time"),
     "Earlier results and errors": ("fresh", "retry_failed", "accept_errors", "accept_drift", "skip_graders", "wait"),
     "Output": ("runs_dir", "dry_run", "json", "display", "log_samples", "output_path", "export"),
@@ -57,8 +58,7 @@ class _Grouped(click.Command):
 
 
 @click.command("eval", cls=_Grouped)
-@click.argument("config", required=False, shell_complete=complete_files)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.argument("arguments", nargs=-1, metavar="[EVAL]… [KEY=VALUE]…", shell_complete=complete_files)
 @click.option("-c", "--config", "named", metavar="CONFIG", help="Name or path of a cluster configuration.")
 @click.option(
     "-r",
@@ -75,7 +75,14 @@ class _Grouped(click.Command):
     help="Like --run, but return once the jobs are submitted.",
 )
 @click.option("--force-squash", is_flag=True, help="Import container images again even if a .sqsh file exists.")
-@click.option("-m", "--model", metavar="MODEL", help="Evaluate this model instead of the file's.")
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Evaluate this model instead of the file's. Repeatable.",
+)
 @click.option("--trials", type=Positive(), metavar="N", help="Number of trials per sample [default: 1].")
 @click.option(
     "-t",
@@ -150,24 +157,21 @@ class _Grouped(click.Command):
     type=click.Choice(["rich", "plain", "json", "none"]),
     help="How to show progress [default: rich on a terminal, else plain].",
 )
-def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> int:
-    """Run the eval file CONFIG, or resume it.
+def command(arguments: tuple[str, ...], **options: Any) -> int:
+    """Run the eval file EVAL, or resume it.
 
-    After any interruption, the same command continues where it stopped. CONFIG may also be a folder with an eval.yaml
+    After any interruption, the same command continues where it stopped. EVAL may also be a folder with an eval.yaml
     [default: the current folder], or the name of an installed task. KEY=VALUE overrides any key of the file.
 
     \b
     holdfast eval gsm8k.yaml --dry-run
     holdfast eval gsm8k.yaml -m my-model target.params.temperature=0.7 --limit 100
 
-    With --run or --batch, CONFIG runs on a profile of env.toml. It is then an eval file, or a cluster configuration
-    that says what to serve, which eval files to run, and where results go.
-    """
-    from holdfast.formats import is_configuration, is_eval, load_any
-    from holdfast.formats.providers import resolve_eval
-    from holdfast.spec.document import read_document
-    from holdfast.spec.load import baseline_of
+    Several EVALs, several models or a suite file run one after the other, and end in one table.
 
+    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration that says
+    what to serve, which eval files to run, and where results go.
+    """
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:
         raise UsageError(
@@ -175,9 +179,29 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
             remedy="Use one of them.",
         )
     if flags.named is not None:
-        config, overrides = flags.named, (*((config,) if config else ()), *overrides)
-    else:
-        config, overrides = _find_eval(config, overrides)
+        return _eval_one(flags.named, arguments, flags)
+    evals = [argument for argument in arguments if not _is_override(argument)]
+    overrides = tuple(argument for argument in arguments if _is_override(argument))
+    if len(evals) > 1:
+        from holdfast.cli.suite import suite_of
+
+        return _eval_suite(suite_of([_find_eval(each) for each in evals], flags.models), overrides, flags)
+    return _eval_one(_find_eval(next(iter(evals), None)), overrides, flags)
+
+
+def _is_override(argument: str) -> bool:
+    """Tell overrides, also `~KEY` of cluster configurations, from evals."""
+    return ("=" in argument or argument.startswith("~")) and not Path(argument).exists()
+
+
+def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Run what one argument names: an eval, a suite file, or a cluster configuration."""
+    from holdfast.formats import is_configuration, is_eval, load_any
+    from holdfast.formats.providers import resolve_eval
+    from holdfast.spec.document import read_document
+    from holdfast.spec.load import baseline_of
+    from holdfast.spec.suite import is_suite, read_suite
+
     if flags.run or flags.batch:
         return _launch(config, overrides, flags)
     if flags.named is not None:
@@ -186,8 +210,14 @@ def command(config: str | None, overrides: tuple[str, ...], **options: Any) -> i
         config = str(find_config(config, Path(), os.environ))
     config = resolve_eval(config)
     document = read_document(Path(config))
+    if is_suite(document.data):
+        return _eval_suite(read_suite(document), overrides, flags)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
         return _launch(config, overrides, flags)
+    if len(flags.models) > 1:
+        from holdfast.cli.suite import suite_of
+
+        return _eval_suite(suite_of([config], flags.models), overrides, flags)
     if flags.force_squash:
         raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
     spec = load_any(document, [*flags.overrides(), *map(parse_override, overrides)])  # KEY=VALUE has the last word
@@ -212,16 +242,13 @@ _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
 _DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
 
 
-def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the eval file, which may be given as its folder or not at all, and the overrides."""
-    if config is not None and "=" in config and not Path(config).exists():
-        overrides = (config, *overrides)
-        config = None
+def _find_eval(config: str | None) -> str:
+    """Return the eval file, which may be given as its folder or not at all."""
     folder = Path(config or ".")
     if folder.is_dir():
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
         if here:
-            return str(here[0]), overrides
+            return str(here[0])
         others = sorted(path.name for path in folder.glob("*.y*ml"))
         hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
         if config is None:
@@ -233,10 +260,18 @@ def _find_eval(config: str | None, overrides: tuple[str, ...]) -> tuple[str, tup
             f"{config} is a dataset, not an eval file",
             remedy=f"Write an eval file with `dataset: {{path: {config}}}`; `holdfast init` writes one to start from.",
         )
-    return config, overrides
+    return config
 
 
-def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+def _eval_suite(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    if flags.run or flags.batch:
+        return _launch(suite, overrides, flags)
+    from holdfast.cli.suite import suite_command
+
+    return suite_command(suite, overrides, flags)
+
+
+def _launch(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     from holdfast.cli.launch import launch_command
 
     return launch_command(config, overrides, flags)
@@ -244,16 +279,7 @@ def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
 
 def _run(spec: Eval, flags: EvalFlags) -> Outcome:
     options = flags.options()
-
-    def run(display: Display) -> Outcome:
-        if flags.workers:
-            from holdfast.engine.local_workers import run_workers
-
-            return run_workers(spec, options, flags.workers, display)
-        from holdfast.engine.session import run_eval
-
-        return run_eval(spec, options, display)
-
+    run = partial(run_locally, spec, options, flags.workers)
     return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,7 +65,8 @@ class EvalFlags:
     run: str | None
     batch: str | None
     force_squash: bool
-    model: str | None
+    models: tuple[str, ...]
+    """--model"""
     trials: int | None
     ids: tuple[str, ...]
     """--task"""
@@ -94,7 +95,7 @@ class EvalFlags:
     def overrides(self) -> list[Override]:
         """Return the flags that stand for keys of the eval file."""
         keys: dict[tuple[str, ...], Any] = {
-            ("target", "model"): self.model,
+            ("target", "model"): next(iter(self.models), None),
             ("trials",): self.trials,
             ("dataset", "ids"): list(self.ids) or None,
             ("dataset", "tags"): list(self.tags) or None,
@@ -106,6 +107,10 @@ class EvalFlags:
             ("baseline", "model"): self.baseline_model,
         }
         return [(path, value) for path, value in keys.items() if value is not None]
+
+    def suite_overrides(self) -> list[Override]:
+        """Return the flags that stand for keys of every eval file of a suite, whose targets and budgets are its own."""
+        return replace(self, models=(), max_cost=None, token_budget=None, max_time=None).overrides()
 
     def options(self) -> Options:
         """Return the flags that say how to run, which are in no key."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
+    from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress, RateLimit
     from holdfast.store.index import Spent
@@ -149,6 +150,7 @@ def in_flight(progress: Progress) -> list[str]:
     return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []
 
 
-def plan_lines(name: str, target: str, path: str, plan: Plan) -> str:
-    """Return the two lines that are shown before a run starts."""
-    return f"{name} · {target} · {path}\n{plan}"
+def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | None = None) -> str:
+    """Return the two lines that are shown before a run starts; a run of a suite has the names that it has there."""
+    head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
+    return f"{head} · {path}\n{plan}"

@@ -1,6 +1,7 @@
 """Runs evals: one sliding window of trials, whatever the target and the machine.
 
 `session`        the entry to a run: opens it, works on it, writes the report
+`suite`          runs the cells of a suite with one budget
 `options`        how one process goes about a run
 `outcome`        how a run ended: finished, gates, failures, numbers so far
 `loop`           keeps a window of trials in flight

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.engine.log import RunLog
 from holdfast.engine.session import Loaded, load_run, open_run, open_session
@@ -68,7 +68,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         run.log.open()
         claim_round = Round(
             chunks=cut(unfinished, workers),
-            eval=spec.document.data,
+            eval=_with_limits(spec),
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
             accept_errors=options.accept_errors,
@@ -81,6 +81,12 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         chunks = len(claim_round.chunks)
         run.log.write(f"divided in {name}: {len(unfinished)} trials in {chunks} chunks; {run.plan}")
         return SharedRun(identity, rundir, run.plan)
+
+
+def _with_limits(spec: Eval) -> dict[str, Any]:
+    """Return the eval's document with the limits in force, which a suite lowers to what is left of its own."""
+    limits = spec.limits.model_dump(exclude_unset=True)
+    return {**spec.document.data, "limits": limits} if limits else spec.document.data
 
 
 def _refuse_secrets(spec: Eval) -> None:

@@ -4,6 +4,7 @@
 `nat`       configurations of NeMo Agent Toolkit, its workflows and evaluators, and its output files
 `flexeval`  flexeval's outputs.jsonl and metrics.json
 `providers` tasks by name, from installed packages
+`suite`     the runs of a suite: its evals, of any format, with its targets
 
 An installed package adds a format of eval files with an entry point of the group `holdfast.formats` that names a
 subclass of `Format`. Such packages are imported only for files that are neither ours nor of a built-in format.

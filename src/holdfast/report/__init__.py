@@ -13,6 +13,7 @@
 `table`    what a person sees at the end
 `paired`   two runs on the same samples, pure
 `compare`  finished runs read back, and what comparing them says
+`suite`    runs of a suite side by side, and which differ from the best
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
 """

@@ -49,6 +49,8 @@ class ScoredRun:
     """1 or 0 by whether the grader passes"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
+    totals: Scores = field(default_factory=dict)
+    """the trials' own scores: the weighted mean over their graders"""
 
     @property
     def label(self) -> str:
@@ -73,6 +75,8 @@ def read_scores(view: RunView) -> ScoredRun:
         run.keys.setdefault(trial.sample, []).append(trial.key)
         if trial.status in ("passed", "failed"):
             run._add(OVERALL, trial.sample, float(trial.status == "passed"), trial.status)
+            if trial.score is not None:
+                run.totals.setdefault(trial.sample, []).append(trial.score)
         for grader, grade in trial.grades.items():
             if grade.status in ("passed", "failed") and grade.score is not None:
                 run._add(grader, trial.sample, grade.score, grade.status)
@@ -235,7 +239,7 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
             remedy="Comparisons are paired by sample id: both runs need the same dataset.",
         )
     names = shared_names(first, second)
-    rows = [row for name in names if (row := _one(name, first, second)) is not None]
+    rows = [row for name in names if (row := compare_metric(name, first.scores[name], second.scores[name])) is not None]
     changed = changed_graders(first, second)
     if not rows:
         details = "".join(f"; `{name}` differs: {', '.join(changes)}" for name, changes in changed.items())
@@ -262,8 +266,8 @@ def compare_scores(first: ScoredRun, second: ScoredRun) -> Comparison:
     )
 
 
-def _one(name: str, first: ScoredRun, second: ScoredRun) -> Compared | None:
-    ours, theirs = first.scores[name], second.scores[name]
+def compare_metric(name: str, ours: Scores, theirs: Scores) -> Compared | None:
+    """Compare the scores of two runs on the samples both have, by the test that suits them; None if there are none."""
     difference = paired_difference(ours, theirs)
     if difference is None:
         return None

@@ -79,7 +79,7 @@ def _scores(metrics: Metrics, title: str, width: int, lacking: str) -> Table:
         (
             name,
             Text(share(values.score), style=_colour(values)),
-            _interval(values.low, values.high),
+            interval_text(values.low, values.high),
             f"{values.passed:,}",
             f"{values.n:,}",
             *(f"{getattr(values, key) or 0:,}" for key in extra),
@@ -97,7 +97,8 @@ def _colour(values: GraderMetrics) -> str:
     return "green" if not values.failed else "red" if not values.passed else "yellow"
 
 
-def _interval(low: float | None, high: float | None, form: str = ".3f") -> str:
+def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
+    """Format an interval, or a dash."""
     return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
@@ -136,7 +137,7 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
                 share(values.score),
                 share(second.metrics.graders[grader].score),
                 f"{gap.mean:+.3f}",
-                _interval(gap.low, gap.high, "+.3f"),
+                interval_text(gap.low, gap.high, "+.3f"),
                 f"{gap.samples:,}",
             )
         )
@@ -183,7 +184,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str) -> None:
 def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
     """Print the compiled eval and the plan of its run, and of its baseline's if it has one."""
     if as_json:
-        target, *baseline = [_as_json(*each) for each in planned]
+        target, *baseline = [plan_as_json(*each) for each in planned]
         data = {**target, **({"baseline": baseline[0]} if baseline else {})}
         sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
         return
@@ -203,7 +204,8 @@ def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_js
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
 
 
-def _as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+    """Describe the plan of a run for programs."""
     return {
         "run": str(rundir.path),
         "already_finished": rundir.finished,

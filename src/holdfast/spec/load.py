@@ -203,13 +203,28 @@ def baseline_of(spec: Eval) -> Eval | None:
     for raw, grader in zip(changed.get("graders") or [], spec.graders, strict=True):
         inherited = {key: getattr(grader, key) for key in grader.inherited}
         raw.update({key: value for key, value in inherited.items() if value is not None})
-    for name, block in spec.live_exports.items():
-        changed["output"][name]["dir"] = f"{block.dir}/baseline"
-    for export in (changed.get("output") or {}).get("export") or []:
-        if isinstance(export, dict) and "dir" in export:
-            export["dir"] = f"{export['dir']}/baseline"
+    _export_below(changed, spec, "baseline")
     built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
     return replace(built, notices=())  # the first eval has them already
+
+
+def with_export_folder(spec: Eval, name: str) -> Eval:
+    """Return the eval with exports for other tools in a folder of their own, for one of several targets."""
+    changed = copy.deepcopy(spec.document.data)
+    if not _export_below(changed, spec, name):
+        return spec
+    built = build_eval(replace(spec.document, data=changed), spec.folder, spec.functions)
+    return replace(built, notices=spec.notices)
+
+
+def _export_below(data: dict[str, Any], spec: Eval, name: str) -> bool:
+    """Put a folder below those of all exports of an eval, in place; return False if there are none."""
+    output = data.get("output") or {}
+    blocks = [*(output[export] for export in spec.live_exports), *(output.get("export") or [])]
+    folders = [block for block in blocks if isinstance(block, dict) and block.get("dir")]
+    for block in folders:
+        block["dir"] = f"{block['dir']}/{name}"
+    return bool(folders)
 
 
 def eval_of_run(

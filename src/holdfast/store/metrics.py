@@ -21,31 +21,39 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Statistics over the verdicts of one grader, or over the trials as a whole."""
 
     score: float | None
-    """mean over samples of the mean over their trials"""
+    """mean over the samples of the mean over their trials"""
     low: float | None
     """lower end of the 95 % interval"""
     high: float | None
+    """upper end of the 95 % interval"""
     stderr: float | None
+    """standard error"""
     interval: str
-    """method of the interval: `wilson`, `student`, … or `none`"""
+    """method of the interval, described below; `none` without an interval"""
     n: int
-    """verdicts with a score"""
+    """number of verdicts with a score"""
     passed: int
+    """number of verdicts that pass"""
     failed: int
+    """number of verdicts that fail"""
     skipped: int
+    """number of skipped verdicts"""
     errors: int
+    """number of verdicts that are missing because of errors"""
     not_reached: int = 0
+    """number of checkpoints that a conversation did not reach; left out if 0"""
     pass_at: dict[int, float] = {}
-    """pass@k by k; stored as `pass@1`, `pass@2`, …"""
+    """probability that at least one of k trials passes"""
     totals: dict[str, float] = {}
-    """run-wide metrics of graders that have such metrics; stored beside the other numbers"""
+    """only for [text metrics](graders-text.md#text-metrics): the number for the whole run"""
     rows: int | None = None
-    """rows that the grader applies to, where it has a `where`"""
+    """number of rows that the grader applies to, if it has a `where`"""
     ungraded: int | None = None
-    """outputs without a verdict; only while a run is not finished"""
+    """number of outputs without a verdict; only while a run is not finished"""
     threshold: float | None = None
+    """threshold in the eval; null means that the grader itself decides"""
     weight: float | None = None
-    """None for the trials as a whole, which have neither threshold nor weight"""
+    """weight in the eval"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
@@ -76,40 +84,54 @@ class RunTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float
     """time with trials or grades in flight, over all processes"""
     trial_seconds_p50: float | None
+    """median duration of a trial"""
     trial_seconds_p95: float | None
+    """duration that 95 % of the trials stay below"""
     outputs_bytes: int | None = None
-    """size of the journals that the report was made of"""
+    """size of the outputs that the report was made of; if the journals are smaller now, lines are missing"""
     grades_bytes: int | None = None
+    """size of the grades that the report was made of"""
 
 
 class Metrics(Struct, frozen=True, kw_only=True):
     """The numbers of a run: the content of `metrics.json`."""
 
     schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    """version of the file, MAJOR.MINOR"""
     run: str
-    """the run's id"""
+    """id of the run"""
     eval: str
+    """name of the eval"""
     target: str
+    """name of the target"""
     samples: int
+    """number of samples"""
     trials: int
-    """per sample"""
+    """number of trials per sample"""
     total: int
     """samples × trials"""
     outputs: int
+    """number of outputs"""
     graded: int
+    """number of trials that have all their verdicts"""
     coverage: float
     """share of the trials that have all their verdicts"""
     score: float | None
     """mean over the trials of the weighted mean over their graders"""
     passed: float | None
-    """share of the trials that pass all graders"""
+    """share of the trials that pass every grader"""
     graders: dict[str, GraderMetrics] = field(name="metrics")
+    """statistics by grader, described below"""
     overall: GraderMetrics | None
-    """of the trials as a whole; None without graders"""
+    """statistics of the trials as a whole; null without graders"""
     notices: list[str] = []
+    """only if a grader checked nothing: which one, and why"""
     usage: Usage
+    """tokens, requests and cost of the outputs"""
     judge_usage: Usage
+    """tokens, requests and cost of the judges"""
     timing: RunTiming
+    """last, and the only part that depends on the clock"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Metrics:

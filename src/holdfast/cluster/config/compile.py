@@ -48,9 +48,11 @@ from holdfast.cluster.config.tasks import Endpoint, TaskReader
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, read_variables
 from holdfast.cluster.config.walltime import margin, walltime_seconds
 from holdfast.errors import Problem
+from holdfast.formats.suite import find_evals
 from holdfast.spec.findings import Findings
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
+from holdfast.spec.suite import Suite
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ RESERVED_FLAGS = {
 
 
 def compile_launch(
-    config: str | Path,
+    config: str | Path | Suite,
     profile_name: str | None = None,
     overrides: Sequence[str] = (),
     tasks: Sequence[str] = (),
@@ -94,23 +96,24 @@ def compile_launch(
 ) -> Launch:
     """Compile the launch that `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …` asks for.
 
-    `config` is a path or a name in the configuration folder, `profile_name` a table of env.toml (None: a preview, or a
-    configuration that needs no profile), `detached` is True for --batch rather than --run. `eval_overrides` apply to
-    every eval file, `exports` are destinations beside those of execution.auto_export.
+    `config` is a path or a name in the configuration folder, or a suite; `profile_name` a table of env.toml (None: a
+    preview, or a configuration that needs no profile); `detached` is True for --batch rather than --run.
+    `eval_overrides` apply to every eval file, `exports` are destinations beside those of execution.auto_export.
 
-    If `config` is an eval file, `overrides` apply to the eval, except those of the configuration's sections, and
-    `tasks` are samples, as they are without a cluster. Raises UsageError or ConfigError, the latter with everything
-    that is wrong, by file and line. Has no side effects.
+    If `config` is an eval file or a suite, `overrides` apply to the evals, except those of the configuration's
+    sections, and `tasks` are samples, as they are without a cluster. Raises UsageError or ConfigError, the latter with
+    everything that is wrong, by file and line. Has no side effects.
     """
     cwd = Path.cwd() if cwd is None else cwd
     environ = os.environ if environ is None else environ
-    path = find_config(config, cwd, environ)
+    suite = config if isinstance(config, Suite) else None
+    path = _suite_path(config) if isinstance(config, Suite) else find_config(config, cwd, environ)
     profile = None if profile_name is None else load_profile(profile_name, cwd, environ)
-    if read_lone(path) is not None:
+    if suite is not None or read_lone(path) is not None:
         overrides, inner = split_overrides(overrides)
         selected: list[Override] = [(("dataset", "ids"), list(tasks))] if tasks else []
         eval_overrides, tasks = (*selected, *eval_overrides, *map(parse_override, inner)), ()
-    composed = compose(path, overrides, profile, cwd, environ, detached=detached)
+    composed = compose(path, overrides, profile, cwd, environ, detached=detached, suite=suite)
     findings = Findings(composed.notices)
     tree = move_keys(composed.tree, MOVED, findings)
     _add_exports(tree, exports)
@@ -160,7 +163,8 @@ def compile_launch(
         environ=environ,
     )
     compiled = reader.read(tasks)
-    if deployment is not None and any(key == ("target", "model") for key, _ in eval_overrides):
+    chosen = (suite is not None and suite.targets) or any(key == ("target", "model") for key, _ in eval_overrides)
+    if deployment is not None and chosen:
         message = "the served model is the one evaluated; set deployment.served_model_name=…"
         findings.problems.append(Problem("command line: target.model", message))
     _check_flags(tree, execution, findings)
@@ -191,6 +195,11 @@ def compile_launch(
         notices=findings.notices,
         tree=tree,
     )
+
+
+def _suite_path(suite: Suite) -> Path:
+    """Return the file that stands for a suite: its own, or that of its first eval."""
+    return find_evals(suite)[0] if suite.document is None or suite.document.path is None else suite.document.path
 
 
 class _Blocks(NamedTuple):

@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cluster.config.executor import EXECUTORS
 from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
 from holdfast.cluster.config.profiles import Profile, ProfileBlock, display_path, load_wandb
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of
+from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, tree_of, walk
 from holdfast.cluster.config.schema import LaunchBlock
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.formats import is_eval
 from holdfast.formats.providers import find_task, installed_providers
+from holdfast.formats.suite import find_evals
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.validation import suggest
+from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.spec.document import Document
+    from holdfast.spec.suite import Suite
 
 
 GROUPS = Path(__file__).parent / "groups"
@@ -91,8 +94,9 @@ def compose(
     environ: Mapping[str, str],
     *,
     detached: bool = False,
+    suite: Suite | None = None,
 ) -> Composed:
-    """Compose the configuration in `path`. An eval file by itself is a configuration of one task.
+    """Compose the configuration in `path`. An eval file by itself is a configuration of one task, a suite of several.
 
     Only reads files; the same input gives the same result.
     """
@@ -101,8 +105,9 @@ def compose(
     edits = [edit for edit in edits if not edit.selects]
 
     files = _Files(path.parent, cwd, choices)
-    if (lone := read_lone(path)) is not None:
-        tree = wrap_eval(lone, path, cwd)
+    tasks = _suite_tasks(suite) if suite is not None else _lone_task(path)
+    if tasks:
+        tree = _wrap_evals(tasks, path, cwd)
         for section, choice in choices.items():  # a built-in group, which has the name of its type
             tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
     else:
@@ -474,16 +479,35 @@ def read_lone(path: Path) -> Document | None:
     return None
 
 
-def wrap_eval(document: Document, path: Path, cwd: Path) -> Tree:
-    """Return the configuration around an eval file by itself."""
-    from holdfast.cluster.config.profiles import (
-        display_path,  # not needed to distinguish eval files from configurations, as every command does
-    )
-    from holdfast.cluster.config.provenance import Tree, walk
+def _lone_task(path: Path) -> list[dict[str, Any]]:
+    """Return the task that an eval file stands for; none for a configuration."""
+    if (document := read_lone(path)) is None:
+        return []
+    return [{"name": _name_of(document, path), "eval": str(path.resolve())}]
 
+
+def _suite_tasks(suite: Suite) -> list[dict[str, Any]]:
+    """Return a task for each eval and target of a suite."""
+    tasks = []
+    for path, entry in zip(find_evals(suite), suite.evals, strict=True):
+        document = read_document(path)
+        name, written = entry.name or _name_of(document, path), document.data.get("target")
+        for target in suite.targets or (None,):
+            changes = {} if target is None else {".".join(key): value for key, value in target.overrides(written)}
+            overrides = {**suite.overrides, **entry.overrides, **changes}
+            task = name if target is None or len(suite.targets) == 1 else f"{name}-{slug(target.label)}"
+            tasks.append({"name": task, "eval": str(path.resolve()), "overrides": overrides})
+    return tasks
+
+
+def _name_of(document: Document, path: Path) -> str:
     name = document.data.get("name")
-    task = {"name": name if isinstance(name, str) and name.strip() else path.stem, "eval": str(path.resolve())}
-    data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": [task]}}
+    return name if isinstance(name, str) and name.strip() else path.stem
+
+
+def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
+    """Return the configuration around eval files by themselves."""
+    data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": tasks}}
     file = display_path(path, cwd)
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
 

@@ -48,8 +48,8 @@ def task(**changes: object) -> TaskFile:
 
 
 def test_the_main_script_is_this_text() -> None:
-    given = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
-    assert main_script(given, TaskFolder("/base/holdfast/0123456789abcdef", 0)) == (
+    settings = task(main_options=("--account=a", "--time=04:00:00", "--exclusive"), setup_lines=("module load cuda",))
+    assert main_script(settings, TaskFolder("/base/holdfast/0123456789abcdef", 0)) == (
         "#!/bin/bash\n"
         "#SBATCH --output=/base/holdfast/0123456789abcdef/0/logs/slurm-%j.log\n"
         "#SBATCH --open-mode=append\n"
@@ -117,8 +117,8 @@ def test_the_options_are_the_configurations(tmp_path: Path) -> None:
 
 def test_a_short_time_limit_has_a_short_margin(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
-    made = preview(launched(folder, "newer", "BIG", "execution.walltime=2m", environ={**NEW, "PWD": str(folder)}))
-    assert "--signal=B:USR2@30" in options(made[0].main)
+    scripts = preview(launched(folder, "newer", "BIG", "execution.walltime=2m", environ={**NEW, "PWD": str(folder)}))
+    assert "--signal=B:USR2@30" in options(scripts[0].main)
 
 
 def test_a_server_in_a_container_is_started_by_srun() -> None:
@@ -133,7 +133,7 @@ def test_a_server_in_a_container_is_started_by_srun() -> None:
     assert server_line(served, 1, pyxis=False) == "ulimit -n 9\nvllm serve '/a b'"
 
 
-def test_secrets_survive_their_file_whatever_they_are() -> None:
+def test_any_secret_survives_its_file() -> None:
     values = {"A": "plain", "B": "with = and \" and ' and\nnew lines $HOME `reboot` ü"}
     assert read_secrets(write_secrets(values)) == values
 
@@ -141,18 +141,18 @@ def test_secrets_survive_their_file_whatever_they_are() -> None:
 def test_a_dry_run_shows_everything_and_does_nothing(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
     before = sorted(folder.rglob("*"))
-    said = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
-    assert "Compiled Configuration" in said and "env.toml" in said
-    assert "#SBATCH --account=acct" in said and "--role main" in said
-    assert "1 sample × 1 trial" in said
-    assert "hellaswag" in said and "Task 1" not in said
+    stdout = holdfast("eval", "-c", "newer", "--run", "BIG", "-d", "-t", "hellaswag", cwd=folder, env=NEW).stdout
+    assert "Compiled Configuration" in stdout and "env.toml" in stdout
+    assert "#SBATCH --account=acct" in stdout and "--role main" in stdout
+    assert "1 sample × 1 trial" in stdout
+    assert "hellaswag" in stdout and "Task 1" not in stdout
     assert sorted(folder.rglob("*")) == before
 
 
 def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
     folder = lay_out(tmp_path)
-    said = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
-    assert "Compiled Configuration" in said
+    stdout = holdfast("eval", "config/hosted.yaml", "-d", cwd=folder, env={"API_KEY": "k"}).stdout
+    assert "Compiled Configuration" in stdout
     wrong = holdfast("eval", "evals/mmlu.yaml", "--force-squash", "-d", cwd=folder, check=2).stderr
     assert "--run or --batch" in wrong
 
@@ -181,14 +181,14 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path) -> None:
     python = ensure_python(transport, str(tmp_path), say=notes.append)
     assert len(notes) == 1 and "installing Holdfast" in notes[0]
     ready = Path(python).parent.parent / ".ready"
-    made = ready.stat().st_mtime_ns
-    said = subprocess.run(
+    modified = ready.stat().st_mtime_ns
+    stdout = subprocess.run(
         [python, "-c", "import holdfast; print(holdfast.__file__)"], capture_output=True, text=True, cwd="/", check=True
     ).stdout
-    assert said.startswith(str(ready.parent)), said
+    assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
     assert len(notes) == 1  # only where something is
-    assert ready.stat().st_mtime_ns == made
+    assert ready.stat().st_mtime_ns == modified
 
 
 @pytest.mark.parametrize(
@@ -310,11 +310,11 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
     for number in range(60):
         (tmp_path / f"extra{number:02}.txt").write_text("x" * 1500)
-    said = holdfast("eval", "e.yaml", "--run", "here", "--dry-run", cwd=tmp_path).stdout
-    assert "sends 62 files, 90 kB:" in said
-    assert "extra07.txt  1.5 kB" in said and "extra59.txt" not in said
-    assert "… and 22 more; --json lists all" in said
-    assert "env.toml  (looks like credentials)" in said
+    stdout = holdfast("eval", "e.yaml", "--run", "here", "--dry-run", cwd=tmp_path).stdout
+    assert "sends 62 files, 90 kB:" in stdout
+    assert "extra07.txt  1.5 kB" in stdout and "extra59.txt" not in stdout
+    assert "… and 22 more; --json lists all" in stdout
+    assert "env.toml  (looks like credentials)" in stdout
     planned = json.loads(holdfast("eval", "e.yaml", "--run", "here", "-d", "--json", cwd=tmp_path).stdout)
     files = planned["tasks"][0]["files"]
     assert len(files["sent"]) == 62 and files["sent"]["extra59.txt"] == 1500

@@ -16,7 +16,7 @@ from holdfast.errors import ClusterError, Unreachable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.slurm import Lab
+    from tests.support.slurm import Cluster
 
 HOSTILE = [
     "two words",
@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.fixture
 def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
-    """What really went over the transport: arguments, and the number of bytes of the input."""
+    """Record what was sent over the transport: arguments, and the number of bytes of the input."""
     calls: list[tuple[list[str], int]] = []
     real = transport._try
 
@@ -57,15 +57,17 @@ def test_arguments_and_input_arrive_unchanged(transport: Transport) -> None:
         assert (done.code, done.text) == (0, repr((arguments, "the input\n"))), done.stderr
 
 
-def test_bytes_come_back_unchanged(transport: Transport) -> None:
+def test_bytes_are_returned_unchanged(transport: Transport) -> None:
     data = bytes(range(256)) * 4096
     assert transport.run(["cat"], input=data).stdout == data
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
-def test_a_programs_exit_code_is_not_taken_for_the_connections(transport: Transport, code: int, told: set[int]) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(0, {0}), (3, {3}), (127, {127}), (255, {254, 255})])
+def test_a_programs_exit_code_is_not_taken_for_the_connections(
+    transport: Transport, code: int, expected: set[int]
+) -> None:
     done = transport.run(["sh", "-c", f"echo out; echo err >&2; exit {code}"])
-    assert done.code in told
+    assert done.code in expected
     assert (done.text, done.stderr) == ("out\n", "err\n")
 
 
@@ -127,9 +129,9 @@ def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     whole = module._pack
 
     def broken(files: Any, archive: Any) -> None:
-        made = io.BytesIO()
-        whole(files, made)
-        archive.write(made.getvalue()[:1024])  # header and content of the first file
+        packed = io.BytesIO()
+        whole(files, packed)
+        archive.write(packed.getvalue()[:1024])  # header and content of the first file
 
     monkeypatch.setattr(module, "_pack", broken)
     with pytest.raises(ClusterError):
@@ -137,7 +139,7 @@ def test_a_transfer_that_breaks_off_between_two_files_leaves_nothing(
     assert list((tmp_path / "code").iterdir()) == []
 
 
-def test_two_who_send_the_same_at_once_both_get_it(slurm: Lab, tmp_path: Path) -> None:
+def test_two_who_send_the_same_at_once_both_get_it(slurm: Cluster, tmp_path: Path) -> None:
     files = {f"file {number}": SourceFile(b"x" * 10_000) for number in range(50)}
     places: list[str] = []
     threads = [
@@ -181,7 +183,7 @@ def test_appended_lines_stay_lines_after_a_torn_one(transport: Transport, tmp_pa
     assert path.read_bytes() == b"one\ntw\nfour\n"
 
 
-def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Lab) -> None:
+def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: Cluster) -> None:
     ssh = own_slurm.ssh()
     assert ssh.run(["echo", "here"]).text == "here\n"
     own_slurm.script("sshd-down")
@@ -192,7 +194,7 @@ def test_an_ssh_server_that_is_down_is_unreachable_until_it_is_back(own_slurm: L
     assert ssh.run(["echo", "back"]).text == "back\n"
 
 
-def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Lab, tmp_path: Path) -> None:
+def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slurm: Cluster, tmp_path: Path) -> None:
     own_slurm.script("sshd-down")
     patient = Ssh("cluster", config=own_slurm.ssh_config, pauses=(0.2,) * 100)
     with pytest.raises(Unreachable):
@@ -204,7 +206,7 @@ def test_a_short_outage_is_waited_for_except_for_commands_that_run_once(own_slur
     assert not (tmp_path / "once").exists()
 
 
-def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_login_is_reported_at_once(sshd: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     with pytest.raises(Unreachable, match="Permission denied") as caught:
@@ -212,7 +214,7 @@ def test_a_refused_login_is_reported_at_once(sshd: Lab, monkeypatch: pytest.Monk
     assert "without a password prompt" in str(caught.value) and 60 not in pauses
 
 
-def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Lab, tmp_path: Path) -> None:
+def test_the_users_ssh_configuration_wins_over_our_defaults(sshd: Cluster, tmp_path: Path) -> None:
     def effective(ssh: Ssh) -> dict[str, str]:
         shown = subprocess.run(["ssh", *ssh._options, "-G", ssh._host], capture_output=True, text=True, check=True)
         return dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)

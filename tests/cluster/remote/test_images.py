@@ -21,7 +21,7 @@ from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError
 from tests.support.running import wait_for
-from tests.support.slurm import Lab, wait_for_job
+from tests.support.slurm import Cluster, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ exec mksquashfs "$root" "$3" -quiet -no-progress >/dev/null
 class Place:
     """A directory on the cluster, and an enroot on its nodes that does what `how` says first."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Cluster, folder: Path) -> None:
         self.folder = folder
         self.base = folder / "base dir"
         self.bin = folder / "bin"
@@ -71,7 +71,7 @@ class Place:
 
 
 @pytest.fixture
-def place(slurm: Lab, tmp_path: Path) -> Place:
+def place(slurm: Cluster, tmp_path: Path) -> Place:
     if shutil.which("mksquashfs") is None:
         pytest.skip("mksquashfs is missing; on Debian and Ubuntu scripts/lab/install installs it, as root")
     return Place(slurm, tmp_path)
@@ -139,7 +139,7 @@ def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
         both = [pool.submit(place.ensure, image) for _ in range(2)]
         wait_for(lambda: len(place.slurm.jobs(names=[name])) == 2, "both jobs")
         (place.folder / "go").touch()
-        first, second = (found.result(timeout=300) for found in both)
+        first, second = (future.result(timeout=300) for future in both)
     assert first == second
     assert len(place.imports) == 1
 
@@ -149,12 +149,12 @@ def test_a_killed_import_leaves_nothing_that_is_ever_used(place: Place) -> None:
     place.how('head -c 5000 /dev/zero >"$3"; sleep 600')
     name = str(JobName(ImageReference.parse(image).id, 0, "squash"))
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(place.ensure, image)
+        importing = pool.submit(place.ensure, image)
         wait_for(lambda: place.imports, "the import")
         job = wait_for_job(place.slurm, name, lambda job: job.state == "running")
         place.transport.check(["scancel", "--signal=KILL", "--full", job.id])
         with pytest.raises(ClusterError, match=f"job {job.id}, ended: (failed|cancelled)"):
-            found.result(timeout=300)
+            importing.result(timeout=300)
     assert not [file for file in place.files() if not file.startswith(".importing-")]
     place.how("")
     path = place.ensure(image)
@@ -246,8 +246,8 @@ def test_files_are_left_alone(image: str) -> None:
 def test_references_are_read_as_docker_reads_them(
     image: str, registry: str | None, name: str, tag: str, uri: str
 ) -> None:
-    found = ImageReference.parse(image)
-    assert (found.registry, found.name, found.tag, found.uri) == (registry, name, tag, uri)
+    reference = ImageReference.parse(image)
+    assert (reference.registry, reference.name, reference.tag, reference.uri) == (registry, name, tag, uri)
 
 
 def test_names_of_images_never_collide() -> None:
@@ -256,5 +256,5 @@ def test_names_of_images_never_collide() -> None:
     assert ImageReference.parse("nvcr.io/nvidia/nemo:25.01").stem.startswith("nvcr_io_nvidia_nemo_25_01-")
 
 
-def test_a_reference_by_digest_is_its_own_digest(slurm: Lab) -> None:
+def test_a_reference_by_digest_is_its_own_digest(slurm: Cluster) -> None:
     assert registry_digest(slurm.here, ImageReference.parse("a.io/b@sha256:0123")) == "sha256:0123"
