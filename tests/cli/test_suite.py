@@ -159,7 +159,7 @@ def test_a_suite_is_a_launch_of_several_tasks(tmp_path: Path, provider: Server) 
         (["--max-cost", "1"], "the budget of a suite does not work on a cluster"),
         (
             ["deployment.type=generic", "deployment.command=serve"],
-            "the model that is measured is the one that is served",
+            "the served model is the one evaluated",
         ),
     ):
         done = holdfast("eval", "suite.yaml", "--batch", "here", *words, cwd=tmp_path, env=home, check=2)

@@ -144,7 +144,7 @@ class _Ledger:
         self._spent: list[dict[BudgetName, float]] = [dict.fromkeys(_BUDGETS, 0.0) for _ in identities]
         if self._limits and not options.fresh:
             for number, identity in enumerate(identities):
-                self.note(number, identity.directory(options.runs_dir).load(mend=False).spent)
+                self.note(number, identity.directory(options.runs_dir).load(repair=False).spent)
         self._lent: dict[str, float] = {}
         """limits of the cell that ran last which come from the suite"""
 

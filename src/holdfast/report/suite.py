@@ -19,7 +19,7 @@ from rich.text import Text
 from holdfast.display.format import share
 from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted
-from holdfast.plan.changes import counted
+from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores
 from holdfast.report.paired import holm
 from holdfast.report.run_view import RunView
@@ -163,7 +163,7 @@ def print_suite(
     cells = {place: _cell(outcomes.get(place), mark=compared.differs(place)) for place in places}
     targets = list(dict.fromkeys(target for _, target in places))
     if average is not None:
-        label = f"average ({counted(len(average.over), 'eval')})"
+        label = f"average ({format_count(len(average.over), 'eval')})"
         for target in targets:
             mean = average_scores(
                 average, {row: run.metrics for (row, column), run in runs.items() if column == target}
@@ -175,10 +175,10 @@ def print_suite(
     if any(against.differs for against in compared.tested.values()):
         console.print(
             f"{_MARK} differs from the best of its eval (paired test, p < {LEVEL} after Holm's correction over "
-            f"{counted(len(compared.tested), 'comparison')})"
+            f"{format_count(len(compared.tested), 'comparison')})"
         )
     elif compared.tested:
-        comparisons = counted(len(compared.tested), "comparison")
+        comparisons = format_count(len(compared.tested), "comparison")
         console.print(f"no score differs from the best of its eval by more than chance ({comparisons}, Holm)")
     for (row, target), reason in compared.not_compared.items():
         console.print(f"{row} · {target} {reason}", soft_wrap=True)
@@ -241,7 +241,7 @@ def print_cell(place: str, cell: Cell, outcome: Outcome | None, error: HoldfastE
     else:
         ungraded = f", {plan.to_grade:,} of them without all their grades" if plan.to_grade else ""
         done = plan.total - plan.to_run
-        state = f"not finished, {done:,} of {counted(plan.total, 'trial')} have an output{ungraded}"
+        state = f"not finished, {done:,} of {format_count(plan.total, 'trial')} have an output{ungraded}"
     console.print(f"{head}: {state} · {outcome.rundir.path}", soft_wrap=True)
     for line in _problems(outcome):
         console.print(Text(indent(line, "  "), style="red"), soft_wrap=True)
@@ -267,9 +267,8 @@ def print_ending(unfinished: int, reason: BudgetReached | Interrupted | None, co
         command = with_raised_limit(command, reason)
     elif isinstance(reason, Interrupted):
         console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
-    console.print(
-        f"{counted(unfinished, 'run')} of the suite {'is' if unfinished == 1 else 'are'} not finished. Resume with:"
-    )
+    are = "is" if unfinished == 1 else "are"
+    console.print(f"{format_count(unfinished, 'run')} of the suite {are} not finished. Resume with:")
     console.print(f"  {command}", soft_wrap=True)
 
 
@@ -297,7 +296,7 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
     rows = [
         (cell.eval, cell.target, *(f"{getattr(plan, field):,}" for field in fields)) for cell, _, _, plan in planned
     ]
-    rows.append((f"{counted(len(planned), 'run')}", "", *(f"{totals[field]:,}" for field in fields)))
+    rows.append((f"{format_count(len(planned), 'run')}", "", *(f"{totals[field]:,}" for field in fields)))
     console.print(fit_table(columns, rows, console.width, title=name))
     for cell, identity, rundir, plan in planned:
         _print_details(console, cell, identity, rundir, plan)
