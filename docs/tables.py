@@ -28,7 +28,12 @@ from holdfast.spec.load_targets import TARGETS
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
-VALIDATORS = {"parse_duration": "duration", "_urls": "URL or list of URLs", "_as_list": "text or list of texts"}
+VALIDATORS = {
+    "parse_duration": "duration",
+    "_urls": "URL or list of URLs",
+    "_as_list": "text or list of texts",
+    "_bare": "expression",
+}
 HEADS = {"keys": "key | value", "fields": "field", "options": "option"}
 FLATTENED = {"pass_at": "`pass@1`, `pass@2` …", "totals": "`corpus`, `error_rate`"}
 """fields of `GraderMetrics` that are stored as several numbers, by the names in the file"""

@@ -111,6 +111,8 @@ def test_snippet_of_a_grader_is_valid(page: Path, kind: str, snippet: str, tmp_p
         "workspace": {},
         "graders": graders,
     }
+    if kind == "likelihood":
+        data |= {"continuations": "references", "target": {"model": "m", "api": "completions"}}
     with (tmp_path / "eval.yaml").open("w") as file:
         YAML().dump(data, file)
     load_eval(tmp_path / "eval.yaml")

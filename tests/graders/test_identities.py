@@ -45,6 +45,11 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"type": "choice"}, "sha256:b371a0970ba75e24e317cc2c601d6a71"),
     ({"type": "number", "after": "answer:", "tolerance": 0.1}, "sha256:f2a39b131ee3c8a262180dc97e2e688e"),
+    ({"type": "likelihood"}, "sha256:34abf3b47ede2e76600d8b698271ed8f"),
+    (
+        {"type": "likelihood", "expected": [0, "b"], "normalize": "chars", "choices": "[expected]", "weight": 0},
+        "sha256:a153b8529b8b26948b1e5004fc1926ab",
+    ),
     ({"type": "similarity", "method": "jaro_winkler"}, "sha256:cdd2bda6c3935fef82db0ab8265f3877"),
     ({"type": "math", "timeout": 20}, "sha256:d7a4d2b74f9b3c6a2d88b7b0beaba489"),
     ({"type": "math", "on_timeout": "error"}, "sha256:007f180e71cdc3daa81570ecc63d77ae"),
@@ -126,6 +131,10 @@ TARGETS: list[tuple[dict[str, Any], str]] = [
         "sha256:86518af00a4ca7627fe36f7ed309f3c3",
     ),
     (
+        {"model": "m", "base_url": "http://127.0.0.1:1/v1", "params_from": "{'seed': 1}"},
+        "sha256:51c91008a152791526e7ccb1c21aa314",
+    ),
+    (
         {
             "model": "m",
             "base_url": ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"],
@@ -175,6 +184,8 @@ TARGETS: list[tuple[dict[str, Any], str]] = [
     ({"mock": "waza"}, "sha256:702de1a6b849b1312f72c6044e30ec29"),
 ]
 
+LIKELIHOODS: dict[str, Any] = {"continuations": "[question]", "target": {"model": "m", "api": "completions"}}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -186,7 +197,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("block", "expected"), GRADERS, ids=[block["type"] for block, _ in GRADERS])
 def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
-    identified = identify(load(folder, graders=[block], workspace={}))
+    keys: dict[str, Any] = LIKELIHOODS if block["type"] == "likelihood" else {}
+    identified = identify(load(folder, graders=[block], workspace={}, **keys))
     (identity,) = identified.contents.graders.values()
     assert digest(identity) == expected
 
@@ -194,6 +206,25 @@ def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], 
 @pytest.mark.parametrize(("block", "expected"), TARGETS, ids=[next(iter(block)) for block, _ in TARGETS])
 def test_a_targets_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
     assert digest(identify(load(folder, target=block)).contents.target) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "sha256:89c6437c45b892ff0e5270c106752d82"),
+        ({"params": {"temperature": 1}, "params_from": "{'seed': 1}"}, "sha256:89c6437c45b892ff0e5270c106752d82"),
+        (
+            {"likelihood": {"truncate": "left", "max_length": 2048, "prefix": "<s>"}},
+            "sha256:df65711c3d301c2f05a9a44ba421914d",
+        ),
+        ({"tokenizer": "schema.json"}, "sha256:2107c85adf705edc62d155e44cc40b22"),
+    ],
+)
+def test_the_identity_of_a_model_that_is_asked_for_likelihoods(
+    folder: Path, settings: dict[str, Any], expected: str
+) -> None:
+    spec = load(folder, **{**LIKELIHOODS, "target": {**LIKELIHOODS["target"], **settings}})
+    assert digest(identify(spec).contents.target) == expected
 
 
 def test_every_kind_of_grader_is_pinned() -> None:

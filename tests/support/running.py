@@ -64,7 +64,9 @@ class Server:
 @contextmanager
 def server(**settings: Any) -> Iterator[Server]:
     """Start a server on loopback, and stop it at the end."""
-    arguments = [f"{key}={value if key == 'answer' else json.dumps(value)}" for key, value in settings.items()]
+    arguments = [
+        f"{key}={value if key in ('answer', 'engine') else json.dumps(value)}" for key, value in settings.items()
+    ]
     process = Forked(
         [sys.executable, "-m", "tests.support.server", *arguments],
         cwd=ROOT,

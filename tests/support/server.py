@@ -9,15 +9,29 @@ latency         seconds before an answer
 fail            how each request fails, as {"429": 0.1, "500": 0.1, "hang": 0.05, "cut": 0.05, "garbage": 0.05}; which
                 requests is decided by a digest of the prompt and how often it was asked, so it is repeatable;
                 `overloaded` is a 503 that says so, `later` a 503 with Retry-After
+spares          a prompt that never fails
 fail_first      only the first so many requests for each prompt can fail (0: any)
 retry_after     sent with a 429 and `later`, in seconds (negative: not sent)
 status, code    answer everything with this HTTP status, and this error code in the body
 max_concurrent  answer 429 to requests beyond so many at once
-answer          `echo` (the prompt), `digest` (a number from the prompt) or `judge` (a judge's JSON), or a fixed text
+answer          `echo` (the prompt), `digest` (a number from the prompt), `judge` (a judge's JSON) or `body` (the
+                request), or a fixed text
 usage           whether replies say how many tokens they took
 tool_calls      how many tools it calls, one after the other, before it answers a user's message; the arguments are made
                 of that message and of how many calls came before; the answer is made of the tools' results
 calls           the very calls to make, once, where a request offers tools
+
+It also has a small model of its own, whose log-probabilities are a pure function of the tokens (`token_model`):
+/tokenize, /detokenize, /tokenizer_info and /v1/models as vLLM has them, and completions with `echo` and `logprobs`.
+
+engine          which server it is: `vllm`; `sglang`, which has /generate instead of `echo`; `llama.cpp`, which has
+                /completion with a grammar instead; or `chat`, which has none of them
+tokenizes       whether there is /tokenize
+ignores_echo    accept `echo`, and return nothing about the prompt
+adds_bos        put a BOS token before prompts that are text
+max_logprobs    refuse requests for more `logprobs` than this (negative: none are refused)
+max_model_len   refuse longer prompts, and list this with the model (0: unknown)
+cuts_at         silently drop all but the last so many tokens of a prompt (0: none)
 """
 
 from __future__ import annotations
@@ -30,6 +44,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.support.token_model import BOS, EOS, TokenModel, echoed, forced, generated
+
 REFUSALS = {
     "429": (429, "told to fail"),
     "500": (500, "told to fail"),
@@ -37,6 +53,7 @@ REFUSALS = {
     "529": (529, "told to fail"),
     "overloaded": (503, "The model is overloaded."),
     "later": (503, "told to fail"),
+    "oom": (500, "CUDA out of memory. Tried to allocate 2.32 GiB"),
 }
 
 
@@ -45,6 +62,7 @@ class Settings:
     latency: float = 0.0
     fail: dict[str, float] = field(default_factory=dict)
     fail_first: int = 0
+    spares: str = ""
     retry_after: float = 0.05
     status: int = 200
     code: str = ""
@@ -53,11 +71,19 @@ class Settings:
     usage: bool = True
     tool_calls: int = 0
     calls: list[Any] = field(default_factory=list)
+    engine: str = "vllm"
+    tokenizes: bool = True
+    ignores_echo: bool = False
+    adds_bos: bool = False
+    max_logprobs: int = -1
+    max_model_len: int = 0
+    cuts_at: int = 0
 
 
 class State:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.model = TokenModel()
         self.reset()
 
     def reset(self) -> None:
@@ -82,7 +108,7 @@ class State:
     def fate(self, prompt: str, nth: int) -> str:
         """`ok`, or how this request fails."""
         settings = self.settings
-        if settings.fail_first and nth > settings.fail_first:
+        if prompt == settings.spares or (settings.fail_first and nth > settings.fail_first):
             return "ok"
         draw = zlib.crc32(f"{nth}:{prompt}".encode()) / 0xFFFFFFFF
         for how, share in settings.fail.items():
@@ -133,10 +159,40 @@ class Connection(asyncio.Protocol):
             for key, value in json.loads(body).items():
                 setattr(self.state.settings, key, value)
             self.send(200, json.dumps(asdict(self.state.settings)).encode())
-        elif method == "POST" and path.endswith(("/completions", "/generate")):
+        elif method == "POST" and path.endswith(("/completions", "/generate", "/completion")):
             self.complete(path, json.loads(body))
+        elif (about := self.about(path, json.loads(body or b"{}"))) is not None:
+            self.send(200, json.dumps(about).encode())
         else:
             self.send(404, b'{"error": {"message": "no such path"}}')
+
+    def about(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Answer for the tokenizer and the model, as the engine does; None for a path that it does not have."""
+        model, settings = self.state.model, self.state.settings
+        if path == "/v1/models":
+            length = {"max_model_len": settings.max_model_len} if settings.max_model_len else {}
+            return {"object": "list", "data": [{"id": "test-model", "object": "model", **length}]}
+        if not settings.tokenizes or settings.engine == "chat":
+            return None
+        if path == "/tokenize":
+            key = "content" if settings.engine == "llama.cpp" else "prompt"
+            return {"tokens": model.encode(body.get(key, ""))}
+        if path == "/detokenize":
+            return {"prompt": model.decode(body["tokens"])}
+        if path == ("/props" if settings.engine == "llama.cpp" else "/tokenizer_info"):
+            length = (
+                {"default_generation_settings": {"n_ctx": settings.max_model_len}} if settings.max_model_len else {}
+            )
+            return {"bos_token": BOS, "eos_token": EOS, **length}
+        return None
+
+    def ids_of(self, prompt: Any) -> list[int]:
+        """Return the tokens of a prompt, which may be text, ids, or a list of one of these."""
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            return self.ids_of(prompt[0])
+        if isinstance(prompt, list):
+            return prompt
+        return self.state.model.encode(BOS * self.state.settings.adds_bos + prompt)
 
     def complete(self, path: str, body: dict[str, Any]) -> None:
         state, settings = self.state, self.state.settings
@@ -144,7 +200,8 @@ class Connection(asyncio.Protocol):
             prompt, results = since_user(body["messages"])
             prompt += f" #{len(results)}" if results else ""
         else:
-            prompt = body.get("prompt", body.get("input_message", ""))
+            prompt = body.get("prompt", body.get("input_ids", body.get("input_message", "")))
+            prompt = state.model.decode(self.ids_of(prompt)) if isinstance(prompt, list) else prompt
         state.asked[prompt] += 1
         if settings.status != 200:
             state.outcomes[str(settings.status)] += 1
@@ -177,7 +234,10 @@ class Connection(asyncio.Protocol):
             status, message = REFUSALS[how]
             self.refuse(status, message, later=how == "later")
             return
-        data = self.reply(path, body, prompt)
+        if (refusal := self.refusal(body)) is not None:
+            self.send(400, json.dumps({"error": {"message": refusal}}).encode())
+            return
+        data = self.scores(path, body) or self.reply(path, body, prompt)
         if body.get("stream"):
             self.stream(data)
         elif how == "garbage":
@@ -190,11 +250,37 @@ class Connection(asyncio.Protocol):
         if how == "ok":
             self.state.answered[prompt] += 1
 
+    def refusal(self, body: dict[str, Any]) -> str | None:
+        """Refuse what vLLM refuses."""
+        settings = self.state.settings
+        if 0 <= settings.max_logprobs < (body.get("logprobs") or 0):
+            return (
+                f"Requested logprobs of {body['logprobs']}, which is greater than max allowed: {settings.max_logprobs}"
+            )
+        prompt = body.get("prompt")
+        if settings.max_model_len and prompt and (length := len(self.ids_of(prompt))) >= settings.max_model_len:
+            return f"This model's maximum context length is {settings.max_model_len} tokens, your request has {length}"
+        return None
+
+    def scores(self, path: str, body: dict[str, Any]) -> bytes | None:
+        """Answer a request for log-probabilities of its prompt, in the form that the engine has; None for others."""
+        model, settings = self.state.model, self.state.settings
+        if settings.engine == "sglang" and path == "/generate" and body.get("return_logprob"):
+            return json.dumps(generated(model, body["input_ids"][-settings.cuts_at :])).encode()
+        if settings.engine == "llama.cpp" and path == "/completion":
+            return json.dumps(forced(model, body)).encode()
+        if settings.engine != "vllm" or settings.ignores_echo or not (body.get("echo") and body.get("logprobs")):
+            return None
+        ids = self.ids_of(body["prompt"])[-settings.cuts_at :]
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 1, "total_tokens": len(ids) + 1}
+        return json.dumps({"id": "r", "choices": [echoed(model, ids)], "usage": usage}).encode()
+
     def reply(self, path: str, body: dict[str, Any], prompt: str) -> bytes:
         text = {
             "echo": prompt,
             "digest": str(zlib.crc32(prompt.encode()) % 1000),
             "judge": '{"reason": "as told", "score": 1}',
+            "body": json.dumps(body),
         }.get(self.state.settings.answer, self.state.settings.answer)
         if path.endswith("/generate"):
             return json.dumps({"value": text}).encode()
@@ -208,12 +294,15 @@ class Connection(asyncio.Protocol):
                 content, stop = tool_call(body["tools"], asked, len(results)), "tool_calls"
         elif self.state.settings.calls and body.get("tools") and body["messages"][-1]["role"] != "tool":
             content = {"role": "assistant", "content": None, "tool_calls": self.state.settings.calls}
+        choice = {"index": 0, key: content, "finish_reason": stop}
+        if body.get("logprobs") and key == "text":
+            choice["logprobs"] = {"tokens": [text], "token_logprobs": [-0.5], "top_logprobs": [{text: -0.5}]}
         reply: dict[str, Any] = {
             "id": "r",
             "object": "chat.completion" if key == "message" else "text_completion",
             "created": 1,
             "model": body.get("model"),
-            "choices": [{"index": 0, key: content, "finish_reason": stop}],
+            "choices": [choice],
         }
         if self.state.settings.usage:
             reply["usage"] = {"prompt_tokens": len(prompt.split()), "completion_tokens": 1, "total_tokens": 2}
@@ -284,7 +373,7 @@ def main() -> None:
     port = int(options.pop("port", 0))
     settings = Settings()
     for key, value in options.items():
-        setattr(settings, key, json.loads(value) if key != "answer" else value)
+        setattr(settings, key, json.loads(value) if key not in ("answer", "engine") else value)
     uvloop.run(serve(settings, port))
 
 

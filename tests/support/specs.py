@@ -102,7 +102,10 @@ def grade(
     `said` are further fields of the output, `files` those of the trial's workspace.
     """
     workspace = None if files is None else {}
-    spec = load(folder, samples=[row or {"expected": "x"}], prompt="hello", graders=[block], workspace=workspace)
+    keys: dict[str, Any] = {"prompt": "hello", "graders": [block], "workspace": workspace}
+    if block["type"] == "likelihood":
+        keys |= {"continuations": "endings", "target": {"model": "m", "api": "completions"}}
+    spec = load(folder, samples=[row or {"expected": "x"}], **keys)
     (grader,) = build_graders(spec)
     blobs = Blobs(folder / "blobs")
     stored = {} if files is None else {"files": {path: blobs.keep(text.encode()) for path, text in files.items()}}

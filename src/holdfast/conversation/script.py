@@ -1,14 +1,20 @@
-"""The user's side of a conversation, as far as it is written in advance: system message, prompt and follow-ups."""
+"""The user's side of a conversation, as far as it is written in advance.
+
+System message, history, prompt and follow-ups; or, instead of follow-ups, the continuations of the prompt.
+"""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import AttemptError
+from holdfast.spec.schema import ModelTarget
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression
+from holdfast.targets.types import Continuation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from holdfast.data.dataset import Sample
     from holdfast.spec.load import Eval
@@ -22,6 +28,10 @@ class Prompts(NamedTuple):
     """messages before the first user message"""
     texts: list[str]
     """user messages: the prompt, then the follow-ups"""
+    continuations: tuple[Continuation, ...] = ()
+    """texts whose likelihood is asked for instead of a reply"""
+    params: Mapping[str, Any] = MappingProxyType({})
+    """the row's own parameters of requests to a model"""
 
 
 class Script:
@@ -31,6 +41,9 @@ class Script:
         self._system = None if spec.system is None else Template(spec.system, texts_only=True)
         self._prompts = [Template(text, texts_only=True) for text in (spec.prompt, *spec.follow_ups)]
         self._row_follow_ups = None if spec.follow_ups_from is None else expression(spec.follow_ups_from)
+        self._history = spec.history
+        self._continuations = spec.continuations
+        self._params = spec.target.params_from if isinstance(spec.target, ModelTarget) else None
 
     @staticmethod
     def identity(spec: Eval) -> dict[str, Any]:
@@ -38,15 +51,72 @@ class Script:
         identity: dict[str, Any] = {"system": spec.system, "prompt": spec.prompt}
         if spec.follow_ups or spec.follow_ups_from:
             identity["follow_ups"] = list(spec.follow_ups) or spec.follow_ups_from
+        if spec.history is not None:
+            identity["history"] = spec.history
+        if spec.continuations is not None:
+            identity["continuations"] = spec.continuations
         return identity
 
     def render(self, sample: Sample) -> Prompts:
         """Render the script for a sample; raise AttemptError for a row that does not fit it."""
         opening = [] if self._system is None else [{"role": "system", "content": _render(self._system, sample)}]
+        if self._history is not None:
+            opening += _evaluate_history(self._history, sample)
         texts = [_render(template, sample) for template in self._prompts]
         if self._row_follow_ups is not None:
             texts += _evaluate_follow_ups(self._row_follow_ups, sample)
-        return Prompts(opening, texts)
+        continuations = () if self._continuations is None else evaluate_continuations(self._continuations, sample)
+        params = MappingProxyType({}) if self._params is None else _evaluate_params(self._params, sample)
+        return Prompts(opening, texts, continuations, params)
+
+
+def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, ...]:
+    """Return the continuations that a row contains. They are used as written, never as templates."""
+    values = _evaluate(formula, sample, "continuations")
+    if not isinstance(values, list | tuple) or not values:
+        raise _unfit(sample, f"continuations give {values!r:.80}, not a list of texts")
+    return tuple(_continuation(value, sample) for value in values)
+
+
+def _continuation(value: Any, sample: Sample) -> Continuation:
+    if isinstance(value, str):
+        return Continuation(value)
+    if not isinstance(value, dict) or not value.keys() <= {"text", "context"} or "text" not in value:
+        raise _unfit(sample, f"a continuation is {value!r:.80}, not a text or a mapping with `text` and `context`")
+    text, context = value["text"], value.get("context")
+    if not isinstance(text, str) or not isinstance(context, str | None):
+        raise _unfit(sample, f"a continuation is {value!r:.80}: `text` and `context` are texts")
+    return Continuation(text, context)
+
+
+def _evaluate_history(formula: str, sample: Sample) -> list[Message]:
+    """Return the messages that a row places before its prompt. They are used as written, never as templates."""
+    values = _evaluate(formula, sample, "history")
+    if not isinstance(values, list | tuple):
+        raise _unfit(sample, f"history gives {values!r:.80}, not a list of messages")
+    for value in values:
+        fits = isinstance(value, dict) and value.keys() == {"role", "content"} and isinstance(value["content"], str)
+        if not fits or value["role"] not in ("system", "user", "assistant"):
+            raise _unfit(
+                sample,
+                f"a message of history is {value!r:.80}, not a mapping with `role` (system, user or assistant) and "
+                "`content`",
+            )
+    return [{"role": value["role"], "content": value["content"]} for value in values]
+
+
+def _evaluate_params(formula: str, sample: Sample) -> dict[str, Any]:
+    params = _evaluate(formula, sample, "target.params_from")
+    if not isinstance(params, dict):
+        raise _unfit(sample, f"target.params_from gives {params!r:.80}, not a mapping")
+    return params
+
+
+def _evaluate(formula: str, sample: Sample, key: str) -> Any:
+    try:
+        return expression(formula)(sample.fields)
+    except RENDER_ERRORS as error:
+        raise _unfit(sample, f"cannot evaluate {key}: {error}") from error
 
 
 def _render(template: Template, sample: Sample) -> str:

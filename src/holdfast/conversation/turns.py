@@ -46,6 +46,7 @@ class Conversation:
 
     def __init__(self, prompts: Prompts, sample: Sample, trial: int) -> None:
         self._prompts = prompts.texts
+        self._continuations, self._params = prompts.continuations, prompts.params
         self._sample = sample
         self._trial = trial
         self._seed = xxh3_64_intdigest(f"{sample.digest}:{trial}".encode()) & 0x7FFFFFFF
@@ -81,7 +82,17 @@ class Conversation:
     def begin_turn(self, prompt: str) -> Turn:
         """Add a user message."""
         self.messages.append({"role": "user", "content": prompt})
-        return Turn(prompt, self.messages, self._sample, self._trial, self.turns + 1, self._seed, self.state)
+        return Turn(
+            prompt,
+            self.messages,
+            self._sample,
+            self._trial,
+            self.turns + 1,
+            self._seed,
+            self.state,
+            continuations=self._continuations,
+            params=self._params,
+        )
 
     def end_turn(self, reply: Reply, seconds: float) -> None:
         """Add the target's reply; `seconds` is how long the conversation has taken."""

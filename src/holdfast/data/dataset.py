@@ -21,7 +21,7 @@ from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub,
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.schema import HttpTarget
 from holdfast.spec.selection import Selection
-from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression, texts
+from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, Undefined, expression, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel, Stale
     from holdfast.spec.document import Location
     from holdfast.spec.load import Eval
+    from holdfast.spec.template import Expression
 
 _SENT = ("system", "prompt", "follow_ups")
 """templates whose text is sent to the target as it comes out"""
@@ -261,8 +262,16 @@ def _render(compiled: Template, values: Row, fields: Row) -> str:
     return compiled.render({**fields, **values})
 
 
+def _evaluate(compiled: Expression, fields: Row) -> Any:
+    value = compiled.value(fields)
+    return str(value) if isinstance(value, Undefined) else value  # which raises, and names what is missing
+
+
 class _TemplateChecks:
-    """Checks templates and graders' `where` against rows: variables that some rows lack are reported before the run."""
+    """Checks templates, expressions and graders' `where` against rows.
+
+    Variables that some rows lack are reported before the run.
+    """
 
     def __init__(self, spec: Eval) -> None:
         self._document = spec.document
@@ -278,6 +287,11 @@ class _TemplateChecks:
                 placeholders = dict.fromkeys(compiled.names - needed, "")
                 grader = numbers.get(location[:-1])
                 self._templates.append((location, partial(_render, compiled, placeholders), needed, grader))
+        for location, formula in spec.row_expressions():
+            evaluate = expression(formula)
+            if evaluate.names:
+                grader = numbers.get(location[:-1])
+                self._templates.append((location, partial(_evaluate, evaluate), evaluate.names, grader))
 
     def look(self, sample: Sample, panel: Panel) -> None:
         fields = sample.fields.keys()

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 DEFAULT_CONCURRENCY: Final = 64
+LIKELIHOOD_CONCURRENCY: Final = 16
+"""log-probabilities of a prompt take a server much memory"""
 _LOOK_SECONDS: Final = 0.25
 _DATASET_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -87,6 +89,8 @@ class Loop:
         concurrency, target = self._spec.limits.concurrency, self._spec.target
         if concurrency is None:
             embedded = isinstance(target, ModelTarget) and is_embedded(target.model)
+            if self._spec.continuations is not None:
+                return 1 if embedded else LIKELIHOOD_CONCURRENCY  # one by one, its requests share the row's context
             return PARALLEL if embedded else DEFAULT_CONCURRENCY
         return None if concurrency == "auto" else concurrency
 
@@ -160,7 +164,10 @@ class Loop:
                 stack.push_async_callback(self._hooks.after_run)
             for model in filter(is_embedded, self._asked_models()):
                 self._session.notice(f"starting {model} on this machine …")
-            for part in (self._session.parts.target, self._session.parts.player, *self._graders):
+            target = self._session.parts.target if self._session.generates else None
+            if target is not None:
+                target.limit_requests(lambda: self._window.limit)
+            for part in (target, self._session.parts.player, *self._graders):
                 if part is not None:
                     await part.__aenter__()
                     stack.push_async_callback(self._close, part)
@@ -178,12 +185,14 @@ class Loop:
             await part.__aexit__(None, None, None)
         except Exception as error:
             self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
+        for message in getattr(part, "final_notices", ()):
+            self._session.notice(message)
 
     def _asked_models(self) -> list[str]:
         """Return the models that this process will ask."""
         blocks = [grader.block for grader in self._graders]
         judges = [block.model for block in blocks if isinstance(block, PromptGrader)]
-        return [model for model in self._spec.models() if self._session.parts.target is not None or model in judges]
+        return [model for model in self._spec.models() if self._session.generates or model in judges]
 
     def interrupt(self, reason: Interrupted | Fault) -> None:
         """Stop admission and cancel the trials in flight; those that finished are on disk."""

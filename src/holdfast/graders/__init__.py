@@ -3,6 +3,7 @@
 `types`        Case, Verdict, and the base classes of graders
 `build`        the graders of an eval: their places, identities and construction
 `text`         exact, text, choice, number
+`likelihood`   likelihood
 `similarity`   similarity
 `text_metrics` bleu, chrf, rouge, char_f1, wer, cer
 `json_schema`  json_schema

@@ -9,6 +9,7 @@
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 `load_targets`   the target, and the registry of targets
 `load_graders`   graders, judges and the simulated user, and the registry of graders
+`load_likelihood` checks of evals with continuations
 `suite`          suite files: several evals and targets
 `load_exports`   exporters, and the options of an export
 `schema`         the schemas of all blocks but graders

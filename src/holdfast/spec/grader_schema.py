@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from holdfast.spec.expected import alternatives, reads_as_before
 from holdfast.spec.numbers import numbers_in
 from holdfast.spec.regex import Dialect, compile_regex
-from holdfast.spec.schema import BaseUrl, Block, EvalPath, FunctionName, Seconds, Strings
+from holdfast.spec.schema import BaseUrl, Block, EvalPath, Formula, FunctionName, Seconds, Strings
 from holdfast.spec.template import RENDER_ERRORS, template
 
 Measure = Literal["tokens", "seconds"]
@@ -235,6 +235,27 @@ class NumberGrader(PatternBlock, TextBlock):
     def patterns(self) -> Iterable[tuple[str, bool]]:
         """Return that of `after`."""
         return () if self.after is None else ((self.after, False),)
+
+
+class LikelihoodGrader(GraderBlock):
+    """Checks that the right continuation is the most likely one. Needs `continuations`."""
+
+    type: Literal["likelihood"]
+    expected: Annotated[str | int | list[str | int], _NotEmpty] = "{{ expected }}"
+    """Right continuation: its position counted from 0, its text among `choices`, or a list of accepted ones."""
+    normalize: Literal["none", "chars", "bytes", "tokens"] = "none"
+    """Divide each log-likelihood by the length of its text, in characters, bytes of UTF-8 or tokens."""
+    choices: Formula | None = None
+    """Expression over the row that returns the texts whose lengths normalize, and among which `expected` is looked
+    up. Default: the continuations without white space at their beginning."""
+    greedy: bool = False
+    """Check instead that greedy decoding would produce the right continuation."""
+
+    @model_validator(mode="after")
+    def _greedy_is_not_normalized(self) -> Self:
+        if self.greedy and self.normalize != "none":
+            raise ValueError("`greedy` compares no likelihoods, so there is nothing to `normalize`")
+        return self
 
 
 class JsonSchemaGrader(GraderBlock):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.grader_schema import GraderBlock, PromptGrader
+from holdfast.spec.grader_schema import GraderBlock, LikelihoodGrader, PromptGrader
 from holdfast.spec.legacy import check_spellings, eval_version
 from holdfast.spec.load_exports import read_export, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
+from holdfast.spec.load_likelihood import likelihood_problems
 from holdfast.spec.load_targets import read_target, target_kind
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import (
@@ -62,6 +63,10 @@ class Eval:
     target: TargetBlock
     system: str | None
     prompt: str
+    history: str | None
+    """an expression over the row, for messages before the prompt"""
+    continuations: str | None
+    """an expression over the row, for texts whose likelihood is asked for instead of a reply"""
     follow_ups: tuple[str, ...]
     follow_ups_from: str | None
     """an expression over the row, where rows bring their own follow-ups"""
@@ -71,6 +76,8 @@ class Eval:
     """in the order of their turns"""
     trials: int
     graders: tuple[GraderBlock, ...]
+    by: tuple[str, ...]
+    """fields of the row by which results are broken down"""
     limits: Limits
     gate: dict[str, float]
     hooks: HooksBlock
@@ -104,6 +111,7 @@ class Eval:
 
     def expressions(self) -> Iterator[tuple[Location, str]]:
         """Yield every expression over the row, with its location."""
+        yield from self.row_expressions()
         if self.follow_ups_from is not None:
             yield ("follow_ups",), self.follow_ups_from
         if self.responder is not None and self.responder.stop_when is not None:
@@ -117,6 +125,18 @@ class Eval:
         for location, grader in self.placed_graders():
             if grader.where is not None:
                 yield (*location, "where"), grader.where
+
+    def row_expressions(self) -> Iterator[tuple[Location, str]]:
+        """Yield the expressions that must have a value for every row, with their locations."""
+        if self.history is not None:
+            yield ("history",), self.history
+        if self.continuations is not None:
+            yield ("continuations",), self.continuations
+        if isinstance(self.target, ModelTarget) and self.target.params_from is not None:
+            yield ("target", "params_from"), self.target.params_from
+        for location, grader in self.placed_graders():
+            if isinstance(grader, LikelihoodGrader) and grader.choices is not None:
+                yield (*location, "choices"), grader.choices
 
     def models(self) -> list[str]:
         """Return the models of the target, the judges and the simulated user."""
@@ -295,6 +315,8 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         target=target,
         system=top.system,
         prompt=top.prompt,
+        history=top.history,
+        continuations=top.continuations,
         follow_ups=tuple(top.follow_ups) if isinstance(top.follow_ups, list) else (),
         follow_ups_from=top.follow_ups.strip().removeprefix("{{").removesuffix("}}").strip()
         if isinstance(top.follow_ups, str)
@@ -304,6 +326,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         checkpoints=checkpoints,
         trials=top.trials,
         graders=tuple(graders),
+        by=tuple(top.by),
         limits=top.limits,
         gate=top.gate,
         hooks=top.hooks,
@@ -320,6 +343,7 @@ def _build(document: Document, folder: Path, functions: Mapping[str, Any], notic
         for place, grader in built.placed_graders()
         if grader.needs_workspace and built.workspace is None
     )
+    problems.extend(Problem(document.where(place), message) for place, message in likelihood_problems(built))
     for location, source, _ in built.templates():
         try:
             Template(source)

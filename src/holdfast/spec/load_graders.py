@@ -25,6 +25,7 @@ GRADERS = Registry(
         "text": "holdfast.graders.text:Text",
         "choice": "holdfast.graders.text:Choice",
         "number": "holdfast.graders.text:Number",
+        "likelihood": "holdfast.graders.likelihood:Likelihood",
         "similarity": "holdfast.graders.similarity:Similarity",
         "math": "holdfast.graders.maths:Mathematics",
         "json_schema": "holdfast.graders.json_schema:JsonSchema",

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.spec.redact import bare_url
 from holdfast.spec.regex import compile_regex
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 """Version of the eval file format, MAJOR.MINOR. Part of no key. docs/versions.md lists the changes."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
@@ -79,6 +79,13 @@ def _compiles_loosely(pattern: str) -> str:
     return pattern
 
 
+def _bare(formula: str) -> str:
+    bare = formula.strip().removeprefix("{{").removesuffix("}}").strip()
+    if not bare:
+        raise ValueError("is an empty expression")
+    return bare
+
+
 def _names_function(reference: str) -> str:
     if not re.fullmatch(r"([^:]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*", reference):
         raise ValueError(f"{reference!r} does not name a function: write FILE.py:NAME or PACKAGE.MODULE:NAME")
@@ -91,6 +98,8 @@ Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 """texts, none of them empty; a single text stands for a list of one"""
 BaseUrl = Annotated[str | list[str], AfterValidator(_urls)]
 """where a model is served: one URL, or several, of which each request goes to the least busy one"""
+Formula = Annotated[str, AfterValidator(_bare)]
+"""an expression over the row, also where it is written in braces like a template"""
 FunctionName = Annotated[str, AfterValidator(_names_function)]
 """a Python function: `file.py:name`, relative to the eval file, or `package.module:name`"""
 EvalPath = Annotated[str, AfterValidator(_inside)]
@@ -271,6 +280,22 @@ class TargetBlock(Block):
         return self.kind
 
 
+class LikelihoodBlock(Block):
+    """How a model is asked for likelihoods, in evals with `continuations`."""
+
+    form: Literal["auto", "echo", "sglang", "llama.cpp"] = "auto"
+    """Request to send: `echo` is that of vLLM, NIM and other servers whose completions return the log-probabilities
+    of the prompt, `sglang` and `llama.cpp` are those servers' own. `auto` finds out which one the server answers."""
+    truncate: Literal["never", "left"] = "never"
+    """What happens to a row that is longer than the model's context: `never` cut it, so that its trial is an error,
+    or cut it on the `left`, as lm-eval does."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Maximum number of tokens of context and continuation together. Default: what the server says."""
+    prefix: int | str | None = None
+    """Token before a continuation whose context is empty, by its id or its text. Default: the tokenizer's BOS, else
+    its EOS."""
+
+
 class ModelTarget(TargetBlock):
     """A model behind an OpenAI-compatible API, or the embedded one."""
 
@@ -286,6 +311,9 @@ class ModelTarget(TargetBlock):
     """Which API to call."""
     params: dict[str, Any] = {}
     """Parameters sent with each request, such as `temperature`, `max_tokens`, `stop` or `seed`."""
+    params_from: Formula | None = None
+    """Expression over the row that returns further parameters for the requests of that row, as a mapping. They take
+    precedence over `params`."""
     stream: bool = False
     """Stream the reply and record the time to its first token."""
     identity: Literal["name", "url"] = "name"
@@ -297,6 +325,11 @@ class ModelTarget(TargetBlock):
     """Tools the model may call: see [agents and tools](agents.md)."""
     max_steps: int = Field(default=20, ge=1)
     """Maximum number of model calls in one turn, for models with tools."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """Tokenizer of the model, for [likelihoods](likelihood.md) from servers that do not tokenize: a `tokenizer.json`
+    or its folder, relative to the eval file, or a name on the Hugging Face hub. Needs `pip install tokenizers`."""
+    likelihood: LikelihoodBlock = LikelihoodBlock()
+    """How to ask for [likelihoods](likelihood.md), in evals with `continuations`."""
 
     @model_validator(mode="after")
     def _tools_need_chat(self) -> Self:
@@ -419,7 +452,7 @@ class Limits(Block):
 
     concurrency: int | Literal["auto"] | None = None
     """Maximum number of requests in flight, or `auto` to raise it while the server keeps up. A rate limit lowers it
-    for a while. Default: 64, or 4 for the embedded model."""
+    for a while. Default: 64, or 4 for the embedded model; for likelihoods 16, or 1 for the embedded model."""
     turn_timeout: Seconds = 120
     """Time limit for one reply of the target. Default for the embedded model: 1 hour."""
     trial_timeout: Seconds = 600
@@ -664,8 +697,14 @@ class EvalFields(Block):
     """What to evaluate: see [targets](targets.md)."""
     system: str | None = None
     """Template of the system message."""
+    history: Formula | None = None
+    """Expression over the row that returns messages, each with a `role` and a `content`, to place between the system
+    message and the prompt, such as worked examples."""
     prompt: str = Field(min_length=1)
     """Template of the first user message."""
+    continuations: Formula | None = None
+    """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own. Instead of
+    replying, the model says how likely each text is after the prompt: see [likelihoods](likelihood.md)."""
     follow_ups: list[str] | str = []
     """Templates of further user messages, or an expression over the row that returns a list of them: see
     [conversations](conversations.md)."""
@@ -679,6 +718,8 @@ class EvalFields(Block):
     """Number of trials per sample."""
     graders: list[dict[str, Any]] = []
     """Checks of the outputs: see [graders](graders.md)."""
+    by: Strings = []
+    """Fields of the row by which the results are broken down, such as `subject`."""
     limits: Limits = Limits()
     """Concurrency, timeouts, retries and budgets: see [`limits`](#limits)."""
     gate: dict[str, float] = {}

@@ -22,6 +22,7 @@ __all__ = [
     "Template",
     "TemplateError",
     "TemplateSyntaxError",
+    "Undefined",
     "expression",
     "fill_in",
     "texts",

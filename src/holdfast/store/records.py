@@ -157,7 +157,8 @@ class Output(Struct, frozen=True, omit_defaults=False):
     attempt: int
     """1 + how often this trial had failed before it succeeded, in all processes"""
     messages: list[dict[str, Any]]
-    """whole conversation, in the format of OpenAI's chat API"""
+    """whole conversation, in the format of OpenAI's chat API; with `continuations` the last message has their
+    `likelihoods`"""
     output: str
     """text of the last reply"""
     turns: int

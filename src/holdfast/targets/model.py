@@ -16,11 +16,12 @@ from holdfast.spec.schema import ModelTarget, is_embedded
 from holdfast.targets.embedded import check_embedded, serve
 from holdfast.targets.endpoints import DEFAULT_BASE_URL, base_urls
 from holdfast.targets.prices import Prices
+from holdfast.targets.tokenizer import tokenizer_identity
 from holdfast.targets.tools import Toolbox, answer, tools_identity
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.origin import Origin
@@ -51,6 +52,10 @@ class Model(Target):
     @classmethod
     def build(cls, block: ModelTarget, origin: Origin) -> Model:
         """Build the target of an eval, with its tools."""
+        if origin.spec.continuations is not None:
+            from holdfast.targets.likelihood import LikelihoodModel  # which few evals need
+
+            return LikelihoodModel(block, Prices(block.model, origin.spec.prices), origin)
         tools = Toolbox(block.tools, origin.spec) if block.tools else None
         return cls(block, Prices(block.model, origin.spec.prices), tools, origin.where("model"))
 
@@ -58,6 +63,11 @@ class Model(Target):
     def identity(cls, block: ModelTarget, origin: Origin) -> dict[str, Any]:
         """Leave out where the model is asked, unless `identity: url` is set."""
         identity = block.model_dump(include={"model", "api", "params", "version"})
+        if origin.spec.continuations is not None:
+            del identity["params"]  # they are about replies
+            identity |= likelihood_identity(block, origin)
+        elif block.params_from is not None:
+            identity["params_from"] = block.params_from
         if block.identity == "url":
             urls = sorted(shown_url(url) for url in base_urls(block.base_url, ""))
             identity["base_url"] = urls if isinstance(block.base_url, list) or len(urls) > 1 else urls[0]
@@ -91,18 +101,23 @@ class Model(Target):
             self._opened = opening.pop_all()
         return self
 
-    async def _open(self, opening: AsyncExitStack) -> None:
+    async def _base_urls(self, opening: AsyncExitStack) -> list[str]:
         if is_embedded(self.block.model):
-            urls = [await opening.enter_async_context(serve(self.block.model))]
-        else:
-            urls = base_urls(self.block.base_url)
-        path = "/chat/completions" if self.block.api == "chat" else "/completions"
+            return [await opening.enter_async_context(serve(self.block.model))]
+        return base_urls(self.block.base_url)
+
+    @property
+    def _key_hint(self) -> str:
         name = self.block.api_key_env
-        hint = f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
+        return f"Check the key in {name}." if os.environ.get(name) else f"Set {name}: it is empty."
+
+    async def _open(self, opening: AsyncExitStack) -> None:
+        urls = await self._base_urls(opening)
+        path = "/chat/completions" if self.block.api == "chat" else "/completions"
         from holdfast.targets.balancer import client_of  # aiohttp takes long to import
         from holdfast.targets.client import bearer
 
-        client = client_of([url + path for url in urls], bearer(name), hint)
+        client = client_of([url + path for url in urls], bearer(self.block.api_key_env), self._key_hint)
         self._client = await opening.enter_async_context(client)
         if self._tools is not None:
             await opening.enter_async_context(self._tools)
@@ -113,14 +128,14 @@ class Model(Target):
     async def reply(self, turn: Turn) -> Reply:
         """Ask for the next assistant message; call the tools it asks for, until it answers."""
         if self._tools is None:
-            return await self.complete(turn.messages)
+            return await self.complete(turn.messages, turn.params)
         assert turn.calls is not None
         tools = await self._tools.of(turn.calls)
         await self._tools.restore(tools, turn)
         offered = [tool.definition() for tool in tools.values()]
         messages: list[Message] = []
         for _ in range(self.block.max_steps):
-            reply = await self.answer([*turn.messages, *messages], turn.calls, {"tools": offered})
+            reply = await self.answer([*turn.messages, *messages], turn.calls, {**turn.params, "tools": offered})
             messages += reply.messages or []
             calls = messages[-1].get("tool_calls") or []
             if not calls:
@@ -138,14 +153,14 @@ class Model(Target):
         request = {"model": self.block.model, **self.block.params, **more, "messages": messages}
         return msgspec.convert(await calls.model(request, ask), Reply)
 
-    async def complete(self, messages: list[Message], more: dict[str, Any] | None = None) -> Reply:
-        """Return the model's answer to a conversation."""
+    async def complete(self, messages: list[Message], more: Mapping[str, Any] | None = None) -> Reply:
+        """Return the model's answer to a conversation; `more` is sent beside the target's parameters."""
         assert self._client is not None
         body: dict[str, Any] = {"model": self.block.model, **self.block.params, **(more or {})}
         if self.block.api == "chat":
             body["messages"] = messages
         else:
-            body["prompt"] = "\n\n".join(str(message["content"]) for message in messages)
+            body["prompt"] = plain_text(messages)
         if self.block.stream:
             body["stream"] = True
             body.setdefault("stream_options", {"include_usage": True})
@@ -212,6 +227,21 @@ class Model(Target):
         return self._prices.usage(
             sent if isinstance(sent, int) else None, received if isinstance(received, int) else None
         )
+
+
+def plain_text(messages: list[Message]) -> str:
+    """Return a conversation as the prompt of a completion."""
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def likelihood_identity(block: ModelTarget, origin: Origin) -> dict[str, Any]:
+    """Return what can change a likelihood, as far as it is set."""
+    identity: dict[str, Any] = {}
+    if settings := block.likelihood.model_dump(exclude_defaults=True):
+        identity["likelihood"] = settings
+    if block.tokenizer is not None:
+        identity["tokenizer"] = tokenizer_identity(block.tokenizer, origin)
+    return identity
 
 
 def check_choice(choice: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
@@ -119,6 +120,19 @@ class Closing(Protocol):
         ...
 
 
+class Continuation(NamedTuple):
+    """A text whose likelihood is asked for."""
+
+    text: str
+    context: str | None = None
+    """what stands before the text; None: the prompt"""
+
+
+def most_likely(logprobs: Sequence[float]) -> int:
+    """Return the position of the largest value, the first of equal ones."""
+    return max(range(len(logprobs)), key=logprobs.__getitem__)
+
+
 class Turn(msgspec.Struct, frozen=True):
     """A user message, and the conversation before it."""
 
@@ -136,6 +150,10 @@ class Turn(msgspec.Struct, frozen=True):
     """the `state` of the previous reply"""
     calls: Calls | None = None
     """recorded calls, for tools, agents and programs"""
+    continuations: tuple[Continuation, ...] = ()
+    """texts whose likelihood is asked for instead of a reply"""
+    params: Mapping[str, Any] = MappingProxyType({})
+    """the row's own parameters of requests to a model"""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +208,13 @@ class Target:
         """Return everything that can change an answer: a part of the keys of outputs."""
         identity: dict[str, Any] = block.model_dump()
         return identity
+
+    def limit_requests(self, limit: Callable[[], int]) -> None:
+        """Take the limit of requests in flight, before the target is opened.
+
+        The engine keeps as many trials in flight. A target that makes several requests at once for a trial has to
+        keep their sum within the limit, which may change at any time.
+        """
 
     async def __aenter__(self) -> Self:
         """Open connections and start servers."""

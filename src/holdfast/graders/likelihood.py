@@ -1,0 +1,107 @@
+"""The grader of likelihoods: which continuation the model finds most likely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.conversation.script import evaluate_continuations
+from holdfast.errors import AttemptError
+from holdfast.graders.text import one_of
+from holdfast.graders.types import InstantGrader, Verdict
+from holdfast.spec.grader_schema import LikelihoodGrader
+from holdfast.spec.template import RENDER_ERRORS, expression, template
+from holdfast.targets.types import most_likely
+
+if TYPE_CHECKING:
+    from holdfast.graders.types import Case
+    from holdfast.spec.origin import Origin
+
+
+class Likelihood(InstantGrader):
+    """Scores 1 when the right continuation is the most likely one, or is what greedy decoding would produce."""
+
+    schema = LikelihoodGrader
+    block: LikelihoodGrader
+
+    def __init__(self, block: LikelihoodGrader, origin: Origin) -> None:
+        super().__init__(block, origin)
+        self._continuations = origin.spec.continuations
+
+    def check(self, case: Case) -> Verdict:
+        """Compare the likelihoods that the model gave, normalized as the block says."""
+        likelihoods = case.output.messages[-1].get("likelihoods")
+        if self._continuations is None or not likelihoods:
+            raise AttemptError("grader", "the output has no likelihoods", retry=False)
+        texts = [continuation.text for continuation in evaluate_continuations(self._continuations, case.sample)]
+        choices = [text.lstrip() for text in texts]
+        if self.block.choices is not None:
+            choices = self._evaluate_choices(case.sample.fields)
+        if not len(likelihoods) == len(texts) == len(choices):
+            counts = f"{len(likelihoods)} likelihoods, {len(texts)} continuations and {len(choices)} choices"
+            raise AttemptError("grader", f"this row has {counts}", retry=False)
+        right = self._positions(case.sample.fields, choices)
+        if self.block.greedy:
+            passed = any(likelihoods[position]["greedy"] for position in right)
+            feedback = f"greedy decoding would not produce {one_of([choices[position] for position in right])}"
+            return Verdict(float(passed), "" if passed else feedback)
+        chosen = most_likely([self._normalize(*pair) for pair in zip(likelihoods, choices, strict=True)])
+        passed = chosen in right
+        feedback = f"chose {choices[chosen][:200]!r}, expected {one_of([choices[position] for position in right])}"
+        return Verdict(float(passed), "" if passed else feedback, {"chosen": chosen})
+
+    def _normalize(self, likelihood: dict[str, Any], choice: str) -> float:
+        lengths = {
+            "none": 1,
+            "chars": len(choice),
+            "bytes": len(choice.encode("utf-8", "surrogatepass")),
+            "tokens": likelihood["tokens"],
+        }
+        length = lengths[self.block.normalize]
+        return float(likelihood["logprob"] / length) if length else float("-inf")
+
+    def _evaluate_choices(self, fields: dict[str, Any]) -> list[str]:
+        assert self.block.choices is not None
+        try:
+            choices = expression(self.block.choices)(fields)
+        except RENDER_ERRORS as error:
+            raise AttemptError("grader", f"cannot evaluate choices: {error}", retry=False) from error
+        if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
+            raise AttemptError("grader", f"choices give {choices!r:.80}, not a list of texts", retry=False)
+        return list(choices)
+
+    def _positions(self, fields: dict[str, Any], choices: list[str]) -> list[int]:
+        """Return the positions of the right continuations."""
+        written = self.block.expected
+        values: list[Any] = []
+        for part in written if isinstance(written, list) else [written]:
+            try:
+                value = template(part).value(fields) if isinstance(part, str) else part
+            except RENDER_ERRORS as error:
+                raise AttemptError("grader", f"cannot render {part!r}: {error}", retry=False) from error
+            values += value if isinstance(value, list | tuple) else [value]
+        if not values:
+            raise AttemptError("grader", f"{written!r} is an empty list for this row", retry=False)
+        return [_position(value, choices) for value in values]
+
+
+def _position(value: Any, choices: list[str]) -> int:
+    """Return the position that a number, a text of digits, or the text of a choice stands for."""
+    if isinstance(value, str):
+        places = [place for place, choice in enumerate(choices) if choice.strip() == value.strip()]
+        number = int(value) if value.strip().isdecimal() else None
+        if number is not None and any(place != number for place in places):
+            problem = "is a choice and a position: write a number for the position, or other `choices`"
+        elif number is not None:
+            return _position(number, choices)
+        elif len(places) == 1:
+            return places[0]
+        else:
+            problem = "is not among the choices" if not places else "is several of the choices: give its position"
+        raise AttemptError("grader", f"the expected continuation {value[:80]!r} {problem}", retry=False)
+    if type(value) is not int or not 0 <= value < len(choices):
+        raise AttemptError(
+            "grader",
+            f"the expected continuation is {value!r:.80}; it is a text, or a position from 0 to {len(choices) - 1}",
+            retry=False,
+        )
+    return value

@@ -1,0 +1,310 @@
+"""A model that is asked for likelihoods: how likely it finds given texts after a prompt.
+
+Contexts and continuations are divided into tokens as lm-eval does it, so that the numbers are the same: white space at
+the end of the context belongs to the continuation, and the continuation's tokens are those of the whole text after the
+first so many that the context has alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from holdfast.errors import AttemptError, Fault
+from holdfast.spec.schema import is_embedded
+from holdfast.store.records import NO_USAGE
+from holdfast.targets.model import Model, plain_text
+from holdfast.targets.tokenizer import LocalTokenizer
+from holdfast.targets.types import Reply, most_likely
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AsyncExitStack
+
+    from holdfast.spec.origin import Origin
+    from holdfast.spec.schema import ModelTarget
+    from holdfast.targets.endpoint import Endpoint
+    from holdfast.targets.likelihood_forms import Characters, Form, Score, Tokens
+    from holdfast.targets.prices import Prices
+    from holdfast.targets.tokenizer import Tokenizer
+    from holdfast.targets.types import Turn
+
+_CONTEXT: Final = "The capital of France is"
+_CONTINUATION: Final = " Paris."
+_FORMS: Final = (
+    "These work: vLLM, NIM and other servers whose /v1/completions supports `echo` with `logprobs` (form: echo), "
+    "SGLang (form: sglang), llama.cpp's server since December 2025 (form: llama.cpp), and local/smollm2-135m. Chat "
+    "APIs have no likelihoods."
+)
+
+
+class _Span(NamedTuple):
+    """A context and its continuation, as they are sent."""
+
+    value: Tokens | Characters
+    cut: int
+    """tokens that were cut from the left"""
+
+
+class LikelihoodModel(Model):
+    """Answers with the likelihood of each continuation instead of a reply."""
+
+    def __init__(self, block: ModelTarget, prices: Prices, origin: Origin) -> None:
+        super().__init__(block, prices, where=origin.where("model"))
+        self.notices: list[str] = []
+        self._settings = block.likelihood
+        self._limit: Callable[[], int] = lambda: 1
+        self._tokenizer: Tokenizer | None = None
+        if block.tokenizer is not None:
+            self._tokenizer = LocalTokenizer(block.tokenizer, origin)
+        self._form: Form
+        self._prefix: int | str | None = None
+        self._max_length = block.likelihood.max_length
+        self._rows_cut = 0
+
+    def limit_requests(self, limit: Callable[[], int]) -> None:
+        """Keep the requests of all trials together within a limit: one trial makes several at once."""
+        self._limit = limit
+
+    @property
+    def final_notices(self) -> list[str]:
+        """How many rows were cut."""
+        if not self._rows_cut:
+            return []
+        rows = "row was" if self._rows_cut == 1 else "rows were"
+        return [f"{self._rows_cut} {rows} cut on the left to {self._length_limit} tokens (likelihood.truncate: left)"]
+
+    async def _open(self, opening: AsyncExitStack) -> None:
+        from holdfast.targets.client import bearer
+        from holdfast.targets.endpoint import Endpoint, Gate  # aiohttp takes long to import
+
+        urls = await self._base_urls(opening)
+        endpoint = Endpoint(urls, bearer(self.block.api_key_env), self._key_hint, opening)
+        self._gate = Gate(lambda: self._limit())
+        await self._probe(endpoint)
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        """Find out how the server gives likelihoods; raise Fault where it gives none."""
+        from holdfast.targets.endpoint import patiently
+        from holdfast.targets.likelihood_forms import Characters, Unsupported
+        from holdfast.targets.tokenizer import ServerTokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = await ServerTokenizer.find(endpoint, self.block.model)
+        text = _CONTEXT + _CONTINUATION
+        characters = Characters(text, len(_CONTEXT))
+        tokens = None if self._tokenizer is None else await patiently(self._probe_tokens)
+        reasons: list[str] = []
+        remedy = _FORMS
+        for form in self._candidates(endpoint):
+            for span in (tokens, characters if form.takes_text else None):
+                if span is None:
+                    if not form.takes_text:
+                        reasons.append(f"{form.name}: the server has no /tokenize: set target.tokenizer")
+                    continue
+                try:
+                    await patiently(partial(form.probe, span, text))
+                except Unsupported as error:
+                    reasons.append(f"{form.name}: the server {error}")
+                except (AttemptError, Fault) as error:
+                    if not _is_refusal(error):
+                        raise
+                    if isinstance(error, Fault) and form.name == "echo":  # perhaps of an unknown model
+                        remedy = f"{error.remedy} {_FORMS}"
+                    reasons.append(f"{form.name}: {error.message}")
+                else:
+                    await self._settle(form, endpoint, text=span is characters)
+                    return
+        raise Fault(
+            "rejected",
+            "the server gives no likelihoods of the text it is given, so every continuation would score alike ("
+            + "; ".join(dict.fromkeys(reasons))
+            + ")",
+            remedy=remedy,
+        )
+
+    def _candidates(self, endpoint: Endpoint) -> list[Form]:
+        from holdfast.targets.likelihood_forms import Echo, LlamaCpp, SGLang
+
+        forms: list[Form] = [Echo(endpoint, self.block.model), SGLang(endpoint), LlamaCpp(endpoint)]
+        name = self._settings.form
+        if name == "auto" and is_embedded(self.block.model):
+            name = "llama.cpp"
+        return forms if name == "auto" else [form for form in forms if form.name == name]
+
+    async def _probe_tokens(self) -> Tokens:
+        from holdfast.targets.likelihood_forms import Tokens
+
+        assert self._tokenizer is not None
+        context = await self._tokenizer.encode(_CONTEXT)
+        return Tokens(await self._tokenizer.encode(_CONTEXT + _CONTINUATION), len(context))
+
+    async def _settle(self, form: Form, endpoint: Endpoint, *, text: bool) -> None:
+        """Use a form from now on, and read what else has to be known about the server."""
+        from holdfast.targets.endpoint import patiently
+
+        self._form = form
+        if text:
+            self._tokenizer = None
+        if self._max_length is None:
+            self._max_length = await _read_max_length(endpoint, self.block.model)
+        self._prefix = self._settings.prefix
+        if self._prefix is None and self._tokenizer is not None:
+            self._prefix = await patiently(self._tokenizer.prefix)
+        elif isinstance(self._prefix, str) and self._tokenizer is not None:
+            ids = await self._tokenizer.encode(self._prefix)
+            if len(ids) != 1:
+                raise Fault(
+                    "rejected",
+                    f"target.likelihood.prefix {self._prefix!r} is {len(ids)} tokens, not one",
+                    remedy="Give the token's id, or the text of a single token.",
+                )
+            self._prefix = ids[0]
+        source = "text" if self._tokenizer is None else self._tokenizer.source
+        length = "unknown" if self._max_length is None else f"{self._max_length:,} tokens"
+        self.notices = [f"likelihoods: form {form.name}, {source}, maximum length {length}"]
+        if form.notice is not None:
+            self.notices.append(form.notice)
+
+    async def reply(self, turn: Turn) -> Reply:
+        """Ask for the likelihood of each continuation, of all at once."""
+        prompt = plain_text(turn.messages)
+        pairs = [(prompt if each.context is None else each.context, each.text) for each in turn.continuations]
+        async with self._gate:
+            spans = await self._spans(pairs)
+        scores = await _together(self._score(span) for span in spans)
+        self._rows_cut += any(span.cut for span in spans)
+        likelihoods: list[dict[str, Any]] = []
+        usage = NO_USAGE
+        for span, score in zip(spans, scores, strict=True):
+            entry = {"logprob": score.logprob, "greedy": score.greedy, "tokens": score.tokens}
+            likelihoods.append({**entry, "cut": span.cut} if span.cut else entry)
+            usage += self._prices.usage(score.sent, score.received)
+        text = turn.continuations[most_likely([score.logprob for score in scores])].text
+        message = {"role": "assistant", "content": text, "likelihoods": likelihoods}
+        return Reply(text=text, messages=[message], usage=usage)
+
+    async def _score(self, span: _Span) -> Score:
+        try:
+            async with self._gate:
+                return await self._form.score(span.value)
+        except AttemptError as error:
+            if (error.status or 0) >= 500:
+                error.remedy = error.remedy or (
+                    "If the server ran out of memory: log-probabilities of prompts need much of it. Ask for fewer at "
+                    "once with limits.concurrency=4, or give the server more room (vLLM: --gpu-memory-utilization)."
+                )
+            raise
+
+    async def _spans(self, pairs: list[tuple[str, str]]) -> list[_Span]:
+        """Divide contexts and their continuations into what is sent; a text that occurs again is encoded once."""
+        known: dict[str, list[int]] = {}
+
+        async def encode(text: str) -> list[int]:
+            assert self._tokenizer is not None
+            if text not in known:
+                known[text] = await self._tokenizer.encode(text)
+            return known[text]
+
+        return [await self._span(*pair, encode) for pair in pairs]
+
+    async def _span(self, context: str, continuation: str, encode: Callable[[str], Awaitable[list[int]]]) -> _Span:
+        """Divide a context and its continuation; raise AttemptError where they do not fit."""
+        from holdfast.targets.likelihood_forms import Characters, Tokens
+
+        bare = context.rstrip()
+        continuation = context[len(bare) :] + continuation
+        if self._tokenizer is None:
+            before = bare or self._text_prefix()
+            if not continuation:
+                raise _nothing()
+            return _Span(Characters(before + continuation, len(before)), 0)
+        if bare:
+            context_ids = await encode(bare)
+            whole = await encode(bare + continuation)
+            # The context keeps its own tokens, also where its last ones would merge with the continuation's first.
+            ids = [*context_ids, *whole[len(context_ids) :]]
+        else:
+            ids = await encode(continuation)
+            if ids[:1] != [prefix := self._token_prefix()]:
+                ids = [prefix, *ids]
+            context_ids = ids[:1]
+        start = len(context_ids)
+        if len(ids) <= start:
+            raise _nothing()
+        limit = self._length_limit
+        excess = 0 if limit is None else max(0, len(ids) - limit)
+        if excess and (self._settings.truncate == "never" or excess >= start):
+            raise _too_long(len(ids), len(ids) - start, limit)
+        return _Span(Tokens(ids[excess:], start - excess), excess)
+
+    @property
+    def _length_limit(self) -> int | None:
+        """The most tokens of context and continuation: one less than the model's, which has to say one itself."""
+        return None if self._max_length is None else self._max_length - 1
+
+    def _token_prefix(self) -> int:
+        if not isinstance(self._prefix, int):
+            raise _no_prefix()
+        return self._prefix
+
+    def _text_prefix(self) -> str:
+        if not isinstance(self._prefix, str):
+            raise _no_prefix()
+        return self._prefix
+
+
+async def _read_max_length(endpoint: Endpoint, model: str) -> int | None:
+    """Return the model's context length, which vLLM and SGLang list with the model, and llama.cpp under /props."""
+    listed = await endpoint.find("GET", "/v1/models")
+    models = listed.get("data") if isinstance(listed, dict) else None
+    entries = [entry for entry in models or [] if isinstance(entry, dict)]
+    entries = [entry for entry in entries if entry.get("id") == model] or entries[:1]
+    lengths = [entry.get("max_model_len") for entry in entries]
+    if not any(isinstance(length, int) for length in lengths):
+        props = await endpoint.find("GET", "/props")
+        settings = props.get("default_generation_settings") if isinstance(props, dict) else None
+        lengths = [settings.get("n_ctx")] if isinstance(settings, dict) else []
+    return next((length for length in lengths if isinstance(length, int)), None)
+
+
+async def _together(calls: Iterable[Awaitable[Score]]) -> list[Score]:
+    """Return the results of calls that run at once; where one fails, the others end too."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _is_refusal(error: AttemptError | Fault) -> bool:
+    """Return True where a server refuses a form of request, and would always."""
+    if isinstance(error, Fault):
+        return error.status in (404, 405)
+    return error.kind in ("bad_request", "bad_reply") or error.status in (405, 501)
+
+
+def _nothing() -> AttemptError:
+    return AttemptError("bad_request", "a continuation has no token of its own after its context", retry=False)
+
+
+def _too_long(tokens: int, own: int, limit: int | None) -> AttemptError:
+    return AttemptError(
+        "bad_request",
+        f"context and continuation have {tokens:,} tokens ({own:,} of the continuation); the model takes at most "
+        f"{limit:,}",
+        remedy="Serve the model with a longer context, set target.likelihood.max_length if it takes more, or cut such "
+        "rows as lm-eval does with `truncate: left` there.",
+        retry=False,
+    )
+
+
+def _no_prefix() -> AttemptError:
+    return AttemptError(
+        "bad_request",
+        "the context is empty, and the server does not say which token begins a text",
+        remedy="Name it under target.likelihood.prefix, by its id or its text.",
+        retry=False,
+    )

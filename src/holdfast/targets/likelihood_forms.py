@@ -1,0 +1,293 @@
+"""The requests by which servers give the log-probabilities of a text that they are given.
+
+Echo      completions that return their prompt, with its log-probabilities: vLLM, NIM and others
+SGLang    SGLang's own /generate
+LlamaCpp  llama.cpp's own /completion, where a grammar forces the model to say the very tokens of the continuation
+
+Each is tried once on a short text before it is used. A server may accept `echo` and ignore it, in which case every
+continuation would score alike; so what comes back is counted, and never taken on trust.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from holdfast.errors import AttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.targets.endpoint import Endpoint
+
+
+class Tokens(NamedTuple):
+    """A context and its continuation as token ids."""
+
+    ids: list[int]
+    start: int
+    """the number of the context's tokens"""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The value of `prompt` in a request."""
+        return self.ids
+
+
+class Characters(NamedTuple):
+    """A context and its continuation as text, for servers without a tokenizer."""
+
+    text: str
+    start: int
+    """the number of the context's characters"""
+
+    @property
+    def prompt(self) -> str:
+        """The value of `prompt` in a request."""
+        return self.text
+
+
+class Score(NamedTuple):
+    """The likelihood of a continuation."""
+
+    logprob: float
+    greedy: bool
+    """each token is the most likely one"""
+    tokens: int
+    sent: int | None
+    """tokens of the request, as the server counts them"""
+    received: int | None
+
+
+class Form(Protocol):
+    """A server's way of giving likelihoods."""
+
+    name: str
+    takes_text: bool
+    """the form works without token ids"""
+    notice: str | None
+    """what the user should know about the server"""
+
+    async def probe(self, span: Tokens | Characters, text: str) -> None:
+        """Check the server's answer for a text; raise Unsupported where it is of no use."""
+        ...
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Return the likelihood of a continuation."""
+        ...
+
+
+class Unsupported(Exception):
+    """The server gives no likelihoods in this form; the message completes "the server …"."""
+
+
+class Echo:
+    """Completions with `echo`, as lm-eval asks for them."""
+
+    name = "echo"
+    takes_text = True
+    notice: str | None = None
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self._endpoint = endpoint
+        self._model = model
+        self._added = 0
+        """tokens that the server adds before a prompt of ids"""
+        self._shift = 0
+        """characters that the server adds before a prompt of text"""
+
+    async def probe(self, span: Tokens | Characters, text: str) -> None:
+        """Count the log-probabilities of a short text."""
+        reply = await self._ask(span)
+        choice = _choice(reply)
+        values = choice["logprobs"]
+        entries, tops = values["token_logprobs"], values.get("top_logprobs")
+        if len(entries) < 3:
+            raise Unsupported("ignores `echo`: it returns log-probabilities of its own reply, not of the given text")
+        if not tops or not all(tops[1:]):
+            raise Unsupported("returns no `top_logprobs` for `logprobs: 1`; vLLM needs --max-logprobs 1 or more")
+        if text not in choice["text"]:
+            raise Unsupported(
+                f"returns {choice['text'][:60]!r} for {text!r}: the tokenizer is not the one of its model"
+            )
+        if isinstance(span, Tokens):
+            self._added = len(entries) - len(span.ids) - 1
+            if self._added not in (0, 1):
+                raise Unsupported(f"returns {len(entries)} log-probabilities for {len(span.ids)} tokens")
+        else:
+            if len(values.get("text_offset") or ()) != len(entries):
+                raise Unsupported("returns no `text_offset`, so where the continuation begins is unknown")
+            self._shift = "".join(values["tokens"]).find(text)
+            if self._shift < 0:
+                raise Unsupported(f"returns other tokens than those of {text!r}")
+        if self._added or self._shift:
+            self.notice = "the server adds a BOS token to every prompt; it counts as a part of the context"
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Sum the log-probabilities of the continuation's tokens from left to right."""
+        reply = await self._ask(span)
+        try:
+            choice = _choice(reply)
+        except Unsupported as error:
+            raise AttemptError("bad_reply", f"the server {error}") from error
+        values, usage = choice["logprobs"], reply.get("usage") or {}
+        entries, tops = values["token_logprobs"], values.get("top_logprobs") or []
+        if len(entries) < 2:
+            raise AttemptError("bad_reply", "the server ignores `echo`: it returned nothing about the given text")
+        if isinstance(span, Tokens):
+            start, end = span.start + self._added, len(span.ids) + self._added
+            # A model that says nothing more has no entry for its own token.
+            own = 0 if len(entries) == end and usage.get("completion_tokens") == 0 else 1
+            if len(entries) != end + own:
+                raise _cut(len(entries) - self._added - own, len(span.ids))
+        else:
+            if span.text not in choice["text"]:
+                raise _cut(None, None)
+            offsets = values["text_offset"]
+            start = sum(offset < span.start + self._shift for offset in offsets)
+            end = sum(offset < len(span.text) + self._shift for offset in offsets)
+        if len(tops) < end:
+            raise AttemptError("bad_reply", "the server returned no `top_logprobs`")
+        bests = [max(top.values(), default=None) if top else None for top in tops[start:end]]
+        return _score(entries[start:end], bests, usage.get("prompt_tokens"), usage.get("completion_tokens"))
+
+    async def _ask(self, span: Tokens | Characters) -> Any:
+        body = {
+            "model": self._model,
+            "prompt": span.prompt,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "echo": True,
+            "temperature": 0,
+            "seed": 1234,
+        }
+        return await self._endpoint.post("/v1/completions", body)
+
+
+def _choice(reply: Any) -> Any:
+    try:
+        choice = reply["choices"][0]
+        entries = choice["logprobs"]["token_logprobs"]
+        usable = isinstance(entries, list) and isinstance(choice["text"], str)
+    except (KeyError, IndexError, TypeError):
+        usable = False
+    if not usable:
+        raise Unsupported(f"returns no log-probabilities: {str(reply)[:200]}")
+    return choice
+
+
+class _OwnForm:
+    """A form of one server alone, which takes token ids and is known by its answer."""
+
+    takes_text = False
+    notice: str | None = None
+    lacks: ClassVar[str]
+    """completes "the server …" where it is another one"""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def probe(self, span: Tokens | Characters, text: str) -> None:
+        """Ask for the likelihood of a short text."""
+        try:
+            await self.score(span)
+        except AttemptError as error:
+            if error.kind != "bad_reply" and error.status != 500:
+                raise
+            raise Unsupported(f"{self.lacks}: {error.message}") from error
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Return the likelihood of a continuation."""
+        raise NotImplementedError
+
+
+class SGLang(_OwnForm):
+    """SGLang's /generate, which returns the log-probabilities of its input."""
+
+    name = "sglang"
+    lacks = "does not answer /generate as SGLang does"
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Sum the log-probabilities of the continuation's tokens."""
+        assert isinstance(span, Tokens)
+        body = {
+            "input_ids": span.ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 1,
+        }
+        reply = await self._endpoint.post("/generate", body)
+        try:
+            meta = reply["meta_info"]
+            entries, tops = meta["input_token_logprobs"], meta["input_top_logprobs"]
+            ids = [entry[1] for entry in entries]
+            values = [entry[0] for entry in entries[span.start :]]
+            bests = [max(entry[0] for entry in top) for top in tops[span.start :]]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise AttemptError("bad_reply", f"no log-probabilities in the reply: {str(reply)[:200]}") from error
+        if len(ids) != len(span.ids):
+            raise _cut(len(ids), len(span.ids))
+        if ids != span.ids or len(bests) != len(values):
+            raise AttemptError("bad_reply", "the log-probabilities are of other tokens than those that were sent")
+        return _score(values, bests, meta.get("prompt_tokens"), meta.get("completion_tokens"))
+
+
+class LlamaCpp(_OwnForm):
+    """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` tells how likely it was."""
+
+    name = "llama.cpp"
+    lacks = "does not force tokens by a grammar, as llama.cpp does since December 2025"
+
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Sum the log-probabilities of the tokens that the model was forced to say."""
+        assert isinstance(span, Tokens)
+        forced = span.ids[span.start :]
+        body = {
+            "prompt": span.ids[: span.start],
+            "n_predict": len(forced),
+            "n_probs": 1,
+            "temperature": 0,
+            "samplers": [],
+            "grammar": "root ::= " + " ".join(f"<[{number}]>" for number in forced),
+            "cache_prompt": True,
+        }
+        reply = await self._endpoint.post("/completion", body)
+        try:
+            steps = reply["completion_probabilities"]
+            ids = [step["id"] for step in steps]
+            values = [step["logprob"] for step in steps]
+            bests = [max(top["logprob"] for top in step["top_logprobs"]) for step in steps]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise AttemptError("bad_reply", f"no log-probabilities in the reply: {str(reply)[:200]}") from error
+        if reply.get("truncated"):
+            raise _cut(None, None)
+        if ids != forced:
+            raise AttemptError("bad_reply", f"the model was not forced to say tokens {forced}: it said {ids}")
+        return _score(values, bests, reply.get("tokens_evaluated"), reply.get("tokens_predicted"))
+
+
+def _score(values: list[Any], bests: Iterable[Any], sent: Any, received: Any) -> Score:
+    for value in values:
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise AttemptError("bad_reply", f"a token of the continuation has the log-probability {value!r:.40}")
+    greedy = all(value == best for value, best in zip(values, bests, strict=True))
+    # `sum`, as lm-eval computes it: its digits depend on the order, and from Python 3.12 on also on the function.
+    return Score(
+        float(sum(values)),
+        greedy,
+        len(values),
+        sent if isinstance(sent, int) else None,
+        received if isinstance(received, int) else None,
+    )
+
+
+def _cut(returned: int | None, sent: int | None) -> AttemptError:
+    counts = "" if returned is None else f": {returned:,} of {sent:,} tokens came back"
+    return AttemptError(
+        "bad_request",
+        f"the server cut the prompt{counts}",
+        remedy="Set target.likelihood.max_length to the server's limit, and `truncate: left` to cut such rows as "
+        "lm-eval does; or start the server with a longer context.",
+        retry=False,
+    )

